@@ -23,8 +23,7 @@ DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicte
 AVERAGE_WEIGHT = 0.03  # weight of the newest value in an average
 MAX_LOG_CORRECTION = 1.5  # logarithm of the largest correction
 INITIAL_ERROR_SPREAD = 0.25  # spread of errors before any was seen
-# multiple of the spread, which is a mean absolute deviation: one error in a hundred is larger
-UPPER_BOUND_SPREADS = 3.0
+UPPER_BOUND_SPREADS = 3.0  # times the spread, a mean absolute deviation: one error in a hundred is larger
 MAX_SIMULATED_SEQUENCES = 128  # waiting sequences that are simulated
 ASSUMED_SEQUENCE_LENGTH = 256  # tokens of a sequence, before any was seen
 MIN_LEARNED_WAIT_SECONDS = 0.02  # seconds; nothing is learned from shorter waits
@@ -46,7 +45,7 @@ class WaitForecast:
         """Predict step times by `cost_model` until steps were seen; the cache has `num_slots` slots."""
         self._max_batch_size = rows = settings.max_batch_size
         self._num_usable_slots = num_slots * (1.0 - settings.reserved_block_fraction)
-        # tokens of ended sequences; equal at first: the full length is assumed
+        # Tokens of ended sequences; equal at first: the full length is assumed.
         self._recent_generated_tokens = self._recent_allowed_tokens = 1.0
         self._step_seconds = cost_model.predict(StepLoad(rows, 0, min(rows * ASSUMED_SEQUENCE_LENGTH, num_slots)))
         # for a token of a prompt
@@ -68,10 +67,7 @@ class WaitForecast:
         return raw_wait * exp(self._mean_log_error)
 
     def estimate_raw_wait(self, waiting: Iterable[Sequence], demand: QueueDemand, running: Iterable[Sequence]) -> float:
-        """Return the raw forecast: seconds until all waiting sequences have started and one more could.
-
-        `demand` is the total of the waiting sequences.
-        """
+        """Return the raw forecast: seconds until all `waiting`, in total `demand`, have started and one more could."""
         prompts = [(sequence.length, self._expected_tokens_left(sequence))
                    for sequence in islice(waiting, MAX_SIMULATED_SEQUENCES)]
         steps = self._simulate_steps(prompts,

@@ -1,4 +1,4 @@
-"""Policies for comparisons, static batching and a model without a KV cache, and the choice of a policy by the settings.
+"""Policies for comparisons: static batching, and a model without a KV cache.
 
 With static batching a group of sequences runs from its first step to its last while all others wait. A group forms when
 no member of the one before runs. Its members are the sequences that wait at that time, in order of turn, up to the
@@ -8,15 +8,11 @@ embeddings or labels belong to no group.
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING
 
 from router.request import RequestKind
-from router.scheduler.policies import MixedPolicy, PausePolicy, StepPolicy
+from router.scheduler.policies import StepPolicy
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.step import StepDraft
-
-if TYPE_CHECKING:
-    from router.scheduler.scheduler import Scheduler
 
 RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
 
@@ -24,16 +20,14 @@ RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
 class StaticPolicy(StepPolicy):
     """Policy that lets only the members of the current group start, and leaves their steps to another policy."""
 
-    __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_num_places_left", "_step_policy")
+    __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_step_policy")
 
-    def __init__(self, scheduler: "Scheduler", step_policy: StepPolicy) -> None:
-        super().__init__(scheduler)
+    def __init__(self, step_policy: StepPolicy) -> None:
+        super().__init__(step_policy.scheduler)
         self._step_policy = step_policy
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group
-        self._num_places_left = 0  # how many may still join
-        # lengths of all members, if they must be equal and are decided
-        self._member_lengths: RequestLengths | None = None
+        self._member_lengths: RequestLengths | None = None  # of all members, if they must be equal and are decided
 
     def prepare(self, now: float) -> None:
         """Form the next group if the last one is over."""
@@ -41,7 +35,7 @@ class StaticPolicy(StepPolicy):
         if len(self.scheduler.running):
             return
         self._member_ids.clear()
-        self._num_places_left, self._member_lengths = 0, None
+        self.num_places_left, self._member_lengths = 0, None
         waiting = [s for s in self.scheduler.waiting if s.request.kind is RequestKind.GENERATE
                    and not s.is_suspended and s.missing_resource is None]
         if not waiting:
@@ -54,24 +48,20 @@ class StaticPolicy(StepPolicy):
                 self.wake_at = window_end
                 return
             self._member_lengths = lengths if settings.static_equal_lengths else None
-        self._formed_at, self._num_places_left = now, settings.max_batch_size
+        self._formed_at, self.num_places_left = now, settings.max_batch_size
 
     def admits(self, sequence: Sequence) -> bool:
         """Return whether the sequence may run with the current group. A preempted member still may."""
         if sequence.request.kind is not RequestKind.GENERATE or sequence.id in self._member_ids:
             return True
-        return (self._num_places_left > 0 and sequence.submitted_at <= self._formed_at
+        return (self.num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
-
-    @property
-    def is_open(self) -> bool:
-        return self._num_places_left > 0
 
     def on_start(self, sequence: Sequence) -> None:
         """Add a member to the group."""
         if sequence.request.kind is RequestKind.GENERATE and sequence.id not in self._member_ids:
             self._member_ids.add(sequence.id)
-            self._num_places_left -= 1
+            self.num_places_left -= 1
             if self.scheduler.settings.static_equal_lengths:
                 self._member_lengths = request_lengths(sequence)
 
@@ -81,10 +71,10 @@ class StaticPolicy(StepPolicy):
     def after_step(self) -> None:
         """Close the group unless another sequence can start, now or once the prefix that it waits for is computed."""
         can_start_more = self.scheduler.selector.peek_next_sequence() is not None
-        if self._member_ids and self._num_places_left and not can_start_more and not any(
+        if self._member_ids and self.num_places_left and not can_start_more and not any(
                 self.admits(sequence) and self.scheduler.running.is_waiting_for_prefix(sequence)
                 for sequence in self.scheduler.waiting):
-            self._num_places_left = 0
+            self.num_places_left = 0
 
 
 def request_lengths(sequence: Sequence) -> RequestLengths:
@@ -118,11 +108,3 @@ class RecomputePolicy(StepPolicy):
             draft.new_sequences.append(running.enter_batch(sequence, draft.batch))
         self.add_prompt_chunks(draft, self.token_budget())
         return draft
-
-
-def make_policy(scheduler: "Scheduler") -> StepPolicy:
-    """Return the policy that the settings ask for."""
-    settings = scheduler.settings
-    policy_class = PausePolicy if settings.pauses_decodes else RecomputePolicy if settings.recompute else MixedPolicy
-    policy = policy_class(scheduler)
-    return StaticPolicy(scheduler, policy) if settings.static else policy

@@ -160,10 +160,7 @@ class LoadableResourceCache:
                 self._requested_unloads.pop(resource, None)
 
     def record_shard_loss(self, now: float, *, lost_all: bool) -> None:
-        """Forget the loads and unloads in progress after a loss of the shards; with `lost_all`, all resources.
-
-        `plan_loads_and_unloads` loads again what sequences need.
-        """
+        """Forget the loads and unloads in progress, or all resources; what sequences need is loaded again."""
         for cached in [*self._cached.values()]:
             if lost_all or cached.state in {ResourceState.LOADING, ResourceState.UNLOADING}:
                 self.record_unloaded(cached.resource, now)
@@ -203,10 +200,7 @@ class LoadableResourceCache:
         return [cached for resource, cached in self._cached.items() if resource.kind == ADAPTER]
 
     def _resources_to_load(self) -> list[LoadableResource]:
-        """Return the awaited resources that must be loaded, longest awaited first.
-
-        If several tenants compete, those of the tenant that has received least go first.
-        """
+        """Return the awaited resources to load, longest awaited first, or those of the least served tenant."""
         to_load = [resource for resource in self._queue.set_aside_by_resource if resource not in self._cached]
         if not self._fair_shares.has_competition or len(to_load) < 2:
             return to_load

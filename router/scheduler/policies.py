@@ -134,11 +134,12 @@ def predict_chunk_seconds(cost_model: CostModel, start: int, length: int) -> flo
 class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
-    __slots__ = ("scheduler", "wake_at")
+    __slots__ = ("num_places_left", "scheduler", "wake_at")
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.wake_at: float | None = None  # when `prepare` must be called
+        self.num_places_left = 0  # how many more sequences may join the open group, if there is one
 
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
@@ -156,12 +157,6 @@ class StepPolicy:
         """Return whether a waiting sequence may start, if there is room."""
         return True
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a group is open, whose members may be anywhere in the queue: sequences that the policy does not admit
-        then do not count towards those that are examined in a step."""
-        return False
-
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
         if preempted:
@@ -171,8 +166,7 @@ class StepPolicy:
 
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
                           may_start_next: Callable[[int], bool] = bool) -> bool:
-        """Add chunks to the draft, unfinished prompts first; return whether the budget left out a prompt, be it
-        unfinished or that of a waiting sequence.
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left out any prompt.
 
         `may_start_next` says, given the tokens left in the budget, whether another sequence may start: by default, if
         any are left.
@@ -363,10 +357,9 @@ class PoolingPolicy:
         return draft if draft.chunks else None
 
     def _make_budget(self) -> PrefillBudget:
-        """Return the budget of a pooling step.
+        """Return the budget of a pooling step, with block size 1, since a text takes no blocks.
 
-        The constant cost of the step counts as added time too, since the whole step delays the decodes. The block size
-        is 1: a text takes no blocks.
+        The constant cost of the step counts as added time too, since the whole step delays the decodes.
         """
         settings, cost_model = self.scheduler.settings, self.scheduler.cost_model
         decode_load = compute_decode_load([sequence for sequence in self.scheduler.running

@@ -161,11 +161,7 @@ class RunningSequences:
                 and self.block_pool.is_hash_reserved(sequence.block_hashes[block_index]))
 
     def _max_cached_blocks(self, sequence: Sequence) -> int:
-        """Return how many cached blocks the sequence may use at most.
-
-        None if the policy does not reuse the cache, or if it wants the logprobs of its prompt: those need the whole
-        prompt computed.
-        """
+        """Return how many cached blocks the sequence may use: none if it wants the logprobs of its whole prompt."""
         limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
         return 0 if self.settings.recompute or sequence.request.prompt_logprobs else limit
 

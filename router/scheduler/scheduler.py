@@ -13,13 +13,13 @@ from dataclasses import replace
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
 from router.scheduler.admission import AdmissionControl, WaitForecast
-from router.scheduler.baseline_policies import make_policy
+from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policies import PoolingPolicy
+from router.scheduler.policies import MixedPolicy, PausePolicy, PoolingPolicy, StepPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
@@ -61,7 +61,10 @@ class Scheduler:
 
     def _reset_shard_state(self) -> None:
         """Reset the state that mirrors the shards, besides `running`: no step is in flight. The queue is kept."""
-        self.policy = make_policy(self)
+        settings = self.settings
+        policy_class = (PausePolicy if settings.pauses_decodes else RecomputePolicy if settings.recompute
+                        else MixedPolicy)
+        self.policy: StepPolicy = StaticPolicy(policy_class(self)) if settings.static else policy_class(self)
         self._pooling_policy = PoolingPolicy(self)
         self.selector.policy, self.selector.preempted = self.policy, []
         self._steps_in_flight: deque[StepInFlight] = deque()
@@ -97,8 +100,7 @@ class Scheduler:
 
     def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """End a sequence in any state, because its client left. Its blocks are free with the next message sent."""
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             self.sequences.end_sequence(sequence, now)
         return []
 
@@ -118,8 +120,7 @@ class Scheduler:
 
     def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """Suspend a sequence whose client does not read: it frees its blocks and waits until `resume`."""
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             sequence.is_suspended = True
             sequence.timeline.enter_phase(RequestPhase.SLOW_CLIENT, now)
             if sequence.state is SequenceState.RUNNING:
@@ -128,8 +129,7 @@ class Scheduler:
         return []
 
     def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             sequence.is_suspended = False
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None
                                           else sequence.waiting_phase, now)
@@ -223,11 +223,8 @@ class Scheduler:
             for sequence in preempted:
                 self.running.preempt(sequence)
             self.requeue_preempted(preempted)
-        draft = None
-        if self.waiting.num_pooling or self._pooling_policy.is_active:
-            draft = self._pooling_policy.draft_step()
-        if draft is None:
-            draft = self.policy.draft_step()
+        may_pool = self.waiting.num_pooling or self._pooling_policy.is_active
+        draft = (self._pooling_policy.draft_step() if may_pool else None) or self.policy.draft_step()
         self.policy.after_step()
         return draft
 
@@ -296,8 +293,7 @@ class Scheduler:
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
-        demand = self.waiting.demand
-        block_pool = self.running.block_pool
+        demand, block_pool = self.waiting.demand, self.running.block_pool
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
@@ -329,13 +325,11 @@ class Scheduler:
 
     def _why_sequence_never_fits(self, sequence: Sequence) -> str:
         """Return why the sequence can never run, or an empty string if it can."""
-        block_pool = self.running.block_pool
-        length = sequence.request.max_length
-        max_step_tokens = self.settings.max_prefill_tokens
+        length, max_step_tokens = sequence.request.max_length, self.settings.max_prefill_tokens
         if sequence.request.kind is not RequestKind.GENERATE:
             if length > max_step_tokens:
                 return f"{length} tokens do not fit a step of {max_step_tokens} (--max-batch-prefill-tokens)"
-        elif (num_blocks := self.running.max_num_blocks(sequence)) > block_pool.num_blocks:
-            return (f"{length} tokens need {num_blocks} blocks of the cache, which has {block_pool.num_blocks} "
+        elif (num_blocks := self.running.max_num_blocks(sequence)) > (limit := self.running.block_pool.num_blocks):
+            return (f"{length} tokens need {num_blocks} blocks of the cache, which has {limit} "
                     "(--max-batch-total-tokens)")
         return next(filter(None, map(self.resource_cache.why_never_fits, sequence.request.needed_resources)), "")

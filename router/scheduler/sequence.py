@@ -112,15 +112,11 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
-    # Number of tokens when it last entered a batch; it is ready to decode when all of them are sent.
-    num_initial_tokens: int = 0
-    # Tokens sent to the shards for computation, answered or not.
-    num_sent_tokens: int = 0
-    # Unanswered steps that will produce tokens for it.
-    num_outputs_in_flight: int = 0
-    # Number of its leading blocks that are in the prefix cache, and the hashes of all blocks hashed so far.
-    num_cached_blocks: int = 0
-    block_hashes: list[bytes] = field(init=False)
+    num_initial_tokens: int = 0  # when it last entered a batch; it is ready to decode when all of them are sent
+    num_sent_tokens: int = 0  # tokens sent to the shards for computation, answered or not
+    num_outputs_in_flight: int = 0  # unanswered steps that will produce tokens for it
+    num_cached_blocks: int = 0  # its leading blocks that are in the prefix cache
+    block_hashes: list[bytes] = field(init=False)  # of all blocks hashed so far
     # Blocks found in the prefix cache while it waits, at this version of the cache's contents; None: not looked up.
     cached_prefix: list[int] = field(default_factory=list)
     cached_prefix_version: int | None = None
@@ -128,8 +124,7 @@ class Sequence:
     num_preemptions: int = 0
     num_shard_deaths: int = 0
     is_suspended: bool = False  # its client does not read; it may not run
-    # seconds, predicted at its arrival without bias correction; None once started
-    predicted_raw_wait: float | None = None
+    predicted_raw_wait: float | None = None  # seconds, at its arrival, without bias correction; None once started
     missing_resource: LoadableResource | None = None  # while it waits: the first resource it needs that is not loaded
     deadline: float = field(init=False)
     timeline: RequestTimeline = field(init=False)

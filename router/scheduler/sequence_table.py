@@ -151,13 +151,10 @@ class SequenceTable:
         return events
 
     def requeue(self, sequence: Sequence) -> None:
-        """Return the sequence to the queue with its tokens.
-
-        Its deadline is added again, since `DeadlineHeap.pop_expired` may have removed it while the sequence ran.
-        """
+        """Return the sequence to the queue with its tokens."""
         sequence.state = SequenceState.WAITING
         self._queue.push(sequence)
-        self.deadlines.add(sequence)
+        self.deadlines.add(sequence)  # again, since `DeadlineHeap.pop_expired` may have removed it while it ran
 
     def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""

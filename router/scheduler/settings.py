@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 
-UNBATCHED_MODES = ("none", "nobatch")
 DEFAULT_MAX_STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
 
@@ -29,8 +28,7 @@ class SchedulerSettings:
     look_ahead: int = 2
     # A sequence preempted this often waits until its greatest number of blocks is free, and is not preempted again.
     max_preemptions: int = 3
-    # Fraction of all blocks that a new sequence must leave free.
-    reserved_block_fraction: float = 0.05
+    reserved_block_fraction: float = 0.05  # of all blocks; a new sequence must leave them free
     # Static batching: how long a group waits for more members, and whether their lengths must be equal.
     static: bool = False
     static_window_seconds: float = 0.0
@@ -54,7 +52,7 @@ class SchedulerSettings:
             max_queue_tokens=config.max_queue_tokens,
             max_queue_seconds=None if config.max_queue_ms is None else config.max_queue_ms / 1000,
             max_passed_over_seconds=config.max_passed_over_ms / 1000,
-            max_batch_size=1 if config.batching in UNBATCHED_MODES else max_batch_size,
+            max_batch_size=1 if config.batching in {"none", "nobatch"} else max_batch_size,
             max_active_adapters=config.max_active_adapters,
             adapter_cycle_seconds=config.adapter_cycle_time_s,
             max_prefill_tokens=config.max_batch_prefill_tokens,

@@ -1,8 +1,7 @@
 """Selection of the next waiting sequence to start; records for the others why they wait.
 
 The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence
-finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before
-all others. How many of the sequence's tokens run in a step is decided in policies.py.
+finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go first.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,10 +22,7 @@ MIN_CACHED_FRACTION = 0.5  # fraction of its tokens that must be cached for a se
 
 @dataclass(slots=True, eq=False, repr=False)
 class WaitingSequenceSelector:
-    """Picks the next waiting sequence to start.
-
-    A candidate is a sequence that waits for nothing but room in the batch and the cache.
-    """
+    """Picks the next waiting sequence to start. A candidate waits for nothing but room in the batch and the cache."""
 
     _settings: SchedulerSettings
     _queue: WaitingQueue
@@ -136,7 +132,8 @@ class WaitingSequenceSelector:
                 yield sequence
             else:
                 sequence.timeline.enter_phase(phase, self.now)
-            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.is_open
+            # The members of an open group may be anywhere in the queue, so others do not count.
+            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.num_places_left
             if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 
