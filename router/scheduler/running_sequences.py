@@ -174,8 +174,7 @@ class RunningSequences:
         if len(block_hashes) < end:
             parent_hash = block_hashes[-1] if block_hashes else sequence.request.cache_namespace
             prompt, start, stop = sequence.request.prompt, len(block_hashes) * block_size, end * block_size
-            tokens = [*prompt[start:stop],
-                      *sequence.generated[max(0, start - len(prompt)):max(0, stop - len(prompt))]]
+            tokens = [*prompt[start:stop], *sequence.generated[max(0, start - len(prompt)):max(0, stop - len(prompt))]]
             block_hashes += self._hasher(parent_hash, tokens, block_size)
         self.block_pool.cache_full_blocks(sequence.blocks[first:end], block_hashes[first:end])
         sequence.num_cached_blocks = end

@@ -39,8 +39,7 @@ class StepDraft:
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
     def take_messages(self) -> list[ShardMessage]:
-        """Return the messages of the draft. To be called once, and before `send`: chunks begin where the sequences
-        stand."""
+        """Return the messages. To be called once, and before `send`: chunks begin where the sequences stand."""
         messages: list[ShardMessage] = [*self.messages_before]
         if self.kind is not RequestKind.GENERATE:
             messages.append(PoolingStep(self.kind, tuple(self.new_sequences)))
