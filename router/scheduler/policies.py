@@ -2,7 +2,7 @@
 
 `MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
 batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. Two more, for
-comparisons, are in baseline_policies.py. All return a `StepDraft`.
+comparisons, are in baseline_policies.py. `PoolingPolicy` drafts steps for embeddings and labels.
 """
 
 from collections.abc import Callable
