@@ -75,7 +75,7 @@ class FaultIsolation:
         """
         unfinished = [[s for s in step if s.state is not SequenceState.FINISHED] for step in steps]
         if loss_reason is ShardLossReason.DEATH:
-            # With DEATHS_BEFORE_ISOLATION it gets a set of its own, with DEATHS_BEFORE_FAILURE or more it fails.
+            # A sequence with DEATHS_BEFORE_ISOLATION gets a set of its own, with DEATHS_BEFORE_FAILURE it fails.
             members = {s.id: s for step in unfinished for s in step}.values()
             for sequence in members:
                 sequence.num_shard_deaths += 1
