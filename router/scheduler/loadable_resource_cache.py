@@ -211,8 +211,7 @@ class LoadableResourceCache:
 
     def _make_room_for_adapters(self, to_load: list[LoadableResource], now: float) -> None:
         """Drain adapters to make room for those to be loaded, in order, as long as one may be evicted."""
-        retained = [cached for cached in self._cached_adapters()
-                    if cached.state in (ResourceState.LOADING, ResourceState.LOADED)]
+        retained = [r for r in self._cached_adapters() if r.state in (ResourceState.LOADING, ResourceState.LOADED)]
         num_free_slots = self._settings.max_active_adapters - len(retained)
         free_bytes = self.max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
         evictable = self._evictable_adapters(retained, now)

@@ -325,8 +325,7 @@ class PoolingPolicy:
         self._prompt_time_allowance = PrefillTimeAllowance()
 
     def draft_step(self) -> StepDraft | None:
-        """Return a pooling step; None if the next step generates text. To be called while texts wait, and once after
-        that (`is_active`)."""
+        """Return a pooling step; None if the next generates text. To be called while texts wait, and once after that."""
         self.is_active = bool(self.scheduler.waiting.num_pooling)
         kind = self.scheduler.selector.next_request_kind()
         if not self.is_active:
@@ -362,8 +361,7 @@ class PoolingPolicy:
         The constant cost of the step counts as added time too, since the whole step delays the decodes.
         """
         settings, cost_model = self.scheduler.settings, self.scheduler.cost_model
-        decode_load = compute_decode_load([sequence for sequence in self.scheduler.running
-                                           if sequence.is_ready_to_decode])
+        decode_load = compute_decode_load([s for s in self.scheduler.running if s.is_ready_to_decode])
         if not decode_load.rows:
             return PrefillBudget(settings.max_prefill_tokens, 1)
         # 0: the ratio waiting / decoding applies to sequences that generate text only.

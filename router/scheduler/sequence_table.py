@@ -74,6 +74,9 @@ class SequenceTable:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._sequences
+
     def __getitem__(self, sequence_id: int) -> Sequence:
         return self._sequences[sequence_id]
 
