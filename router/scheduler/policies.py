@@ -325,7 +325,7 @@ class PoolingPolicy:
         self._prompt_time_allowance = PrefillTimeAllowance()
 
     def draft_step(self) -> StepDraft | None:
-        """Return a pooling step; None if the next generates text. To be called while texts wait, and once after that."""
+        """Return a pooling step; None if the next generates text. To be called while texts wait, and once after."""
         self.is_active = bool(self.scheduler.waiting.num_pooling)
         kind = self.scheduler.selector.next_request_kind()
         if not self.is_active:
