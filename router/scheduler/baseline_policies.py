@@ -25,6 +25,7 @@ class StaticPolicy(StepPolicy):
     def __init__(self, step_policy: StepPolicy) -> None:
         super().__init__(step_policy.scheduler)
         self._step_policy = step_policy
+        self.pauses_decodes = step_policy.pauses_decodes
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group
         self._member_lengths: RequestLengths | None = None  # of all members, if they must be equal and are decided

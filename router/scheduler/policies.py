@@ -134,11 +134,12 @@ def predict_chunk_seconds(cost_model: CostModel, start: int, length: int) -> flo
 class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
-    __slots__ = ("num_places_left", "scheduler", "wake_at")
+    __slots__ = ("num_places_left", "pauses_decodes", "scheduler", "wake_at")
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.wake_at: float | None = None  # when `prepare` must be called
+        self.pauses_decodes = False  # whether prompts run in steps without the decodes
         self.num_places_left = 0  # how many more sequences may join the open group, if there is one
 
     def draft_step(self) -> StepDraft:
@@ -247,6 +248,7 @@ class PausePolicy(StepPolicy):
 
     def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
+        self.pauses_decodes = True
         self._prefill_batch: Batch | None = None
         self._decode_next = False
         self._num_decode_steps = 0  # decode steps since new sequences last started

@@ -62,8 +62,7 @@ class Scheduler:
     def _reset_shard_state(self) -> None:
         """Reset the state that mirrors the shards, besides `running`: no step is in flight. The queue is kept."""
         settings = self.settings
-        policy_class = (PausePolicy if settings.pauses_decodes else RecomputePolicy if settings.recompute
-                        else MixedPolicy)
+        policy_class = RecomputePolicy if settings.recompute else MixedPolicy if settings.mixed else PausePolicy
         self.policy: StepPolicy = StaticPolicy(policy_class(self)) if settings.static else policy_class(self)
         self._pooling_policy = PoolingPolicy(self)
         self.selector.policy, self.selector.preempted = self.policy, []

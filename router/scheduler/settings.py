@@ -35,11 +35,6 @@ class SchedulerSettings:
     static_equal_lengths: bool = False
     recompute: bool = False  # each new token recomputes its whole sequence, as if there were no KV cache
 
-    @property
-    def pauses_decodes(self) -> bool:
-        """Whether prompts run in steps without the decodes."""
-        return not self.mixed and not self.recompute
-
     @classmethod
     def from_config(cls, config: RouterConfig, model_info: ModelInfo) -> "SchedulerSettings":
         max_stall_ms = config.max_decode_stall_ms

@@ -259,7 +259,7 @@ class StepMetrics:
 
     def _join_reason(self) -> str:
         settings = self._scheduler.settings
-        if not self._scheduler.settings.pauses_decodes:
+        if not self._scheduler.policy.pauses_decodes:
             return "chunking"
         return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
@@ -309,5 +309,5 @@ class StepMetrics:
             # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
             if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
                 self._num_stalls_exceeded.add()
-        elif self._scheduler.settings.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):
+        elif self._scheduler.policy.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):
             self._stall_seconds.observe(seconds)
