@@ -112,7 +112,7 @@ def test_queue_limit_is_kept_and_excludes_requests_that_can_start(bound: dict[st
 
     def record_queue_length(world: SchedulerSimulation) -> bool:
         nonlocal max_queue_length
-        max_queue_length = max(max_queue_length, world.scheduler.num_waiting() if world.now > 0.5 else 0)
+        max_queue_length = max(max_queue_length, len(world.scheduler.waiting) if world.now > 0.5 else 0)
         return False
 
     world.run(should_stop=record_queue_length)

@@ -51,11 +51,13 @@ class ResourceController:
         """
         if self._stop_reason:
             raise NotReady(self._stop_reason)
-        if reason := self._scheduler.why_resource_never_fits(resource):
+        if reason := self._scheduler.resource_cache.why_never_fits(resource):
             return reason
         self._scheduler.request_load(resource, now())
         self._wake_engine()
-        return "" if self._scheduler.is_resource_available(resource) else await self._load_waiters.wait_for(resource)
+        if resource in self._scheduler.resource_cache.available:
+            return ""
+        return await self._load_waiters.wait_for(resource)
 
     def request_unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
@@ -66,7 +68,7 @@ class ResourceController:
     @property
     def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
-        return self._scheduler.adapter_statuses
+        return self._scheduler.resource_cache.adapter_statuses
 
     # -- for the loop
 
@@ -80,12 +82,12 @@ class ResourceController:
         unloaded while they waited, which drops their request for a load.
         """
         for resource in self._load_waiters.awaited_resources:
-            if self._scheduler.is_resource_available(resource):
+            if resource in self._scheduler.resource_cache.available:
                 self._load_waiters.resolve(resource)
-            elif reason := self._scheduler.why_resource_never_fits(resource):
+            elif reason := self._scheduler.resource_cache.why_never_fits(resource):
                 self._scheduler.request_unload(resource, now())
                 self._load_waiters.resolve(resource, reason)
-            elif not self._scheduler.is_load_requested(resource):
+            elif resource not in self._scheduler.waiting.requested_loads:
                 self._load_waiters.resolve(resource, UNLOADED_WHILE_WAITING)
 
     def fail_waiters(self, reason: str) -> None:

@@ -28,19 +28,17 @@ from router.request import LoadableResource, Request, RequestKind, Tenant, hash_
 from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import StaticPolicy
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.cost_model import CostModel, PredictionRatios, StepLoad
+from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import CachedResource, LoadableResourceCache, ResourceState
 from router.scheduler.messages import LoadResource, UnloadResource
-from router.scheduler.policies import PrefillTimeAllowance
-from router.scheduler.policy_table import POLICIES
-from router.scheduler.pooling import PoolingPolicy
+from router.scheduler.policies import PoolingPolicy, PrefillTimeAllowance
 from router.scheduler.running_sequences import Batch, BlockHasher, RunningSequences
-from router.scheduler.scheduler import Scheduler
+from router.scheduler.scheduler import POLICIES, Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, ResultProcessor, StepInFlight
+from router.scheduler.step import ChunkWrite, StepInFlight
 from router.scheduler.waiting_queue import FairShares, QueueDemand, TenantQueue, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
@@ -51,9 +49,9 @@ KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", 
 STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_class in (
     *POLICIES.values(), AdmissionControl, Batch, BlockPool, CachedResource, ChunkWrite, CostModel, DeadlineHeap,
     FairShares, FaultIsolation, LoadResource, LoadableResource, LoadableResourceCache, ModelInfo, PoolingPolicy,
-    PredictionRatios, PrefillTimeAllowance, QueueDemand, RequestTimeline, ResultProcessor, RunningSequences, Scheduler,
-    SchedulerSettings, Sequence, SequenceTable, StaticPolicy, StepInFlight, StepLoad, StepMeasurement, Tenant,
-    TenantQueue, UnloadResource, WaitForecast, WaitingQueue, WaitingSequenceSelector)}
+    PrefillTimeAllowance, QueueDemand, RequestTimeline, RunningSequences, Scheduler, SchedulerSettings, Sequence,
+    SequenceTable, StaticPolicy, StepInFlight, StepLoad, StepMeasurement, Tenant, TenantQueue, UnloadResource,
+    WaitForecast, WaitingQueue, WaitingSequenceSelector)}
 STATE_ENUMS: dict[str, type[Enum]] = {enum.__name__: enum for enum in (
     RequestKind, RequestPhase, ResourceState, SequenceState)}
 # Values that are equal to others, not identical with them; they are written where they stand, not by index.

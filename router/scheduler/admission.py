@@ -5,7 +5,7 @@ before left sequences waiting (`num_left_waiting`). `WaitForecast` predicts the 
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import exp, log
@@ -23,8 +23,7 @@ DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicte
 AVERAGE_WEIGHT = 0.03  # weight of the newest value in an average
 MAX_LOG_CORRECTION = 1.5  # logarithm of the largest correction
 INITIAL_ERROR_SPREAD = 0.25  # spread of errors before any was seen
-# multiple of the spread, which is a mean absolute deviation: one error in a hundred is larger
-UPPER_BOUND_SPREADS = 3.0
+UPPER_BOUND_SPREADS = 3.0  # times the spread, a mean absolute deviation: one error in a hundred is larger
 MAX_SIMULATED_SEQUENCES = 128  # waiting sequences that are simulated
 ASSUMED_SEQUENCE_LENGTH = 256  # tokens of a sequence, before any was seen
 MIN_LEARNED_WAIT_SECONDS = 0.02  # seconds; nothing is learned from shorter waits
@@ -46,7 +45,7 @@ class WaitForecast:
         """Predict step times by `cost_model` until steps were seen; the cache has `num_slots` slots."""
         self._max_batch_size = rows = settings.max_batch_size
         self._num_usable_slots = num_slots * (1.0 - settings.reserved_block_fraction)
-        # tokens of ended sequences; equal at first: the full length is assumed
+        # Tokens of ended sequences; equal at first: the full length is assumed.
         self._recent_generated_tokens = self._recent_allowed_tokens = 1.0
         self._step_seconds = cost_model.predict(StepLoad(rows, 0, min(rows * ASSUMED_SEQUENCE_LENGTH, num_slots)))
         # for a token of a prompt
@@ -68,10 +67,7 @@ class WaitForecast:
         return raw_wait * exp(self._mean_log_error)
 
     def estimate_raw_wait(self, waiting: Iterable[Sequence], demand: QueueDemand, running: Iterable[Sequence]) -> float:
-        """Return the raw forecast: seconds until all waiting sequences have started and one more could.
-
-        `demand` is the total of the waiting sequences.
-        """
+        """Return the raw forecast: seconds until all `waiting`, in total `demand`, have started and one more could."""
         prompts = [(sequence.length, self._expected_tokens_left(sequence))
                    for sequence in islice(waiting, MAX_SIMULATED_SEQUENCES)]
         steps = self._simulate_steps(prompts,
@@ -110,8 +106,6 @@ class WaitForecast:
         The factor applies to the averages before the streak of steps that revealed the change, since the present ones
         have partly followed that streak.
         """
-        if factor == 1.0:
-            return
         step_seconds, prompt_seconds = (self._previous_averages[0] if self._previous_averages
                                         else (self._step_seconds, self._prompt_token_seconds))
         self._step_seconds, self._prompt_token_seconds = factor * step_seconds, factor * prompt_seconds
@@ -145,48 +139,44 @@ class WaitForecast:
             self._error_spread += AVERAGE_WEIGHT * (abs(error - self._mean_log_error) - self._error_spread)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AdmissionControl:
     """Checks of a new request against limits on the number of requests, on tokens and on the predicted wait."""
 
-    __slots__ = ("_fair_shares", "_queue", "_running", "_settings", "_wait_forecast", "num_left_waiting")
-
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,
-                 fair_shares: FairShares, wait_forecast: WaitForecast) -> None:
-        self._settings = settings
-        self._queue = queue
-        self._fair_shares = fair_shares
-        self._wait_forecast = wait_forecast
-        self._running = running
-        self.num_left_waiting = 0  # sequences that the last step left waiting
+    _settings: SchedulerSettings
+    _queue: WaitingQueue
+    _running: RunningSequences
+    _fair_shares: FairShares
+    _wait_forecast: WaitForecast
+    num_left_waiting: int = 0  # sequences that the last step left waiting
 
     def predict_raw_wait(self, tenant: Tenant) -> float:
-        """Return the predicted wait without bias correction, as the forecast learns from it."""
+        """Return the predicted wait without bias correction, as the forecast learns from it.
+
+        The requests of other tenants get no more than their share before those of this tenant.
+        """
+        queue, running = self._queue, self._running
         if not self.num_left_waiting:
             return 0.0
-        own_sequences = self._queue.get_sequences_not_set_aside(tenant.name)
-        if len(own_sequences) == len(self._queue) - self._queue.num_set_aside and not self._fair_shares.has_competition:
-            return self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running)
-        if not own_sequences and self._running.is_below_fair_share(tenant):
+        own_sequences = queue.get_sequences_not_set_aside(tenant.name)
+        has_all = len(own_sequences) == len(queue) - queue.num_set_aside and not self._fair_shares.has_competition
+        if not has_all and not own_sequences and running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it
-        return self._predict_wait_with_sharing(tenant, own_sequences)
-
-    def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: GenericSequence[Sequence]) -> float:
-        """Return the tenant's wait if the requests of others get no more than their share before its own."""
-        other_weights = (self._queue.get_sequences_not_set_aside(name)[0].request.tenant.weight
-                         for name in self._queue.tenants if name != tenant.name)
-        wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, self._queue.tenant_demand(tenant.name),
-                                                           self._running)
-        return min(self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running),
-                   wait_alone * (sum(other_weights) + tenant.weight) / tenant.weight)
+        wait = self._wait_forecast.estimate_raw_wait(queue, queue.demand, running)
+        if has_all:
+            return wait
+        other_weights = sum(queue.get_sequences_not_set_aside(name)[0].request.tenant.weight
+                            for name in queue.tenants if name != tenant.name)
+        wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, queue.tenant_demand(tenant.name), running)
+        return min(wait, wait_alone * (other_weights + tenant.weight) / tenant.weight)
 
     def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:
-        """Return the rejection of a new request, or None if it may wait. Of several limits that it exceeds, the first
-        counts.
-        """
-
-        wait = self._wait_forecast.correct_bias(raw_wait)
-        return (self._find_concurrency_rejection(request.tenant, num_unfinished, wait)
-                or self._find_queue_limit_rejection(request, wait)
+        """Return the rejection of a new request by the first limit that it exceeds, or None if it may wait."""
+        wait, queue, tenant = self._wait_forecast.correct_bias(raw_wait), self._queue, request.tenant
+        return (self._find_concurrency_rejection(tenant, num_unfinished, wait)
+                or self._find_demand_rejection(queue.demand, self._settings, "", request, wait)
+                or self._find_demand_rejection(queue.tenant_demand(tenant.name), tenant, f" of {tenant.name}", request,
+                                               wait)
                 or self._find_wait_rejection(request, wait, self._wait_forecast.upper_bound(raw_wait)))
 
     def _find_concurrency_rejection(self, tenant: Tenant, num_unfinished: int, wait: float) -> RequestRejected | None:
@@ -197,30 +187,24 @@ class AdmissionControl:
         tenant_limit = tenant.max_concurrent_requests
         if tenant_limit is not None and self._fair_shares.num_unfinished(tenant) >= tenant_limit:
             return RequestRejected(f"{tenant_limit} requests of {tenant.name} are in the house, "
-                                   f"{describe_limit('max_concurrent_requests', is_tenant=True)} is {tenant_limit}",
+                                   f"its `max_concurrent_requests` is {tenant_limit}",
                                    wait or DEFAULT_RETRY_SECONDS)
         return None
 
-    def _find_queue_limit_rejection(self, request: Request, wait: float) -> RequestRejected | None:
-        tenant = request.tenant
-        return (self._find_demand_rejection(self._queue.demand, self._settings, "", request, wait)
-                or self._find_demand_rejection(self._queue.tenant_demand(tenant.name), tenant, f" of {tenant.name}",
-                                               request, wait))
-
     def _find_demand_rejection(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
                                request: Request, wait: float) -> RequestRejected | None:
-        limit = limits.max_queue_requests
         num_tokens = demand.num_tokens + len(request.prompt)
-        is_tenant = isinstance(limits, Tenant)
+        requests_limit, tokens_limit = (("its `max_queue_requests`", "its `max_queue_tokens`")
+                                        if isinstance(limits, Tenant)
+                                        else ("--max-queue-requests", "--max-queue-tokens"))
+        limit = limits.max_queue_requests
         num_startable_at_once = 0 if self.num_left_waiting else self._settings.max_batch_size
         if limit is not None and demand.num_sequences >= limit + num_startable_at_once:
-            return RequestRejected(f"{demand.num_sequences} requests{owner_text} wait, "
-                                   f"{describe_limit('max_queue_requests', is_tenant=is_tenant)} is {limit}",
+            return RequestRejected(f"{demand.num_sequences} requests{owner_text} wait, {requests_limit} is {limit}",
                                    estimate_drain_seconds(wait, demand.num_sequences, limit - 1))
         limit = limits.max_queue_tokens
         if limit is not None and self.num_left_waiting and num_tokens > limit:
-            return RequestRejected(f"{num_tokens} prompt tokens{owner_text} would wait, "
-                                   f"{describe_limit('max_queue_tokens', is_tenant=is_tenant)} is {limit}",
+            return RequestRejected(f"{num_tokens} prompt tokens{owner_text} would wait, {tokens_limit} is {limit}",
                                    estimate_drain_seconds(wait, num_tokens, limit))
         return None
 
@@ -238,8 +222,3 @@ class AdmissionControl:
 def estimate_drain_seconds(wait: float, amount: int, target: int) -> float:
     """Return the seconds until `amount` has drained to `target`, if all of it drains within `wait`."""
     return wait * (amount - target) / amount if wait else DEFAULT_RETRY_SECONDS
-
-
-def describe_limit(name: str, *, is_tenant: bool) -> str:
-    """Return the name of a limit: the key in a tenant's settings, or the flag."""
-    return f"its `{name}`" if is_tenant else f"--{name.replace('_', '-')}"

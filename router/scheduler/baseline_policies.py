@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf
 
 from router.request import RequestKind
-from router.scheduler.policies import SchedulerView, StepPolicy
+from router.scheduler.policies import StepPolicy
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.step import StepDraft
 
@@ -20,44 +20,49 @@ RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
 class StaticPolicy(StepPolicy):
     """Policy that lets only the members of the current group start, and leaves their steps to another policy."""
 
-    __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_num_places_left", "_step_policy")
+    __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_step_policy")
 
-    def __init__(self, scheduler: SchedulerView, step_policy: StepPolicy) -> None:
-        super().__init__(scheduler)
+    def __init__(self, step_policy: StepPolicy) -> None:
+        super().__init__(step_policy.scheduler)
         self._step_policy = step_policy
+        self.pauses_decodes = step_policy.pauses_decodes
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group
-        self._num_places_left = 0  # how many may still join
-        # lengths of all members, if they must be equal and are decided
-        self._member_lengths: RequestLengths | None = None
+        self._member_lengths: RequestLengths | None = None  # of all members, if they must be equal and are decided
 
     def prepare(self, now: float) -> None:
         """Form the next group if the last one is over."""
         self.wake_at = None
-        if not len(self.scheduler.running):
-            self._form_group([s for s in self.scheduler.waiting if s.request.kind is RequestKind.GENERATE
-                              and not s.is_suspended and s.missing_resource is None], now)
+        if len(self.scheduler.running):
+            return
+        self._member_ids.clear()
+        self.num_places_left, self._member_lengths = 0, None
+        waiting = [s for s in self.scheduler.waiting if s.request.kind is RequestKind.GENERATE
+                   and not s.is_suspended and s.missing_resource is None]
+        if not waiting:
+            return
+        settings = self.scheduler.settings
+        window_end = min(sequence.submitted_at for sequence in waiting) + settings.static_window_seconds
+        if now < window_end:
+            lengths, num_equal = Counter(map(request_lengths, waiting)).most_common(1)[0]
+            if (num_equal if settings.static_equal_lengths else len(waiting)) < settings.max_batch_size:
+                self.wake_at = window_end
+                return
+            self._member_lengths = lengths if settings.static_equal_lengths else None
+        self._formed_at, self.num_places_left = now, settings.max_batch_size
 
     def admits(self, sequence: Sequence) -> bool:
         """Return whether the sequence may run with the current group. A preempted member still may."""
         if sequence.request.kind is not RequestKind.GENERATE or sequence.id in self._member_ids:
             return True
-        return (self._num_places_left > 0 and sequence.submitted_at <= self._formed_at
+        return (self.num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
-
-    @property
-    def pauses_decodes(self) -> bool:
-        return self._step_policy.pauses_decodes
-
-    @property
-    def is_open(self) -> bool:
-        return self._num_places_left > 0
 
     def on_start(self, sequence: Sequence) -> None:
         """Add a member to the group."""
         if sequence.request.kind is RequestKind.GENERATE and sequence.id not in self._member_ids:
             self._member_ids.add(sequence.id)
-            self._num_places_left -= 1
+            self.num_places_left -= 1
             if self.scheduler.settings.static_equal_lengths:
                 self._member_lengths = request_lengths(sequence)
 
@@ -65,35 +70,12 @@ class StaticPolicy(StepPolicy):
         return self._step_policy.draft_step()
 
     def after_step(self) -> None:
-        """Close the group unless another sequence could still start, or waits for a prefix that a running one computes.
-        """
-        can_start_more = self.scheduler.peek_next_sequence() is not None
-        if self._member_ids and self._num_places_left and not can_start_more and not any(
+        """Close the group unless another sequence can start, now or once the prefix that it waits for is computed."""
+        can_start_more = self.scheduler.selector.peek_next_sequence() is not None
+        if self._member_ids and self.num_places_left and not can_start_more and not any(
                 self.admits(sequence) and self.scheduler.running.is_waiting_for_prefix(sequence)
                 for sequence in self.scheduler.waiting):
-            self._num_places_left = 0
-
-    def _form_group(self, waiting: list[Sequence], now: float) -> None:
-        self._member_ids.clear()
-        self._num_places_left, self._member_lengths = 0, None
-        if not waiting:
-            return
-        settings = self.scheduler.settings
-        window_end = min(sequence.submitted_at for sequence in waiting) + settings.static_window_seconds
-        if now < window_end:
-            full_group_lengths = self._find_full_group_lengths(waiting)
-            if full_group_lengths is None:
-                self.wake_at = window_end
-                return
-            self._member_lengths = full_group_lengths if settings.static_equal_lengths else None
-        self._formed_at, self._num_places_left = now, settings.max_batch_size
-
-    def _find_full_group_lengths(self, waiting: list[Sequence]) -> RequestLengths | None:
-        """Return the most common lengths if enough sequences wait to fill the group now, else None."""
-        most_common = Counter(map(request_lengths, waiting)).most_common(1)[0]
-        settings = self.scheduler.settings
-        num_members = most_common[1] if settings.static_equal_lengths else len(waiting)
-        return most_common[0] if num_members >= settings.max_batch_size else None
+            self.num_places_left = 0
 
 
 def request_lengths(sequence: Sequence) -> RequestLengths:
@@ -110,8 +92,6 @@ class RecomputePolicy(StepPolicy):
 
     __slots__ = ()
 
-    reuses_cache = False
-
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
         returning = sorted((sequence for sequence in running if sequence.is_ready_to_decode),
@@ -120,20 +100,12 @@ class RecomputePolicy(StepPolicy):
             running.remove_sequence(sequence, SequenceState.PREEMPTED)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        self._reenter_sequences(returning, draft)
+        # In priority order, up to the first that does not fit with its new token; no reserve of blocks is kept. Their
+        # chunks are those of unfinished prompts.
+        for index, sequence in enumerate(returning):
+            if running.num_free_blocks_needed(sequence) > running.block_pool.num_free:
+                self.scheduler.requeue_preempted(returning[index:])
+                break
+            draft.new_sequences.append(running.enter_batch(sequence, draft.batch))
         self.add_prompt_chunks(draft, self.token_budget())
         return draft
-
-    def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
-        """Enter the sequences in priority order up to the first that does not fit with its new token; the rest wait.
-
-        Their chunks are added by `add_prompt_chunks`.
-        """
-
-        assert draft.batch is not None
-        running = self.scheduler.running
-        for index, sequence in enumerate(returning):
-            if not running.can_reenter(sequence):
-                self.scheduler.requeue_preempted(returning[index:])
-                return
-            draft.new_sequences.append(running.enter_batch(sequence, draft.batch))

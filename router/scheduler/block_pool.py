@@ -46,8 +46,15 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Allocate blocks to write to; kept ones are evicted if free ones do not suffice."""
         assert 0 <= num_blocks <= self.num_free, f"{num_blocks} blocks wanted, {self.num_free} free"
-        if num_blocks > len(self._free_blocks):
-            self._evict(num_blocks - len(self._free_blocks))
+        num_to_evict = num_blocks - len(self._free_blocks)
+        if num_to_evict > 0:
+            self.contents_version += 1
+            for _ in range(num_to_evict):
+                block, _ = self._evictable_blocks.popitem(last=False)
+                block_hash, self._hash_by_block[block] = self._hash_by_block[block], None
+                assert block_hash is not None
+                del self._block_by_hash[block_hash]
+                self._free_blocks.append(block)
         num_left = len(self._free_blocks) - num_blocks
         allocated = self._free_blocks[num_left:]
         del self._free_blocks[num_left:]
@@ -83,15 +90,6 @@ class BlockPool:
     def count_evictable(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are not held: holding them reduces `num_free`."""
         return sum(not self._ref_counts[block] for block in blocks)
-
-    def _evict(self, num_blocks: int) -> None:
-        self.contents_version += 1
-        for _ in range(num_blocks):
-            block, _ = self._evictable_blocks.popitem(last=False)
-            block_hash, self._hash_by_block[block] = self._hash_by_block[block], None
-            assert block_hash is not None
-            del self._block_by_hash[block_hash]
-            self._free_blocks.append(block)
 
     # -- sharing
 

@@ -42,31 +42,24 @@ class StepLoad:
     chunk_tokens: int = 0
     context: int = 0
 
-    def predict_seconds(self, coefficients: CostTerms) -> float:
-        """Return the seconds of a step with this load, by these coefficients."""
-        a, b, c, d = coefficients
-        return a + b * self.rows + c * self.chunk_tokens + d * self.context
-
-
-ObservedStep = tuple[StepLoad, float]  # a step and its seconds
-
 
 class CostModel:
     """Predictor of step times that learns from every observed step."""
 
-    __slots__ = ("_coefficients", "_coefficients_before_streak", "_covariance", "_min_coefficients", "_ratios",
-                 "_streak", "_streak_sign")
+    __slots__ = ("_coefficients_before_streak", "_covariance", "_min_coefficients", "_recent_ratios", "_sorted_ratios",
+                 "_streak", "_streak_sign", "coefficients")
 
     def __init__(self, coefficients: CostTerms) -> None:
         self._restart_learning(coefficients)
 
     def _restart_learning(self, coefficients: CostTerms) -> None:
         """Start learning from these coefficients, with the uncertainty of those from warm-up."""
-        self._coefficients = coefficients
+        self.coefficients = coefficients
         self._min_coefficients = tuple(MIN_COEFFICIENT_FRACTION * c for c in coefficients)
         self._covariance = [[MAX_MULTIPLIER_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
-        self._ratios = PredictionRatios()
-        self._streak: list[ObservedStep] = []  # the latest steps, if all were off in the same direction
+        self._recent_ratios: deque[float] = deque()  # the last RATIO_WINDOW ratios of actual to predicted time
+        self._sorted_ratios: list[float] = []  # the same, in order of size
+        self._streak: list[tuple[StepLoad, float]] = []  # the latest steps, if all were off in the same direction
         self._streak_sign = 0  # 1 where steps took longer than predicted, -1 where shorter
         self._coefficients_before_streak = coefficients  # the coefficients when the streak began
 
@@ -75,15 +68,18 @@ class CostModel:
         return cls(fit_coefficients(measurements))
 
     @property
-    def coefficients(self) -> CostTerms:
-        return self._coefficients
-
-    @property
     def safety_factor(self) -> float:
-        return self._ratios.safety_quantile
+        ratios = self._sorted_ratios
+        count = len(ratios)
+        if count < MIN_RATIOS_FOR_QUANTILE:
+            return max(INITIAL_SAFETY_FACTOR, ratios[-1] if count else 0.0)
+        num_without_outliers = bisect_left(ratios, OUTLIER_RATIO * ratios[count // 2])
+        return max(MIN_SAFETY_FACTOR,
+                   ratios[min(num_without_outliers - 1, int(SAFETY_QUANTILE * num_without_outliers))])
 
-    def predict(self, load: StepLoad) -> float:
-        a, b, c, d = self._coefficients
+    def predict(self, load: StepLoad, coefficients: CostTerms | None = None) -> float:
+        """Return the seconds of a step with this load, by the present coefficients unless others are given."""
+        a, b, c, d = coefficients or self.coefficients
         return a + b * load.rows + c * load.chunk_tokens + d * load.context
 
     def observe(self, load: StepLoad, seconds: float) -> float:
@@ -91,29 +87,26 @@ class CostModel:
         predicted = self.predict(load)
         if predicted <= 0.0:
             return 1.0
-        self._update_streak(load, seconds, predicted)
+        if self._streak:
+            ratio = seconds / self.predict(load, self._coefficients_before_streak)
+        else:
+            self._coefficients_before_streak = self.coefficients
+            ratio = seconds / predicted
+        sign = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
+        if sign != self._streak_sign:
+            self._streak, self._streak_sign, self._coefficients_before_streak = [], sign, self.coefficients
+        if sign:
+            self._streak.append((load, seconds))
         if len(self._streak) < SPEED_CHANGE_STREAK:
             self._update_coefficients(load, seconds, predicted)
             return 1.0
         streak = self._streak
-        factor = median(took / of.predict_seconds(self._coefficients_before_streak) for of, took in streak)
+        factor = median(took / self.predict(of, self._coefficients_before_streak) for of, took in streak)
         a, b, c, d = self._coefficients_before_streak
         self._restart_learning((a * factor, b * factor, c * factor, d * factor))
         for past_load, past_seconds in streak:
-            self._update_coefficients(past_load, past_seconds, past_load.predict_seconds(self._coefficients))
+            self._update_coefficients(past_load, past_seconds, self.predict(past_load))
         return factor
-
-    def _update_streak(self, load: StepLoad, seconds: float, predicted: float) -> None:
-        if not self._streak:
-            self._coefficients_before_streak = self._coefficients
-        else:
-            predicted = load.predict_seconds(self._coefficients_before_streak)
-        ratio = seconds / predicted
-        sign = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
-        if sign != self._streak_sign:
-            self._streak, self._streak_sign, self._coefficients_before_streak = [], sign, self._coefficients
-        if sign:
-            self._streak.append((load, seconds))
 
     def _update_coefficients(self, load: StepLoad, seconds: float, predicted: float) -> None:
         """Take one step of recursive least squares for the multipliers, which are folded into the coefficients.
@@ -122,7 +115,7 @@ class CostModel:
         """
         ratio = seconds / predicted
         error = min(max(ratio, 1.0 / RATIO_CLIP), RATIO_CLIP) - 1.0
-        a, b, c, d = self._coefficients
+        a, b, c, d = self.coefficients
         s0, s1 = a / predicted, b * load.rows / predicted  # each term's share of the prediction
         s2, s3 = c * load.chunk_tokens / predicted, d * load.context / predicted
         row0, row1, row2, row3 = covariance = self._covariance
@@ -131,13 +124,16 @@ class CostModel:
         v2 = row2[0] * s0 + row2[1] * s1 + row2[2] * s2 + row2[3] * s3
         v3 = row3[0] * s0 + row3[1] * s1 + row3[2] * s2 + row3[3] * s3
         prediction_variance = v0 * s0 + v1 * s1 + v2 * s2 + v3 * s3
-        if prediction_variance <= RATIO_NOISE_VARIANCE:
-            self._ratios.add(ratio)  # such steps have been learned, so the remaining error is noise
+        if prediction_variance <= RATIO_NOISE_VARIANCE:  # such steps have been learned: the remaining error is noise
+            self._recent_ratios.append(ratio)
+            insort(self._sorted_ratios, ratio)
+            if len(self._recent_ratios) > RATIO_WINDOW:
+                del self._sorted_ratios[bisect_left(self._sorted_ratios, self._recent_ratios.popleft())]
         total_variance = RATIO_NOISE_VARIANCE + prediction_variance
         gains = (v0 / total_variance, v1 / total_variance, v2 / total_variance, v3 / total_variance)
         least = self._min_coefficients
-        self._coefficients = (max(a * (1.0 + gains[0] * error), least[0]), max(b * (1.0 + gains[1] * error), least[1]),
-                              max(c * (1.0 + gains[2] * error), least[2]), max(d * (1.0 + gains[3] * error), least[3]))
+        self.coefficients = (max(a * (1.0 + gains[0] * error), least[0]), max(b * (1.0 + gains[1] * error), least[1]),
+                             max(c * (1.0 + gains[2] * error), least[2]), max(d * (1.0 + gains[3] * error), least[3]))
         is_clipped = not 1.0 / RATIO_CLIP < ratio < RATIO_CLIP  # then the coefficients become no more certain
         for i, (row, gain) in enumerate(zip(covariance, gains, strict=True)):
             if not is_clipped:
@@ -146,31 +142,6 @@ class CostModel:
                 row[2] -= gain * v2
                 row[3] -= gain * v3
             row[i] = min(row[i] + VARIANCE_GROWTH_PER_STEP, MAX_MULTIPLIER_VARIANCE)
-
-
-class PredictionRatios:
-    """The last RATIO_WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
-
-    __slots__ = ("_recent", "_sorted")
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def add(self, ratio: float) -> None:
-        self._recent.append(ratio)
-        insort(self._sorted, ratio)
-        if len(self._recent) > RATIO_WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-
-    @property
-    def safety_quantile(self) -> float:
-        count = len(self._sorted)
-        if count < MIN_RATIOS_FOR_QUANTILE:
-            return max(INITIAL_SAFETY_FACTOR, self._sorted[-1] if count else 0.0)
-        num_without_outliers = bisect_left(self._sorted, OUTLIER_RATIO * self._sorted[count // 2])
-        return max(MIN_SAFETY_FACTOR,
-                   self._sorted[min(num_without_outliers - 1, int(SAFETY_QUANTILE * num_without_outliers))])
 
 
 def fit_coefficients(measurements: GenericSequence[StepMeasurement]) -> CostTerms:
@@ -186,16 +157,12 @@ def fit_coefficients(measurements: GenericSequence[StepMeasurement]) -> CostTerm
         solution = _solve_least_squares([[terms[i] / seconds for i in kept_terms] for terms, seconds in rows])
         if min(solution) >= 0.0:
             solved = dict(zip(kept_terms, solution, strict=True))
-            a, b, c, d = (max(solved.get(i, 0.0), _min_initial_coefficient(rows, i)) for i in range(4))
+            # Each starts above zero, since a multiplier cannot change a zero.
+            a, b, c, d = (max(solved.get(i, 0.0), 1e-4 * min(seconds / max(terms[i], 1.0) for terms, seconds in rows))
+                          for i in range(4))
             return (a, b, c, d)
         kept_terms.pop(solution.index(min(solution)))
     return (1e-3, 1e-6, 1e-6, 1e-9)
-
-
-def _min_initial_coefficient(rows: list[tuple[CostTerms, float]], index: int) -> float:
-    """Return the smallest start value of coefficient `index`, which is above zero: a multiplier cannot change a
-    zero."""
-    return 1e-4 * min(seconds / max(terms[index], 1.0) for terms, seconds in rows)
 
 
 def _solve_least_squares(rows: list[list[float]]) -> list[float]:

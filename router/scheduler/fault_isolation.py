@@ -7,6 +7,7 @@ sequences may start.
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.scheduler.sequence import Sequence, SequenceState
@@ -23,18 +24,11 @@ class ShardLossReason(Enum):
     DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame
 
 
+@dataclass(slots=True, eq=False)
 class FaultIsolation:
-    """Sets of sequences suspected of making steps fail; the first set may run alone until it is cleared or a culprit is
-    found.
-    """
+    """Sets of sequences suspected of making steps fail. The first runs alone until it is cleared or a culprit found."""
 
-    __slots__ = ("suspect_sets",)
-
-    def __init__(self) -> None:
-        self.suspect_sets: list[dict[int, Sequence]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.suspect_sets)
+    suspect_sets: list[dict[int, Sequence]] = field(default_factory=list)
 
     def current_suspects(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.
@@ -44,12 +38,8 @@ class FaultIsolation:
         return next((suspects for suspects in self.suspect_sets
                      if not all(map(is_unstartable, suspects.values()))), None)
 
-    def clear_suspicion_of(self, sequence: Sequence) -> None:
-        """Remove one sequence from all sets: it has ended, or will be put into a new set."""
-        self.clear_suspicions([sequence.id])
-
     def clear_suspicions(self, sequence_ids: Iterable[int]) -> None:
-        """Remove sequences from all sets: they produced a token."""
+        """Remove sequences from all sets: they produced a token, have ended, or will be put into a new set."""
         for sequence_id in sequence_ids:
             for suspects in self.suspect_sets:
                 suspects.pop(sequence_id, None)
@@ -62,7 +52,7 @@ class FaultIsolation:
         suspect.
         """
         if ran_alone and members:
-            self.clear_suspicion_of(members[0])
+            self.clear_suspicions([members[0].id])
             return members[0]
         known_suspects = [s for s in members if any(s.id in suspects for suspects in self.suspect_sets)]
         suspects = known_suspects or members
@@ -74,8 +64,7 @@ class FaultIsolation:
         """Put these sets of suspects before all others."""
         new_sets = [{s.id: s for s in suspects} for suspects in suspect_sets if suspects]
         for suspects in new_sets:
-            for suspect in suspects.values():
-                self.clear_suspicion_of(suspect)
+            self.clear_suspicions(suspects)
         self.suspect_sets = new_sets + self.suspect_sets
 
     def assign_blame(self, loss_reason: ShardLossReason,
@@ -84,24 +73,16 @@ class FaultIsolation:
 
         `steps` are the sequences of each step in flight, the oldest step first.
         """
+        unfinished = [[s for s in step if s.state is not SequenceState.FINISHED] for step in steps]
         if loss_reason is ShardLossReason.DEATH:
-            return self._record_shard_death({s.id: s for step in steps for s in step
-                                             if s.state is not SequenceState.FINISHED}.values())
+            # A sequence with DEATHS_BEFORE_ISOLATION gets a set of its own, with DEATHS_BEFORE_FAILURE it fails.
+            members = {s.id: s for step in unfinished for s in step}.values()
+            for sequence in members:
+                sequence.num_shard_deaths += 1
+            self.isolate_suspects([s] for s in members if s.num_shard_deaths == DEATHS_BEFORE_ISOLATION)
+            return [(s, f"the model's processes died {s.num_shard_deaths} times with this request") for s in members
+                    if s.num_shard_deaths >= DEATHS_BEFORE_FAILURE]
         if loss_reason is ShardLossReason.STEP_ERROR and steps:
-            unfinished = [sequence for sequence in steps[0] if sequence.state is not SequenceState.FINISHED]
-            culprit = self.bisect_suspects(unfinished, ran_alone=len(steps[0]) == 1)
+            culprit = self.bisect_suspects(unfinished[0], ran_alone=len(steps[0]) == 1)
             return [(culprit, "the step failed with this request alone")] if culprit is not None else []
         return []
-
-    def _record_shard_death(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
-        """Count a death of the shards' processes for each of these sequences.
-
-        Those with DEATHS_BEFORE_ISOLATION are isolated, each in a set of its own; those with DEATHS_BEFORE_FAILURE or
-        more are returned with the reason.
-        """
-        members = list(members)
-        for sequence in members:
-            sequence.num_shard_deaths += 1
-        self.isolate_suspects([s] for s in members if s.num_shard_deaths == DEATHS_BEFORE_ISOLATION)
-        return [(s, f"the model's processes died {s.num_shard_deaths} times with this request") for s in members
-                if s.num_shard_deaths >= DEATHS_BEFORE_FAILURE]

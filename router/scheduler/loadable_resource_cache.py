@@ -9,7 +9,7 @@ resource whose unload was requested is unloaded as soon as no request needs it, 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
@@ -33,7 +33,6 @@ class ResourceState(Enum):
     UNLOADING = auto()
 
 
-RETAINED_STATES = frozenset({ResourceState.LOADING, ResourceState.LOADED})
 # Shown to users.
 ABSENT_STATUS = "absent"
 STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here", ResourceState.DRAINING: "leaving",
@@ -58,40 +57,30 @@ class AdapterStatus:
     num_users: int  # unfinished requests that need it
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LoadableResourceCache:
     """State of each resource on the shards, and the loads and unloads to be done.
 
     It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
     """
 
-    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_max_adapter_bytes",
-                 "_num_users", "_queue", "_requested_unloads", "_settings", "is_in_use", "pending_commands",
-                 "wake_at")
-
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
-                 available: set[LoadableResource]) -> None:
-        """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
-        it."""
-        self._settings = settings
-        self._queue = queue
-        self._fair_shares = fair_shares
-        self._available = available
-        self._cached: dict[LoadableResource, CachedResource] = {}
-        self._num_users: dict[LoadableResource, int] = {}  # number of unfinished sequences that need it, if not 0
-        # Available but needed by no sequence, least recently used first.
-        self._idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = {
-            kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._draining: dict[LoadableResource, None] = {}  # in the order in which draining began
-        # to be unloaded once no unfinished sequence needs them
-        self._requested_unloads: dict[LoadableResource, None] = {}
-        self._max_adapter_bytes = 0
-        self.is_in_use = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
-        self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
-        self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
-
-    def set_adapter_memory(self, max_adapter_bytes: int) -> None:
-        """Set how many bytes of adapters fit on a shard."""
-        self._max_adapter_bytes = max_adapter_bytes
+    _settings: SchedulerSettings
+    _queue: WaitingQueue
+    _fair_shares: FairShares
+    available: set[LoadableResource]  # on every shard, and open to new sequences; only this class changes it
+    _cached: dict[LoadableResource, CachedResource] = field(default_factory=dict)
+    _num_users: dict[LoadableResource, int] = field(default_factory=dict)  # unfinished sequences that need it, if any
+    # Available but needed by no sequence, least recently used first.
+    _idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = field(
+        default_factory=lambda: {ADAPTER: OrderedDict(), GRAMMAR: OrderedDict()})
+    _draining: dict[LoadableResource, None] = field(default_factory=dict)  # in the order in which draining began
+    # To be unloaded once no unfinished sequence needs them.
+    _requested_unloads: dict[LoadableResource, None] = field(default_factory=dict)
+    max_adapter_bytes: int = 0  # how many bytes of adapters fit on a shard
+    is_in_use: bool = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
+    # Not yet returned by `Scheduler.take_resource_commands`.
+    pending_commands: list[ResourceCommand] = field(default_factory=list)
+    wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
     # -- demand
 
@@ -111,7 +100,7 @@ class LoadableResourceCache:
             self._num_users[resource] -= 1
             if not self._num_users[resource]:
                 del self._num_users[resource]
-                if resource in self._available:
+                if resource in self.available:
                     self._idle_by_kind[resource.kind][resource] = None
                 elif resource not in self._cached:
                     self._requested_unloads.pop(resource, None)
@@ -120,7 +109,7 @@ class LoadableResourceCache:
         """Load the resource even if no request needs it."""
         self.is_in_use = True
         self._requested_unloads.pop(resource, None)
-        if resource not in self._available:
+        if resource not in self.available:
             self._queue.request_load(resource)
 
     def request_unload(self, resource: LoadableResource) -> None:
@@ -145,7 +134,7 @@ class LoadableResourceCache:
         if resource.kind != ADAPTER or resource in self._cached:
             return ""
         pinned = [cached.resource for cached in self._cached_adapters() if cached.resource.is_pinned]
-        free_bytes = self._max_adapter_bytes - sum(other.max_bytes for other in pinned)
+        free_bytes = self.max_adapter_bytes - sum(other.max_bytes for other in pinned)
         if resource.max_bytes > free_bytes:
             return (f"the adapter takes {resource.max_bytes:,} bytes of memory, and there are {free_bytes:,} for "
                     f"adapters that come and go (--adapter-memory-fraction)")
@@ -171,10 +160,7 @@ class LoadableResourceCache:
                 self._requested_unloads.pop(resource, None)
 
     def record_shard_loss(self, now: float, *, lost_all: bool) -> None:
-        """Forget the loads and unloads in progress after a loss of the shards; with `lost_all`, all resources.
-
-        `plan_loads_and_unloads` loads again what sequences need.
-        """
+        """Forget the loads and unloads in progress, or all resources; what sequences need is loaded again."""
         for cached in [*self._cached.values()]:
             if lost_all or cached.state in {ResourceState.LOADING, ResourceState.UNLOADING}:
                 self.record_unloaded(cached.resource, now)
@@ -187,7 +173,12 @@ class LoadableResourceCache:
         if self._queue.set_aside_by_resource:
             to_load = self._resources_to_load()
             adapters = [resource for resource in to_load if resource.kind == ADAPTER]
-            self._stop_draining(now, include_adapters=not adapters)
+            # Draining stops unless the unload was requested, or another adapter needs an adapter's room.
+            for resource in [*self._draining]:
+                if resource not in self._requested_unloads and not (adapters and resource.kind == ADAPTER):
+                    del self._draining[resource]
+                    self._cached[resource].state = ResourceState.LOADED
+                    self._make_available(resource, now)
             if adapters:
                 self._make_room_for_adapters(adapters, now)
             if to_load:
@@ -197,8 +188,11 @@ class LoadableResourceCache:
         for resource in [resource for resource in self._requested_unloads
                          if resource in self._idle_by_kind[resource.kind]]:
             self._start_draining(self._cached[resource], now)
-        if self._draining:
-            self._start_unloads(find_resources_in_use(), now)
+        in_use = find_resources_in_use() if self._draining else set()
+        for resource in [resource for resource in self._draining if resource not in in_use]:
+            del self._draining[resource]
+            self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
+            self.pending_commands.append(UnloadResource(resource))
 
     # -- internals
 
@@ -206,10 +200,7 @@ class LoadableResourceCache:
         return [cached for resource, cached in self._cached.items() if resource.kind == ADAPTER]
 
     def _resources_to_load(self) -> list[LoadableResource]:
-        """Return the awaited resources that must be loaded, longest awaited first.
-
-        If several tenants compete, those of the tenant that has received least go first.
-        """
+        """Return the awaited resources to load, longest awaited first, or those of the least served tenant."""
         to_load = [resource for resource in self._queue.set_aside_by_resource if resource not in self._cached]
         if not self._fair_shares.has_competition or len(to_load) < 2:
             return to_load
@@ -220,9 +211,9 @@ class LoadableResourceCache:
 
     def _make_room_for_adapters(self, to_load: list[LoadableResource], now: float) -> None:
         """Drain adapters to make room for those to be loaded, in order, as long as one may be evicted."""
-        retained = [cached for cached in self._cached_adapters() if cached.state in RETAINED_STATES]
+        retained = [r for r in self._cached_adapters() if r.state in (ResourceState.LOADING, ResourceState.LOADED)]
         num_free_slots = self._settings.max_active_adapters - len(retained)
-        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
+        free_bytes = self.max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
         evictable = self._evictable_adapters(retained, now)
         for resource in to_load:
             while num_free_slots < 1 or free_bytes < resource.max_bytes:
@@ -238,24 +229,20 @@ class LoadableResourceCache:
         loaded = [r for r in retained if r.state is ResourceState.LOADED and not r.resource.is_pinned]
         idle_order = {resource: index for index, resource in enumerate(self._idle_by_kind[ADAPTER])}
         yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
-        needed = [(self._evictable_at(cached), cached) for cached in loaded
-                  if cached.resource not in idle_order]
+        cycle_seconds = self._settings.adapter_cycle_seconds
+        needed = [(r.state_changed_at + cycle_seconds + (0.0 if r.is_used else UNUSED_GRACE_SECONDS), r) for r in loaded
+                  if r.resource not in idle_order]
         for evictable_at, cached in sorted(needed, key=lambda pair: pair[0]):
             if now < evictable_at:
                 self.wake_at = evictable_at
                 return
             yield cached
 
-    def _evictable_at(self, cached: CachedResource) -> float:
-        """Return when the adapter's cycle time is over."""
-        cycle_end = cached.state_changed_at + self._settings.adapter_cycle_seconds
-        return cycle_end if cached.is_used else cycle_end + UNUSED_GRACE_SECONDS
-
     def _start_loads(self, to_load: list[LoadableResource], now: float) -> None:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
         cached_adapters = self._cached_adapters()
         num_free_slots = self._settings.max_active_adapters - len(cached_adapters)
-        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in cached_adapters)
+        free_bytes = self.max_adapter_bytes - sum(cached.resource.max_bytes for cached in cached_adapters)
         for resource in to_load:
             if resource.kind == ADAPTER:
                 num_free_slots, free_bytes = num_free_slots - 1, free_bytes - resource.max_bytes
@@ -264,39 +251,19 @@ class LoadableResourceCache:
             self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
             self.pending_commands.append(LoadResource(resource))
 
-    def _start_unloads(self, in_use: set[LoadableResource], now: float) -> None:
-        for resource in [*self._draining]:
-            if resource not in in_use:
-                del self._draining[resource]
-                self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
-                self.pending_commands.append(UnloadResource(resource))
-
     def _start_draining(self, cached: CachedResource, now: float) -> None:
         cached.state = ResourceState.DRAINING
         self._draining[cached.resource] = None
         self._make_unavailable(cached.resource, now)
 
-    def _stop_draining(self, now: float, *, include_adapters: bool) -> None:
-        """Stop draining the grammars whose unload was not requested, and with `include_adapters` such adapters too.
-
-        Adapters go on draining if another adapter needs their room.
-        """
-        for resource in [*self._draining]:
-            if resource not in self._requested_unloads and (include_adapters or resource.kind != ADAPTER):
-                del self._draining[resource]
-                self._cached[resource].state = ResourceState.LOADED
-                self._make_available(resource, now)
-
     def _make_available(self, resource: LoadableResource, now: float) -> None:
-        self._available.add(resource)
+        self.available.add(resource)
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
-        for sequence in self._queue.bring_back_sequences(resource):
-            sequence.timeline.enter_phase(sequence.waiting_phase, now)
+        self._queue.bring_back_sequences(resource, now)
 
     def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
-        if resource in self._available:
-            self._available.remove(resource)
+        if resource in self.available:
+            self.available.remove(resource)
             self._idle_by_kind[resource.kind].pop(resource, None)
-            for sequence in self._queue.set_aside_sequences(resource):
-                sequence.timeline.enter_phase(sequence.waiting_phase, now)
+            self._queue.set_aside_sequences(resource, now)

@@ -1,7 +1,6 @@
-"""Messages between the scheduler and the shards, as plain data.
+"""Messages between the scheduler and the shards, as plain data, named as in proto/shard.proto.
 
-The nouns are those of proto/shard.proto, in rows instead of columns. `shards/request_encoding.py` and
-`shards/answer_decoding.py` convert between the two.
+They are rows, not columns; `shards/request_encoding.py` and `shards/answer_decoding.py` convert between the two.
 """
 
 from collections.abc import Mapping
@@ -14,10 +13,7 @@ from router.request import LoadableResource, Request, RequestKind
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence that enters a batch: new, or returning after a preemption.
-
-    It has everything that a shard needs to run the sequence.
-    """
+    """A sequence that enters a batch, new or after a preemption, with everything that a shard needs to run it."""
 
     sequence_id: int
     request: Request

@@ -2,22 +2,23 @@
 
 `MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
 batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. Two more, for
-comparisons, are in baseline_policies.py. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
+comparisons, are in baseline_policies.py. `PoolingPolicy` drafts steps for embeddings and labels.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from router.request import RequestKind
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.messages import Concat
-from router.scheduler.running_sequences import Batch, RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.settings import SchedulerSettings
+from router.scheduler.messages import Concat, NewSequence
+from router.scheduler.running_sequences import Batch
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.step import StepDraft, compute_decode_load
-from router.scheduler.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:  # the Scheduler makes its policy, which asks it for what a step may hold
+    from router.scheduler.scheduler import Scheduler
 
 EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second of decodes that delayed them
 
@@ -37,24 +38,18 @@ class PrefillBudget:
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
 
-    def limit_seconds(self, allowance: "TimeAllowance", cost_model: CostModel) -> None:
-        self.seconds, self.first_chunk_seconds, self.single_block_seconds = allowance
-        self.cost_model = cost_model
-
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
         limit = min(num_left, self.tokens)
         if self.cost_model is None or self.seconds == inf:
             return self._round_to_blocks(start, num_left, limit)
-        length = self._round_to_blocks(
-            start, num_left,
-            min(limit, self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)))
+        within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
+        length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
         if length or not self.single_block_seconds:
             return length
         rest_of_block = self.block_size - start % self.block_size
-        return self._round_to_blocks(start, num_left,
-                                     min(limit, rest_of_block,
-                                         self._tokens_within_seconds(self.single_block_seconds, start)))
+        within_seconds = self._tokens_within_seconds(self.single_block_seconds, start)
+        return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
@@ -70,10 +65,7 @@ class PrefillBudget:
 
     def _round_to_blocks(self, start: int, num_left: int, limit: int) -> int:
         """Return `limit` if that completes the prompt, or else what fills whole blocks."""
-        if limit == num_left:
-            return limit
-        end = (start + limit) // self.block_size * self.block_size
-        return max(0, end - start)
+        return limit if limit == num_left else max(0, (start + limit) // self.block_size * self.block_size - start)
 
 
 class TimeAllowance(NamedTuple):
@@ -109,33 +101,24 @@ class PrefillTimeAllowance:
     first token later than prompts that finish together, and most get it sooner.
     """
 
-    __slots__ = ("_decode_seconds_since_prefill",)
+    __slots__ = ("decode_seconds_since_prefill",)
 
     def __init__(self) -> None:
-        # predicted seconds of decodes since prompts last ran, the next step's included
-        self._decode_seconds_since_prefill = 0.0
+        # Predicted seconds of decodes since prompts last ran, the next step's included. A planned step sets them to 0,
+        # unless it left out all prompts that wait.
+        self.decode_seconds_since_prefill = 0.0
 
     def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
                          cost_model: CostModel) -> TimeAllowance:
         """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
         decode_seconds = cost_model.predict(decode_load)
         ratio = num_waiting / decode_load.rows
-        self._decode_seconds_since_prefill += decode_seconds
+        self.decode_seconds_since_prefill += decode_seconds
         all_prompts = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
         first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
         single_block = max(first_prompt,
-                           EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prefill * max(1.0, ratio))
+                           EARNED_PER_DECODE_SECOND * self.decode_seconds_since_prefill * max(1.0, ratio))
         return TimeAllowance(all_prompts, first_prompt, single_block)
-
-    def record_planned_step(self, *, left_out_all_prompts: bool) -> None:
-        """Record a planned step: the earned seconds are kept only if it left out all waiting prompts
-        (`left_out_all_prompts`)."""
-        if not left_out_all_prompts:
-            self.reset()
-
-    def reset(self) -> None:
-        """Drop the earned seconds: no prompt waits for them."""
-        self._decode_seconds_since_prefill = 0.0
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:
@@ -148,38 +131,16 @@ def predict_chunk_seconds(cost_model: CostModel, start: int, length: int) -> flo
     return cost_model.predict(compute_chunk_load(start, length)) - cost_model.predict(StepLoad())
 
 
-class SchedulerView(Protocol):
-    """The part of the scheduler that a policy may use."""
-
-    settings: SchedulerSettings
-    running: RunningSequences
-    waiting: WaitingQueue
-    cost_model: CostModel
-
-    def next_request_kind(self) -> RequestKind: ...
-    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
-    def num_waiting_for_room(self) -> int: ...
-    def num_fitting(self) -> int: ...
-    def start_sequence(self, candidate: Sequence) -> None: ...
-    def record_over_budget(self, candidate: Sequence) -> None: ...
-    def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
-
-
 class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
-    __slots__ = ("scheduler", "wake_at")
+    __slots__ = ("num_places_left", "pauses_decodes", "scheduler", "wake_at")
 
-    reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
-
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.wake_at: float | None = None  # when `prepare` must be called
-
-    @property
-    def pauses_decodes(self) -> bool:
-        """Whether prompts run in steps without the decodes."""
-        return False
+        self.pauses_decodes = False  # whether prompts run in steps without the decodes
+        self.num_places_left = 0  # how many more sequences may join the open group, if there is one
 
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
@@ -197,12 +158,6 @@ class StepPolicy:
         """Return whether a waiting sequence may start, if there is room."""
         return True
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a group is open, whose members may be anywhere in the queue: sequences that the policy does not admit
-        then do not count towards those that are examined in a step."""
-        return False
-
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
         if preempted:
@@ -212,23 +167,22 @@ class StepPolicy:
 
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
                           may_start_next: Callable[[int], bool] = bool) -> bool:
-        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out, be it one
-        that is unfinished or that of a waiting sequence.
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left out any prompt.
 
         `may_start_next` says, given the tokens left in the budget, whether another sequence may start: by default, if
         any are left.
         """
-
         assert draft.batch is not None
         # If all sequences of the batch decode, no prompt is unfinished.
         prompts = find_sequences_to_prefill(draft.batch) if len(draft.decoding) < len(draft.batch) else []
         for sequence in prompts:
             if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_start_next(budget.tokens) and (candidate := self.scheduler.peek_next_sequence()) is not None:
+        selector = self.scheduler.selector
+        while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
             cached = self.scheduler.running.count_cached_tokens(candidate)
             if not budget.max_chunk_length(cached, candidate.length - cached):
-                self.scheduler.record_over_budget(candidate)
+                selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
                 draft.has_turned_new_sequence_away = True
                 return True
             self.scheduler.start_sequence(candidate)
@@ -255,7 +209,7 @@ class MixedPolicy(StepPolicy):
 
     __slots__ = ("_prompt_time_allowance",)
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
         self._prompt_time_allowance = PrefillTimeAllowance()
 
@@ -266,11 +220,10 @@ class MixedPolicy(StepPolicy):
                             if s.num_sent_tokens >= s.num_initial_tokens], draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        if len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences:
-            left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
-            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
-        else:
-            self._prompt_time_allowance.reset()
+        has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
+        left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
+        if not left_prompt_out or draft.chunks:
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
@@ -278,9 +231,11 @@ class MixedPolicy(StepPolicy):
         if draft.decoding:
             draft.decode_load = compute_decode_load(draft.decoding)
             num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
-            allowance = self._prompt_time_allowance.update_allowance(
-                draft.decode_load, num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
-            budget.limit_seconds(allowance, self.scheduler.cost_model)
+            budget.cost_model = self.scheduler.cost_model
+            budget.seconds, budget.first_chunk_seconds, budget.single_block_seconds = (
+                self._prompt_time_allowance.update_allowance(draft.decode_load, num_waiting,
+                                                             self.scheduler.settings.max_stall_seconds,
+                                                             budget.cost_model))
         return budget
 
 
@@ -291,15 +246,12 @@ class PausePolicy(StepPolicy):
 
     __slots__ = ("_decode_next", "_num_decode_steps", "_prefill_batch")
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
+        self.pauses_decodes = True
         self._prefill_batch: Batch | None = None
         self._decode_next = False
         self._num_decode_steps = 0  # decode steps since new sequences last started
-
-    @property
-    def pauses_decodes(self) -> bool:
-        return True
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
@@ -307,73 +259,115 @@ class PausePolicy(StepPolicy):
         if self._prefill_batch not in running.batches:
             self._prefill_batch = None
         if self._prefill_batch is not None and not find_sequences_to_prefill(self._prefill_batch):
-            self._merge_prefill_batch(draft)
+            if len(running.batches) > 1:
+                draft.messages_before.append(Concat(running.concat_batches()))
+            self._prefill_batch = None
         if not (self._decode_next and self._find_ready_sequences()):
             self._draft_prefill(draft)
         if not draft.chunks:
-            self._draft_decode(draft)
+            self._decode_next = False
+            if ready := self._find_ready_sequences():
+                self._num_decode_steps += 1
+                self.draft_decodes(ready, draft)
+                draft.messages_before += running.take_pending_filters()
+                draft.batch = self._find_decode_batch()
         return draft
 
-    def _draft_prefill(self, draft: StepDraft) -> None:
-        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
-        if self._prefill_batch is not None:
-            self._draft_chunks(draft, self._prefill_batch, lambda _: False)
-        elif self._should_start_prefill():
-            self._start_new_sequences(draft)
-
     def _find_decode_batch(self) -> Batch | None:
-        """Return the decode batch; None if there is none."""
         return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
     def _find_ready_sequences(self) -> list[Sequence]:
         """Return the ready sequences of the decode batch."""
-        batch = self._find_decode_batch()
-        return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
+        return [sequence for sequence in self._find_decode_batch() or () if sequence.is_ready_to_decode]
 
-    def _merge_prefill_batch(self, draft: StepDraft) -> None:
-        if len(self.scheduler.running.batches) > 1:
-            draft.messages_before.append(Concat(self.scheduler.running.concat_batches()))
-        self._prefill_batch = None
+    def _draft_prefill(self, draft: StepDraft) -> None:
+        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
+        is_new = self._prefill_batch is None
+        if is_new:
+            if not self._should_start_prefill() or self.scheduler.selector.peek_next_sequence() is None:
+                return
+            self._prefill_batch, self._num_decode_steps = self.scheduler.running.new_batch(), 0
+        draft.batch = self._prefill_batch
+        self.add_prompt_chunks(draft, self.token_budget(), self._fits_uncut if is_new else lambda _: False)
+        self._decode_next = True
 
     def _should_start_prefill(self) -> bool:
         settings = self.scheduler.settings
-        num_running = len(self.scheduler.running)
-        num_waiting = self.scheduler.num_waiting_for_room()
-        if not num_waiting:
-            return False
-        enough = num_waiting >= max(1, int(num_running * settings.waiting_served_ratio))
-        return not num_running or enough or self._num_decode_steps >= settings.max_waiting_tokens
+        num_running, num_waiting = len(self.scheduler.running), self.scheduler.num_waiting_for_room()
+        return bool(num_waiting) and (not num_running or self._num_decode_steps >= settings.max_waiting_tokens
+                                      or num_waiting >= max(1, int(num_running * settings.waiting_served_ratio)))
 
-    def _start_new_sequences(self, draft: StepDraft) -> None:
-        if self.scheduler.peek_next_sequence() is None:
-            return
-        self._prefill_batch = self.scheduler.running.new_batch()
-        self._num_decode_steps = 0
-        full_budget = self.scheduler.settings.max_prefill_tokens
-        self._draft_chunks(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
-
-    def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
+    def _fits_uncut(self, tokens_left: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        candidate = self.scheduler.peek_next_sequence()
-        if candidate is None:
-            return False
-        return (tokens_left == full_budget
-                or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
-
-    def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
-        draft.batch = batch
-        self.add_prompt_chunks(draft, self.token_budget(), may_start_next)
-        self._decode_next = True
-
-    def _draft_decode(self, draft: StepDraft) -> None:
-        self._decode_next = False
-        ready = self._find_ready_sequences()
-        if ready:
-            self._num_decode_steps += 1
-            self.draft_decodes(ready, draft)
-            draft.messages_before += self.scheduler.running.take_pending_filters()
-            draft.batch = self._find_decode_batch()
+        candidate = self.scheduler.selector.peek_next_sequence()
+        return candidate is not None and (
+            tokens_left == self.scheduler.settings.max_prefill_tokens
+            or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
 
 
 def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:
     return [sequence for sequence in batch if not sequence.is_ready_to_decode]
+
+
+class PoolingPolicy:
+    """Policy that drafts pooling steps: texts that are run as a whole, for embeddings or labels of their tokens.
+
+    Such a text cannot be cut, takes no blocks and enters no batch. The first sequence in turn decides the kind of a
+    step, but between two pooling steps running sequences get a step of their own. While sequences decode, pooling
+    shares the time with the decodes as prompts do (`PrefillTimeAllowance`), except that the whole pooling step counts
+    as added time.
+    """
+
+    __slots__ = ("_last_step_was_pooling", "_prompt_time_allowance", "is_active", "scheduler")
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.scheduler = scheduler
+        self.is_active = False  # whether texts waited when `draft_step` was last called
+        self._last_step_was_pooling = False  # the step before was a pooling step
+        self._prompt_time_allowance = PrefillTimeAllowance()
+
+    def draft_step(self) -> StepDraft | None:
+        """Return a pooling step; None if the next generates text. To be called while texts wait, and once after."""
+        self.is_active = bool(self.scheduler.waiting.num_pooling)
+        kind = self.scheduler.selector.next_request_kind()
+        if not self.is_active:
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
+        may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
+                                                             and len(self.scheduler.running))
+        draft = self._draft_pooling_step(kind) if may_pool else None
+        self._last_step_was_pooling = draft is not None
+        return draft
+
+    def _draft_pooling_step(self, kind: RequestKind) -> StepDraft | None:
+        draft = StepDraft(kind=kind)
+        budget = self._make_budget()
+        max_sequences, selector = self.scheduler.settings.max_batch_size, self.scheduler.selector
+        while len(draft.chunks) < max_sequences and (sequence := selector.peek_next_sequence(kind)) is not None:
+            if budget.max_chunk_length(0, sequence.length) < sequence.length:
+                selector.record_turned_away(sequence, RequestPhase.PREFILL_BUDGET)
+                draft.has_turned_new_sequence_away = True
+                break
+            self.scheduler.start_sequence(sequence)
+            # Its only step: it enters no batch and holds no blocks.
+            sequence.state = SequenceState.FINISHING
+            draft.new_sequences.append(NewSequence(sequence.id, sequence.request, (), ()))
+            draft.chunks.append((sequence, sequence.length))
+            budget.spend(0, sequence.length)
+        if not draft.has_turned_new_sequence_away or draft.chunks:
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
+        return draft if draft.chunks else None
+
+    def _make_budget(self) -> PrefillBudget:
+        """Return the budget of a pooling step, with block size 1, since a text takes no blocks.
+
+        The constant cost of the step counts as added time too, since the whole step delays the decodes.
+        """
+        settings, cost_model = self.scheduler.settings, self.scheduler.cost_model
+        decode_load = compute_decode_load([s for s in self.scheduler.running if s.is_ready_to_decode])
+        if not decode_load.rows:
+            return PrefillBudget(settings.max_prefill_tokens, 1)
+        # 0: the ratio waiting / decoding applies to sequences that generate text only.
+        allowance = self._prompt_time_allowance.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
+        # A text cannot be cut, so the seconds earned by several steps count for it, as for a single block of a prompt.
+        return PrefillBudget(settings.max_prefill_tokens, 1,
+                             allowance.single_block - cost_model.predict(StepLoad()), cost_model=cost_model)

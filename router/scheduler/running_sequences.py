@@ -7,9 +7,11 @@ the next step of a batch (pooling steps use no blocks), and so before any other 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 
+from router.model_info import ModelInfo
 from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import BlockGrant, Filter, NewSequence
@@ -17,37 +19,19 @@ from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Sequences that step together, known to router and shards by the same id."""
 
-    __slots__ = ("id", "needs_filter", "sequences")
-
-    def __init__(self, batch_id: int) -> None:
-        self.id = batch_id
-        self.sequences: dict[int, Sequence] = {}
-        self.needs_filter = False
+    id: int
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    needs_filter: bool = False  # sequences were removed here that the shards still have
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.sequences.values())
-
-    def add(self, sequence: Sequence) -> None:
-        self.sequences[sequence.id] = sequence
-
-    def remove(self, sequence: Sequence) -> None:
-        """Remove the sequence here; the shards remove it by the Filter that is owed from now on."""
-        del self.sequences[sequence.id]
-        self.needs_filter = True
-
-    def absorb(self, other: "Batch") -> None:
-        self.sequences |= other.sequences
-
-    def take_filter(self) -> Filter:
-        """Return the Filter that is owed (`needs_filter`)."""
-        self.needs_filter = False
-        return Filter(self.id, tuple(self.sequences))
 
 
 # (hash of the block before, tokens, block size) -> hashes of the full blocks.
@@ -57,22 +41,18 @@ BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes
 class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
-    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_reuses_cache", "_tokens_per_step", "batches",
-                 "block_pool", "settings")
+    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_tokens_per_step", "batches", "block_pool", "settings")
 
-    def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
-                 hasher: BlockHasher = hash_blocks, *, reuses_cache: bool = True) -> None:
-        """Without `reuses_cache` no sequence finds cached blocks."""
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         self.settings = settings
         self._hasher = hasher
-        self._reuses_cache = reuses_cache
-        self.reset(block_pool, tokens_per_step)
+        self.reset(model_info)
 
-    def reset(self, block_pool: BlockPool, tokens_per_step: int) -> None:
+    def reset(self, model_info: ModelInfo) -> None:
         """Begin with other shards: nothing runs, every block is free."""
-        self.block_pool = block_pool
+        self.block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
         self.batches: list[Batch] = []
-        self._tokens_per_step = tokens_per_step
+        self._tokens_per_step = model_info.tokens_per_step
         self._last_batch_id = 0
         self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 
@@ -100,26 +80,21 @@ class RunningSequences:
         return self.block_pool.num_blocks_for(max(len(sequence.request.prompt),
                                                   sequence.request.max_length - 1 + num_spare_tokens))
 
-    def has_room_for(self, sequence: Sequence) -> bool:
-        """Return whether a new sequence fits.
+    def has_room_for(self, sequence: Sequence, victims: GenericSequence[Sequence] = ()) -> bool:
+        """Return whether a new sequence fits, now or once the victims are preempted.
 
         A reserve of blocks must stay free for the growth of running sequences; if none runs, none is kept.
         """
-        if len(self) >= self.settings.max_batch_size:
+        num_running = len(self) - len(victims)
+        if num_running >= self.settings.max_batch_size:
             return False
-        return self._compute_block_shortfall(sequence, len(self)) <= 0 and self._can_all_finish(sequence)
-
-    def can_reenter(self, sequence: Sequence) -> bool:
-        """Return whether a sequence that has just left fits again; no reserve is kept."""
-        return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
-
-    def _compute_block_shortfall(self, candidate: Sequence, num_running: int) -> int:
-        """Return how many more blocks must be free for the candidate to enter beside `num_running` others; <= 0: it
-        may enter now."""
-        if not num_running:
-            return self._num_blocks_at_entry(candidate) - self.block_pool.num_free
-        reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
-        return self._num_free_blocks_needed(candidate) + reserve - self.block_pool.num_free
+        if num_running:
+            reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
+            num_needed = self.num_free_blocks_needed(sequence) + reserve
+        else:
+            num_needed = self._num_blocks_at_entry(sequence)
+        num_freed = self.block_pool.count_freed_by(s.blocks for s in victims) if victims else 0
+        return num_needed <= self.block_pool.num_free + num_freed and self._can_all_finish(sequence)
 
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
@@ -133,25 +108,19 @@ class RunningSequences:
         if sequence.block_hashes:
             for block, block_hash in self._blocks_to_cache(sequence):
                 self.block_pool.reserve_hash(block, block_hash)
-        batch.add(sequence)
+        batch.sequences[sequence.id] = sequence
         if batch not in self.batches:
             self.batches.append(batch)
         return NewSequence(sequence.id, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
                            sequence.num_sent_tokens)
 
-    def start_pooling(self, sequence: Sequence) -> NewSequence:
-        """Return the sequence as a member of a pooling step, its only one: it enters no batch and holds no blocks."""
-        sequence.state = SequenceState.FINISHING
-        return NewSequence(sequence.id, sequence.request, (), ())
-
-    def _num_free_blocks_needed(self, sequence: Sequence) -> int:
+    def num_free_blocks_needed(self, sequence: Sequence) -> int:
         """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
         cached_blocks = self.find_cached_blocks(sequence)
         return self._num_blocks_at_entry(sequence) - len(cached_blocks) + self.block_pool.count_evictable(cached_blocks)
 
     def _is_unpreemptible(self, sequence: Sequence) -> bool:
-        """Return whether the sequence was preempted `max_preemptions` times: it then enters with all its blocks, to
-        stay."""
+        """Return whether the sequence, preempted `max_preemptions` times, now enters with all its blocks, to stay."""
         return sequence.num_preemptions >= self.settings.max_preemptions
 
     def _num_blocks_at_entry(self, sequence: Sequence) -> int:
@@ -161,7 +130,7 @@ class RunningSequences:
     def _can_all_finish(self, candidate: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
         sequences = [*self, candidate]
-        unpreemptible = [s for s in sequences if s.num_preemptions >= self.settings.max_preemptions]
+        unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
         if not unpreemptible:
             return True
         largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
@@ -192,21 +161,23 @@ class RunningSequences:
                 and self.block_pool.is_hash_reserved(sequence.block_hashes[block_index]))
 
     def _max_cached_blocks(self, sequence: Sequence) -> int:
-        """Return how many cached blocks the sequence may use at most.
-
-        None if the policy does not reuse the cache, or if it wants the logprobs of its prompt: those need the whole
-        prompt computed.
-        """
+        """Return how many cached blocks the sequence may use: none if it wants the logprobs of its whole prompt."""
         limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
-        return limit if self._reuses_cache and not sequence.request.prompt_logprobs else 0
+        return 0 if self.settings.recompute or sequence.request.prompt_logprobs else limit
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Cache the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
-        first, end = sequence.num_cached_blocks, num_computed_tokens // self.block_pool.block_size
-        if first < end and self._may_share_blocks(sequence):
-            self._compute_block_hashes(sequence, end)
-            self.block_pool.cache_full_blocks(sequence.blocks[first:end], sequence.block_hashes[first:end])
-            sequence.num_cached_blocks = end
+        block_hashes, block_size = sequence.block_hashes, self.block_pool.block_size
+        first, end = sequence.num_cached_blocks, num_computed_tokens // block_size
+        if first >= end or not self._may_share_blocks(sequence):
+            return
+        if len(block_hashes) < end:
+            parent_hash = block_hashes[-1] if block_hashes else sequence.request.cache_namespace
+            prompt, start, stop = sequence.request.prompt, len(block_hashes) * block_size, end * block_size
+            tokens = [*prompt[start:stop], *sequence.generated[max(0, start - len(prompt)):max(0, stop - len(prompt))]]
+            block_hashes += self._hasher(parent_hash, tokens, block_size)
+        self.block_pool.cache_full_blocks(sequence.blocks[first:end], block_hashes[first:end])
+        sequence.num_cached_blocks = end
 
     def _cache_generated_blocks(self, sequence: Sequence) -> None:
         """Cache the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
@@ -216,18 +187,9 @@ class RunningSequences:
         if sequence.blocks and sequence.length > sequence.num_initial_tokens:
             self.cache_full_blocks(sequence, sequence.length - 1)
 
-    def _compute_block_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        """Compute the missing hashes of the sequence's first `num_blocks` blocks."""
-        block_hashes, block_size = sequence.block_hashes, self.block_pool.block_size
-        if len(block_hashes) < num_blocks:
-            parent_hash = block_hashes[-1] if block_hashes else sequence.request.cache_namespace
-            block_hashes += self._hasher(
-                parent_hash, sequence.tokens_between(len(block_hashes) * block_size, num_blocks * block_size),
-                block_size)
-
     def _may_share_blocks(self, sequence: Sequence) -> bool:
         """Return whether other sequences may share the blocks that this one computes."""
-        return bool(sequence.request.cache_namespace) and self._reuses_cache
+        return bool(sequence.request.cache_namespace) and not self.settings.recompute
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""
@@ -240,36 +202,26 @@ class RunningSequences:
 
     def allocate_for_decodes(self, decoding: list[Sequence]) -> tuple[list[BlockGrant], list[Sequence]]:
         """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
-        per_step, size = self._tokens_per_step, self.block_pool.block_size
-        needed_grants = [(s, self._num_blocks_to_grant(s)) for s in decoding
-                         if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        per_step, pool, size = self._tokens_per_step, self.block_pool, self.block_pool.block_size
+        needed_grants = [
+            (s, pool.num_blocks_for(num_tokens) - len(s.blocks)) for s in decoding
+            if (num_tokens := s.length + (s.num_outputs_in_flight + 1) * per_step - 1) > len(s.blocks) * size]
         if not needed_grants:
             return [], []
-        if sum(num_to_grant for _, num_to_grant in needed_grants) <= self.block_pool.num_free:
-            return [self._grant_blocks(sequence, num_to_grant) for sequence, num_to_grant in needed_grants], []
-        for finishing in list(self._finishing.values()):
-            self.free_blocks(finishing)
-        return self._allocate_by_priority(sorted(needed_grants, key=lambda grant: grant[0].priority_key))
-
-    def _num_blocks_to_grant(self, sequence: Sequence) -> int:
-        max_tokens = sequence.length + (sequence.num_outputs_in_flight + 1) * self._tokens_per_step - 1
-        return self.block_pool.num_blocks_for(max_tokens) - len(sequence.blocks)
-
-    def _grant_blocks(self, sequence: Sequence, num_blocks: int) -> BlockGrant:
-        blocks = self.block_pool.allocate(num_blocks)
-        sequence.blocks += blocks  # in place: `ChunkWrite.is_valid` compares the list object
-        return BlockGrant(sequence.id, tuple(blocks))
-
-    def _allocate_by_priority(
-            self, needed_grants: list[tuple[Sequence, int]]) -> tuple[list[BlockGrant], list[Sequence]]:
+        if sum(num_blocks for _, num_blocks in needed_grants) > pool.num_free:
+            for finishing in list(self._finishing.values()):
+                self.free_blocks(finishing)
+            needed_grants.sort(key=lambda grant: grant[0].priority_key)
         grants: list[BlockGrant] = []
         preempted: list[Sequence] = []
-        for sequence, num_to_grant in needed_grants:
-            while sequence not in preempted and self.block_pool.num_free < num_to_grant:
+        for sequence, num_blocks in needed_grants:
+            while sequence not in preempted and pool.num_free < num_blocks:
                 preempted.append(self._next_to_preempt())
                 self.preempt(preempted[-1])
             if sequence not in preempted:
-                grants.append(self._grant_blocks(sequence, num_to_grant))
+                blocks = pool.allocate(num_blocks)
+                sequence.blocks += blocks  # in place: `ChunkWrite.is_valid` compares the list object
+                grants.append(BlockGrant(sequence.id, tuple(blocks)))
         return grants, preempted
 
     def _next_to_preempt(self) -> Sequence:
@@ -303,7 +255,7 @@ class RunningSequences:
         first = min((s.priority_key for s in self), default=candidate.priority_key)
         preemptible = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
                               and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
-        while preemptible and not self._has_room_without(candidate, victims):
+        while preemptible and not self.has_room_for(candidate, victims):
             victim = max(preemptible,
                          key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.priority_key))
             name, weight = victim.request.tenant.name, victim.request.tenant.weight
@@ -312,13 +264,7 @@ class RunningSequences:
             counts[name] -= 1
             preemptible.remove(victim)
             victims.append(victim)
-        return victims if self._has_room_without(candidate, victims) else []
-
-    def _has_room_without(self, candidate: Sequence, victims: list[Sequence]) -> bool:
-        num_left = len(self) - len(victims)
-        freed = self.block_pool.count_freed_by(s.blocks for s in victims)
-        return (num_left < self.settings.max_batch_size and self._compute_block_shortfall(candidate, num_left)
-                <= freed and self._can_all_finish(candidate))
+        return victims if self.has_room_for(candidate, victims) else []
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
@@ -333,17 +279,10 @@ class RunningSequences:
 
     def _remove_from_batch(self, sequence: Sequence) -> None:
         for batch in self.batches:
-            if sequence.id in batch.sequences:
-                batch.remove(sequence)
+            if batch.sequences.pop(sequence.id, None) is not None:
+                batch.needs_filter = True
                 return
         raise AssertionError("the sequence is in no batch")
-
-    def remove_finishing_sequences(self) -> None:
-        """Remove the sequences that reach their length limit with the tokens in flight."""
-        # `Sequence.num_tokens_left`, inline: this runs for every sequence in every step.
-        for sequence in [s for batch in self.batches for s in batch.sequences.values()
-                         if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
-            self.remove_finishing_sequence(sequence)
 
     def remove_finishing_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence whose last tokens are in flight.
@@ -376,12 +315,15 @@ class RunningSequences:
         """Join all batches into the first; return the ids of all."""
         batch_ids = tuple(batch.id for batch in self.batches)
         for other in self.batches[1:]:
-            self.batches[0].absorb(other)
+            self.batches[0].sequences |= other.sequences
         del self.batches[1:]
         return batch_ids
 
     def take_pending_filters(self) -> list[Filter]:
-        filters = [batch.take_filter() for batch in self.batches if batch.needs_filter]
+        """Return the Filters of all batches that need one, and drop the batches that have no sequence left."""
+        filters = [Filter(batch.id, tuple(batch.sequences)) for batch in self.batches if batch.needs_filter]
         if filters:
+            for batch in self.batches:
+                batch.needs_filter = False
             self.batches = [batch for batch in self.batches if batch.sequences]
         return filters

@@ -13,77 +13,69 @@ from dataclasses import replace
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
 from router.scheduler.admission import AdmissionControl, WaitForecast
-from router.scheduler.block_pool import BlockPool
+from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
-from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
+from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policy_table import POLICIES, make_policy
-from router.scheduler.pooling import PoolingPolicy
+from router.scheduler.policies import MixedPolicy, PausePolicy, PoolingPolicy, StepPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight
+from router.scheduler.step import StepDraft, StepInFlight
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
+
+POLICIES: dict[str, type[StepPolicy]] = {"mixed": MixedPolicy, "pause": PausePolicy, "recompute": RecomputePolicy}
 
 
 class Scheduler:
     """Public interface of the scheduler. No method blocks.
 
-    Methods that report something return events, `plan` and `take_resource_commands` return messages. Every call takes
-    `now` and returns events, even if it never has any, so that the recorder can treat all alike.
+    `plan` and `take_resource_commands` return messages. Every other call takes `now` and returns events, even if it
+    never has any, so that the recorder can treat all alike.
     """
 
-    __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
-                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_result_processor",
-                 "_selector", "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
-                 "running", "sequences", "settings", "waiting")
+    __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation",
+                 "_last_message_number", "_model_info", "_pooling_policy", "_steps_in_flight", "_wait_forecast",
+                 "cost_model", "policy", "resource_cache", "running", "selector", "sequences", "settings", "waiting")
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         """`hasher` is replaced by the recorder, which notes every hash."""
         self.settings = settings
         self.cost_model = CostModel.from_measurements(model_info.measurements)
-        self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
-        self.waiting = waiting = WaitingQueue(self._available_resources)
-        self.running = running = RunningSequences(
-            settings, BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step, hasher,
-            reuses_cache=POLICIES[settings.policy_name].reuses_cache)
+        available_resources = set[LoadableResource]()
+        self.waiting = waiting = WaitingQueue(available_resources)
+        self.running = running = RunningSequences(settings, model_info, hasher)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
-        self._selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
-        self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
-        self.sequences = SequenceTable(waiting, running, fault_isolation=self._fault_isolation,
-                                       fair_shares=self._fair_shares, wait_forecast=self._wait_forecast,
-                                       resource_cache=self.resource_cache)
-        self._result_processor = ResultProcessor(self.sequences, running, self._fair_shares, self._fault_isolation)
+        self.selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
+        self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, available_resources)
+        self.sequences = SequenceTable(waiting, running, self._fault_isolation, self._fair_shares, self._wait_forecast,
+                                       self.resource_cache)
         self._epoch: int | None = None
-        self._planned_at = 0.0  # time of the last call of `plan` that drafted a step
         self._model_info = model_info
         self._reset_shard_state()
 
     def _reset_shard_state(self) -> None:
-        """Reset the state that mirrors the shards: nothing runs, every block is free. The queue is kept."""
-        model_info = self._model_info
-        self.running.reset(BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step)
-        self.policy = make_policy(self)
+        """Reset the state that mirrors the shards, besides `running`: no step is in flight. The queue is kept."""
+        settings = self.settings
+        policy = POLICIES[settings.policy_name](self)
+        self.policy: StepPolicy = StaticPolicy(policy) if settings.static else policy
         self._pooling_policy = PoolingPolicy(self)
-        self._selector.reset(self.policy)
+        self.selector.policy, self.selector.preempted = self.policy, []
         self._steps_in_flight: deque[StepInFlight] = deque()
-        self.resource_cache.set_adapter_memory(model_info.adapter_bytes)
+        self.resource_cache.max_adapter_bytes = self._model_info.adapter_bytes
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
 
     @property
     def num_unfinished(self) -> int:
         return len(self.sequences)
-
-    def num_waiting(self) -> int:
-        return len(self.waiting)
 
     # -- requests
 
@@ -109,8 +101,7 @@ class Scheduler:
 
     def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """End a sequence in any state, because its client left. Its blocks are free with the next message sent."""
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             self.sequences.end_sequence(sequence, now)
         return []
 
@@ -121,10 +112,7 @@ class Scheduler:
         return min([moment for moment in times if moment is not None], default=None)
 
     def on_timer(self, now: float) -> list[SchedulerEvent]:
-        """Process what is due at `now`: end sequences whose deadline has passed, plan loads and unloads, and form the
-        next static group.
-        """
-
+        """End sequences whose deadline has passed, plan loads and unloads, and form the next static group."""
         events = list[SchedulerEvent](self.sequences.expire_sequences(now))
         if self._epoch is not None:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
@@ -133,8 +121,7 @@ class Scheduler:
 
     def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """Suspend a sequence whose client does not read: it frees its blocks and waits until `resume`."""
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             sequence.is_suspended = True
             sequence.timeline.enter_phase(RequestPhase.SLOW_CLIENT, now)
             if sequence.state is SequenceState.RUNNING:
@@ -143,8 +130,7 @@ class Scheduler:
         return []
 
     def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        sequence = self.sequences.get(sequence_id)
-        if sequence is not None:
+        if (sequence := self.sequences.get(sequence_id)) is not None:
             sequence.is_suspended = False
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None
                                           else sequence.waiting_phase, now)
@@ -160,8 +146,8 @@ class Scheduler:
     def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
         self.resource_cache.record_unloaded(resource, now)
-        failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
-                                        for s in self.sequences.find_sequences_needing(resource)]
+        failed: list[SchedulerEvent] = [self.sequences.fail(sequence, reason, now) for sequence in list(self.sequences)
+                                        if resource in sequence.request.needed_resources]
         self.waiting.cancel_load_request(resource)
         return failed
 
@@ -176,26 +162,9 @@ class Scheduler:
         return []
 
     def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
-        """Unload the resource once no unfinished request needs it; a new request for it, or `request_load`, cancels
-        this."""
+        """Unload the resource once no unfinished request needs it, unless one comes, or `request_load`, before."""
         self.resource_cache.request_unload(resource)
         return []
-
-    def is_resource_available(self, resource: LoadableResource) -> bool:
-        """Return whether new sequences may start with the resource."""
-        return resource in self._available_resources
-
-    def is_load_requested(self, resource: LoadableResource) -> bool:
-        """Return whether a `request_load` stands: neither fulfilled, nor dropped by a failure or an unload."""
-        return self.waiting.is_load_requested(resource)
-
-    def why_resource_never_fits(self, resource: LoadableResource) -> str:
-        """Return why the resource can never be loaded, or an empty string if it can."""
-        return self.resource_cache.why_never_fits(resource)
-
-    @property
-    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
-        return self.resource_cache.adapter_statuses
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002
         """Return the loads and unloads that the shards should do; each is returned once."""
@@ -214,20 +183,19 @@ class Scheduler:
 
         Return None if there is nothing to do or enough steps are in flight.
         """
-
         if self._epoch is None:
             return None
         if self.resource_cache.is_in_use:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
         if len(self._steps_in_flight) >= self.settings.look_ahead:
             return None
-        if self._selector.preempted:
-            self._selector.add_preempted()
+        if self.selector.preempted:
+            self.selector.add_preempted()
         if not self.running.batches and not self.waiting.demand.num_sequences:
             self._admission.num_left_waiting = 0
             self.policy.wake_at = None
             return None
-        self._planned_at = now
+        self.selector.now = now
         draft = self._draft_step(now)
         num_waiting = self.waiting.demand.num_sequences
         self._admission.num_left_waiting = num_waiting - self.waiting.num_set_aside if num_waiting else 0
@@ -247,15 +215,17 @@ class Scheduler:
         return StepPlan(self._epoch, self._last_message_number, tuple(messages), member_ids, output_ids, seconds)
 
     def _draft_step(self, now: float) -> StepDraft:
-        self.running.remove_finishing_sequences()
+        # Those that reach their length limit with the tokens in flight leave.
+        for sequence in [s for batch in self.running.batches for s in batch.sequences.values()
+                         if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
+            self.running.remove_finishing_sequence(sequence)
         self.policy.prepare(now)
-        if self._fair_shares.has_competition:
-            self._preempt_for_fair_share()
-        draft = None
-        if self.waiting.num_pooling or self._pooling_policy.is_active:
-            draft = self._pooling_policy.draft_step()
-        if draft is None:
-            draft = self.policy.draft_step()
+        if self._fair_shares.has_competition and (preempted := self.selector.find_fair_preemptions()):
+            for sequence in preempted:
+                self.running.preempt(sequence)
+            self.requeue_preempted(preempted)
+        may_pool = self.waiting.num_pooling or self._pooling_policy.is_active
+        draft = (self._pooling_policy.draft_step() if may_pool else None) or self.policy.draft_step()
         self.policy.after_step()
         return draft
 
@@ -278,58 +248,44 @@ class Scheduler:
                 self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
                                                 has_turned_new_sequence_away=step.has_turned_new_sequence_away)
             self._answered_at = now if self._steps_in_flight else None
-        return self._result_processor.apply_result(step, result, stop_token_counts, now)
+        return self.sequences.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
     def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
-        """Put all sequences back into the queue with their tokens: the shards lost their state. Fail those to
-        blame.
-        """
-
+        """Requeue all sequences with their tokens, since the shards lost their state, and fail those to blame."""
         steps = list(self._steps_in_flight)
         self._epoch = None
+        self.running.reset(self._model_info)
         self._reset_shard_state()
         for sequence in self.sequences:
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS, now)
             sequence.cached_prefix_version = None
             if sequence.state is not SequenceState.WAITING:
-                self._requeue_after_loss(sequence)
+                sequence.reset_cache_state()
+                sequence.num_outputs_in_flight = 0
+                self.sequences.requeue(sequence)
         self.resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
-        if loss_reason is ShardLossReason.MEMORY and not self._halve_prefill_limit():
-            loss_reason = ShardLossReason.STEP_ERROR
+        if loss_reason is ShardLossReason.MEMORY:
+            # Halve the token limit of steps, or less: a block of a prompt must fit beside a full batch of decodes.
+            limit = self.settings.max_prefill_tokens
+            new_limit = min(max(limit // 2, self.settings.max_batch_size + self._model_info.block_size), limit)
+            self.settings = replace(self.settings, max_prefill_tokens=new_limit)
+            if new_limit == limit:
+                loss_reason = ShardLossReason.STEP_ERROR
         culprits = self._fault_isolation.assign_blame(loss_reason, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
     def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
         """Start an epoch: the shards are empty and wait for its first message."""
         self._model_info, self._epoch = model_info, epoch
+        self.running.reset(model_info)
         self._reset_shard_state()
         for sequence in self.waiting:
             sequence.timeline.enter_phase(sequence.waiting_phase, now)
         return self._fail_never_fitting(list(self.waiting), now)
 
-    def _halve_prefill_limit(self) -> bool:
-        """Halve the token limit of steps, but keep room for one block of a prompt beside a full batch of decodes.
-
-        Return whether the limit fell.
-        """
-        limit = self.settings.max_prefill_tokens
-        new_limit = max(limit // 2, self.settings.max_batch_size + self._model_info.block_size)
-        if new_limit < limit:
-            self.settings = replace(self.settings, max_prefill_tokens=new_limit)
-        return new_limit < limit
-
-    # -- for the policies (see `SchedulerView` in policies.py)
-
-    def next_request_kind(self) -> RequestKind:
-        return self._selector.next_request_kind(self._planned_at)
-
-    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
-        """Return, without removing it, the next sequence that can start; record for others why they wait."""
-        if not self.waiting.demand.num_sequences:
-            return None
-        return self._selector.peek_next_sequence(self._planned_at, kind)
+    # -- for the policies
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
@@ -338,8 +294,7 @@ class Scheduler:
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
-        demand = self.waiting.demand
-        block_pool = self.running.block_pool
+        demand, block_pool = self.waiting.demand, self.running.block_pool
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
@@ -353,48 +308,29 @@ class Scheduler:
             self.resource_cache.mark_used(candidate)
         self.policy.on_start(candidate)
         if candidate.predicted_raw_wait is not None:
-            self._wait_forecast.record_wait(candidate.predicted_raw_wait,
-                                            self._planned_at - candidate.submitted_at)
+            self._wait_forecast.record_wait(candidate.predicted_raw_wait, self.selector.now - candidate.submitted_at)
             candidate.predicted_raw_wait = None
             candidate.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(candidate)
-        candidate.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
-
-    def record_over_budget(self, candidate: Sequence) -> None:
-        """Record that the step's token budget has no room for the sequence."""
-        self._selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET, self._planned_at)
+        candidate.timeline.enter_phase(RequestPhase.PREFILL, self.selector.now)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:
         for sequence in preempted:
-            sequence.timeline.enter_phase(RequestPhase.PREEMPTED, self._planned_at)
+            sequence.timeline.enter_phase(RequestPhase.PREEMPTED, self.selector.now)
             self.sequences.requeue_if_answered(sequence)
-        self._selector.add_preempted(preempted)
+        self.selector.add_preempted(preempted)
 
     # -- internals
-
-    def _preempt_for_fair_share(self) -> None:
-        """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
-        if preempted := self._selector.find_fair_preemptions(self._planned_at):
-            for sequence in preempted:
-                self.running.preempt(sequence)
-            self.requeue_preempted(preempted)
-
-    def _requeue_after_loss(self, sequence: Sequence) -> None:
-        sequence.reset_cache_state()
-        sequence.num_outputs_in_flight = 0
-        self.sequences.requeue(sequence)
 
     def _fail_never_fitting(self, sequences: list[Sequence], now: float) -> list[SchedulerEvent]:
         return [self.sequences.fail(s, why, now) for s in sequences if (why := self._why_sequence_never_fits(s))]
 
     def _why_sequence_never_fits(self, sequence: Sequence) -> str:
         """Return why the sequence can never run, or an empty string if it can."""
-        block_pool = self.running.block_pool
-        length = sequence.request.max_length
-        max_step_tokens = self.settings.max_prefill_tokens
+        length, max_step_tokens = sequence.request.max_length, self.settings.max_prefill_tokens
         if sequence.request.kind is not RequestKind.GENERATE:
             if length > max_step_tokens:
                 return f"{length} tokens do not fit a step of {max_step_tokens} (--max-batch-prefill-tokens)"
-        elif (num_blocks := self.running.max_num_blocks(sequence)) > block_pool.num_blocks:
-            return (f"{length} tokens need {num_blocks} blocks of the cache, which has {block_pool.num_blocks} "
+        elif (num_blocks := self.running.max_num_blocks(sequence)) > (limit := self.running.block_pool.num_blocks):
+            return (f"{length} tokens need {num_blocks} blocks of the cache, which has {limit} "
                     "(--max-batch-total-tokens)")
         return next(filter(None, map(self.resource_cache.why_never_fits, sequence.request.needed_resources)), "")

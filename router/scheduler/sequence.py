@@ -1,10 +1,8 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards; and its timeline.
 
-The rules by which this state changes are in the modules that use it, mainly `running_sequences.py`,
-`step.py`, `sequence_table.py` and `scheduler.py`.
+The rules by which this state changes are mainly in `running_sequences.py`, `step.py` and `sequence_table.py`.
 """
 
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import inf
@@ -65,18 +63,14 @@ class RequestTimeline:
 
     @property
     def num_preemptions(self) -> int:
-        """Number of preemptions."""
         return sum(phase is RequestPhase.PREEMPTED for _, phase in self._phase_starts)
 
     def enter_phase(self, phase: RequestPhase, now: float) -> None:
         """Begin an interval in this phase, unless it is the current one or the timeline has ended."""
         current_phase = self._phase_starts[-1][1]
-        if phase is current_phase or self.ended_at is not None:
-            return
-        if (len(self._phase_starts) >= MAX_INTERVALS and phase not in RUNNING_PHASES
-            and current_phase not in RUNNING_PHASES):
-            return
-        self._phase_starts.append((now, phase))
+        if (phase is not current_phase and self.ended_at is None
+            and (len(self._phase_starts) < MAX_INTERVALS or RUNNING_PHASES & {phase, current_phase})):
+            self._phase_starts.append((now, phase))
 
     def end(self, now: float) -> None:
         if self.ended_at is None:
@@ -118,15 +112,11 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
-    # Number of tokens when it last entered a batch; it is ready to decode when all of them are sent.
-    num_initial_tokens: int = 0
-    # Tokens sent to the shards for computation, answered or not.
-    num_sent_tokens: int = 0
-    # Unanswered steps that will produce tokens for it.
-    num_outputs_in_flight: int = 0
-    # Number of its leading blocks that are in the prefix cache, and the hashes of all blocks hashed so far.
-    num_cached_blocks: int = 0
-    block_hashes: list[bytes] = field(init=False)
+    num_initial_tokens: int = 0  # when it last entered a batch; it is ready to decode when all of them are sent
+    num_sent_tokens: int = 0  # tokens sent to the shards for computation, answered or not
+    num_outputs_in_flight: int = 0  # unanswered steps that will produce tokens for it
+    num_cached_blocks: int = 0  # its leading blocks that are in the prefix cache
+    block_hashes: list[bytes] = field(init=False)  # of all blocks hashed so far
     # Blocks found in the prefix cache while it waits, at this version of the cache's contents; None: not looked up.
     cached_prefix: list[int] = field(default_factory=list)
     cached_prefix_version: int | None = None
@@ -134,8 +124,7 @@ class Sequence:
     num_preemptions: int = 0
     num_shard_deaths: int = 0
     is_suspended: bool = False  # its client does not read; it may not run
-    # seconds, predicted at its arrival without bias correction; None once started
-    predicted_raw_wait: float | None = None
+    predicted_raw_wait: float | None = None  # seconds, at its arrival, without bias correction; None once started
     missing_resource: LoadableResource | None = None  # while it waits: the first resource it needs that is not loaded
     deadline: float = field(init=False)
     timeline: RequestTimeline = field(init=False)
@@ -146,10 +135,6 @@ class Sequence:
         self.timeline = RequestTimeline(self.submitted_at)
         timeout = self.request.timeout
         self.deadline = inf if timeout is None else self.submitted_at + timeout
-
-    def append_tokens(self, tokens: GenericSequence[int]) -> None:
-        self.generated += tokens
-        self.length += len(tokens)
 
     @property
     def is_ready_to_decode(self) -> bool:
@@ -164,11 +149,6 @@ class Sequence:
         return RequestPhase.QUEUE if self.missing_resource is None else RequestPhase(self.missing_resource.kind)
 
     @property
-    def num_tokens_left(self) -> int:
-        """Number of tokens that may still be generated, if each step in flight yields one."""
-        return self.request.max_length - self.length - self.num_outputs_in_flight
-
-    @property
     def priority_key(self) -> tuple[float, int]:
         """Sort key, lowest first: one level of priority equals SECONDS_PER_PRIORITY_LEVEL seconds of age."""
         return (self.submitted_at - SECONDS_PER_PRIORITY_LEVEL * self.request.priority, self.id)
@@ -179,9 +159,3 @@ class Sequence:
         self.num_initial_tokens = self.num_sent_tokens = self.num_cached_blocks = 0
         self.cached_prefix_version = None
         return blocks
-
-    def tokens_between(self, start: int, end: int) -> list[int]:
-        """Return the tokens from `start` to `end`, counted over prompt and generated tokens."""
-        prompt = self.request.prompt
-        prompt_length = len(prompt)
-        return [*prompt[start:end], *self.generated[max(0, start - prompt_length):max(0, end - prompt_length)]]

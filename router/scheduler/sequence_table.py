@@ -1,27 +1,29 @@
-"""Table of the unfinished sequences, with their deadlines."""
+"""Table of the unfinished sequences, with their deadlines: applies the results of steps to them, and ends them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from router.request import FinishReason, LoadableResource, Request, RequestKind
+from router.request import FinishReason, Request, RequestKind
 from router.scheduler.admission import WaitForecast
-from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
+from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
+from router.scheduler.messages import StepResult
 from router.scheduler.running_sequences import RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.waiting_queue import FairShares, WaitingQueue
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
+from router.scheduler.step import StepInFlight, find_finish_point
+from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares, WaitingQueue
 
 
+@dataclass(slots=True, eq=False)
 class DeadlineHeap:
     """Heap of sequences by deadline."""
 
-    __slots__ = ("_heap", "_sequence_ids")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []
-        self._sequence_ids: set[int] = set()  # of the sequences in the heap
+    _heap: list[tuple[float, int, Sequence]] = field(default_factory=list)
+    _sequence_ids: set[int] = field(default_factory=set)  # of the sequences in the heap
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence if it has a deadline and is not in the heap; `pop_expired` may have returned it before."""
@@ -52,23 +54,19 @@ class DeadlineHeap:
         return sequence
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceTable:
     """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
-    __slots__ = ("_fair_shares", "_fault_isolation", "_last_id", "_queue", "_resource_cache", "_running",
-                 "_sequences", "_wait_forecast", "deadlines")
-
-    def __init__(self, queue: WaitingQueue, running: RunningSequences, *, fault_isolation: FaultIsolation,
-                 fair_shares: FairShares, wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
-        self._queue = queue
-        self._running = running
-        self._fault_isolation = fault_isolation
-        self._fair_shares = fair_shares
-        self._wait_forecast = wait_forecast
-        self._resource_cache = resource_cache
-        self.deadlines = DeadlineHeap()
-        self._last_id = 0
-        self._sequences: dict[int, Sequence] = {}
+    _queue: WaitingQueue
+    _running: RunningSequences
+    _fault_isolation: FaultIsolation
+    _fair_shares: FairShares
+    _wait_forecast: WaitForecast
+    _resource_cache: LoadableResourceCache
+    deadlines: DeadlineHeap = field(default_factory=DeadlineHeap)
+    _last_id: int = 0
+    _sequences: dict[int, Sequence] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -95,8 +93,49 @@ class SequenceTable:
         self.deadlines.add(sequence)
         return sequence
 
-    def find_sequences_needing(self, resource: LoadableResource) -> list[Sequence]:
-        return [sequence for sequence in self if resource in sequence.request.needed_resources]
+    def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
+                     now: float) -> list[SchedulerEvent]:
+        """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences."""
+        rows, failures = result.rows, result.failures
+        if step.kind is not RequestKind.GENERATE:  # a pooling step is the only one of its sequences
+            unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]
+            return [self.fail(sequence, failures[sequence.id], now) if sequence.id in failures
+                    else self.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
+        token_counts: dict[int, int] = {}
+        events: list[SchedulerEvent] = [TokensGenerated(token_counts)] if step.members_with_output else []
+        for chunk_write in step.chunk_writes:
+            sequence, num_computed_tokens = chunk_write.sequence, chunk_write.num_computed_tokens
+            if chunk_write.is_valid and sequence.id not in failures:
+                self._running.cache_full_blocks(sequence, num_computed_tokens)
+                if num_computed_tokens >= sequence.num_initial_tokens:
+                    sequence.timeline.enter_phase(RequestPhase.DECODE, now)
+        for sequence in step.members_with_output:
+            sequence.num_outputs_in_flight -= 1
+            sequence_id = sequence.id
+            if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:
+                token_counts[sequence_id] = self._accept_tokens(sequence, rows[sequence_id].tokens,
+                                                                stop_token_counts.get(sequence_id), events, now)
+        if self._fault_isolation.suspect_sets:
+            self._fault_isolation.clear_suspicions(token_counts)
+        return events + [self.fail(self._sequences[sequence_id], why, now) for sequence_id, why in failures.items()
+                         if sequence_id in self._sequences] if failures else events
+
+    def _accept_tokens(self, sequence: Sequence, tokens: GenericSequence[int], stop_token_count: int | None,
+                       events: list[SchedulerEvent], now: float) -> int:
+        request = sequence.request
+        num_accepted, reason = find_finish_point(request, len(sequence.generated), tokens, stop_token_count)
+        sequence.generated += tokens if num_accepted == len(tokens) else tokens[:num_accepted]
+        sequence.length += num_accepted
+        sequence.num_shard_deaths = 0
+        if self._fair_shares.has_competition:
+            self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)
+        if reason is None and now >= sequence.deadline:
+            reason = FinishReason.TIMEOUT
+        if reason is not None:
+            events.append(self.finish(sequence, reason, now))
+        elif sequence.state is SequenceState.PREEMPTED:
+            self.requeue_if_answered(sequence)
+        return num_accepted
 
     def expire_sequences(self, now: float) -> list[SequenceFinished | SequenceExpired]:
         """End sequences whose deadline has passed: without a token they expire, waiting with tokens they finish.
@@ -108,17 +147,17 @@ class SequenceTable:
             if sequence.generated and sequence.state is SequenceState.WAITING:
                 events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
             elif not sequence.generated and not sequence.num_outputs_in_flight:
-                events.append(self._expire(sequence, now))
+                reason = (f"no token within {now - sequence.submitted_at:.3f} seconds (x-request-timeout-ms): "
+                          f"{sequence.timeline.phase}")
+                self.end_sequence(sequence, now)
+                events.append(SequenceExpired(sequence.id, reason))
         return events
 
     def requeue(self, sequence: Sequence) -> None:
-        """Return the sequence to the queue with its tokens.
-
-        Its deadline is added again, since `DeadlineHeap.pop_expired` may have removed it while the sequence ran.
-        """
+        """Return the sequence to the queue with its tokens."""
         sequence.state = SequenceState.WAITING
         self._queue.push(sequence)
-        self.deadlines.add(sequence)
+        self.deadlines.add(sequence)  # again, since `DeadlineHeap.pop_expired` may have removed it while it ran
 
     def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""
@@ -145,7 +184,7 @@ class SequenceTable:
         elif sequence.state is SequenceState.FINISHING:
             self._running.free_blocks(sequence)
         if self._fault_isolation.suspect_sets:
-            self._fault_isolation.clear_suspicion_of(sequence)
+            self._fault_isolation.clear_suspicions([sequence.id])
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)
@@ -153,9 +192,3 @@ class SequenceTable:
             self._resource_cache.remove_sequence(sequence)
         self.deadlines.discard_finished()
         del self._sequences[sequence.id]
-
-    def _expire(self, sequence: Sequence, now: float) -> SequenceExpired:
-        reason = (f"no token within {now - sequence.submitted_at:.3f} seconds (x-request-timeout-ms): "
-                  f"{sequence.timeline.phase}")
-        self.end_sequence(sequence, now)
-        return SequenceExpired(sequence.id, reason)

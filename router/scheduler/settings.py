@@ -5,12 +5,6 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 
-PAUSE_ONLY_SETTINGS = ("waiting_served_ratio", "max_waiting_tokens")
-STATIC_ONLY_SETTINGS = ("static_window_ms", "static_equal_lengths")
-BATCHING_DIALECT_SETTINGS = ("max_handlers",)
-UNUSED_WITH_STATIC = ("max_queue_ms",)
-UNUSED_WITH_RECOMPUTE = ("prefill_policy", "max_decode_stall_ms")
-UNBATCHED_MODES = ("none", "nobatch")
 DEFAULT_MAX_STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
 
@@ -34,8 +28,7 @@ class SchedulerSettings:
     look_ahead: int = 2
     # A sequence preempted this often waits until its greatest number of blocks is free, and is not preempted again.
     max_preemptions: int = 3
-    # Fraction of all blocks that a new sequence must leave free.
-    reserved_block_fraction: float = 0.05
+    reserved_block_fraction: float = 0.05  # of all blocks; a new sequence must leave them free
     # Static batching: how long a group waits for more members, and whether their lengths must be equal.
     static: bool = False
     static_window_seconds: float = 0.0
@@ -59,7 +52,7 @@ class SchedulerSettings:
             max_queue_tokens=config.max_queue_tokens,
             max_queue_seconds=None if config.max_queue_ms is None else config.max_queue_ms / 1000,
             max_passed_over_seconds=config.max_passed_over_ms / 1000,
-            max_batch_size=1 if config.batching in UNBATCHED_MODES else max_batch_size,
+            max_batch_size=1 if config.batching in {"none", "nobatch"} else max_batch_size,
             max_active_adapters=config.max_active_adapters,
             adapter_cycle_seconds=config.adapter_cycle_time_s,
             max_prefill_tokens=config.max_batch_prefill_tokens,
@@ -79,11 +72,14 @@ class SchedulerSettings:
 def describe_unused_settings(config: RouterConfig, settings: SchedulerSettings) -> list[str]:
     """Return a warning for each setting that differs from its default but has no effect."""
     defaults = RouterConfig()
-    setting_groups = [(PAUSE_ONLY_SETTINGS, settings.mixed, "with mixed steps, only with --prefill-policy pause"),
-                      (STATIC_ONLY_SETTINGS, not settings.static, "but with --batching static"),
-                      (UNUSED_WITH_STATIC, settings.static,
-                       "with --batching static: waits are foreseen where requests join at every step"),
-                      (UNUSED_WITH_RECOMPUTE, settings.recompute, "with --recompute: every step is one of prompts"),
-                      (BATCHING_DIALECT_SETTINGS, config.dialect != "batching", "but with --dialect batching")]
+    setting_groups = [
+        (("waiting_served_ratio", "max_waiting_tokens"), settings.mixed,
+         "with mixed steps, only with --prefill-policy pause"),
+        (("static_window_ms", "static_equal_lengths"), not settings.static, "but with --batching static"),
+        (("max_queue_ms",), settings.static,
+         "with --batching static: waits are foreseen where requests join at every step"),
+        (("prefill_policy", "max_decode_stall_ms"), settings.recompute,
+         "with --recompute: every step is one of prompts"),
+        (("max_handlers",), config.dialect != "batching", "but with --dialect batching")]
     return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_unused, why in setting_groups if is_unused
             for name in names if getattr(config, name) != getattr(defaults, name)]

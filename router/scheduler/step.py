@@ -1,13 +1,10 @@
-"""A step: drafted by a policy, sent to the shards, in flight until its answer arrives, and the answer applied."""
+"""A step: drafted by a policy, sent to the shards, in flight until its answer arrives; and the end of a sequence."""
 
-from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
 from router.request import FinishReason, Request, RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.events import SchedulerEvent, TokensGenerated
-from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.messages import (
     BlockGrant,
     Concat,
@@ -18,12 +15,9 @@ from router.scheduler.messages import (
     Prefill,
     PrefillChunk,
     ShardMessage,
-    StepResult,
 )
-from router.scheduler.running_sequences import Batch, RunningSequences
-from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
-from router.scheduler.sequence_table import SequenceTable
-from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares
+from router.scheduler.running_sequences import Batch
+from router.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -45,8 +39,7 @@ class StepDraft:
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
     def take_messages(self) -> list[ShardMessage]:
-        """Return the messages of the draft. To be called once, and before `send`: chunks begin where the sequences
-        stand."""
+        """Return the messages. To be called once, and before `send`: chunks begin where the sequences stand."""
         messages: list[ShardMessage] = [*self.messages_before]
         if self.kind is not RequestKind.GENERATE:
             messages.append(PoolingStep(self.kind, tuple(self.new_sequences)))
@@ -125,78 +118,6 @@ class StepInFlight:
 def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
     """Return the load of decoding one token per sequence. To be called before the step is sent."""
     return StepLoad(rows=len(decoding), context=sum([s.length + s.num_outputs_in_flight for s in decoding]))
-
-
-class ResultProcessor:
-    """Applies a step's result to its sequences: appends tokens, caches computed blocks, and finishes or fails
-    sequences.
-    """
-
-    __slots__ = ("_fair_shares", "_fault_isolation", "_running", "_sequences")
-
-    def __init__(self, sequences: SequenceTable, running: RunningSequences, fair_shares: FairShares,
-                 fault_isolation: FaultIsolation) -> None:
-        self._sequences = sequences
-        self._running = running
-        self._fair_shares = fair_shares
-        self._fault_isolation = fault_isolation
-
-    def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
-                     now: float) -> list[SchedulerEvent]:
-        """Apply the answer to this step; return the events.
-
-        `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
-        tokens that count.
-        """
-        if step.kind is not RequestKind.GENERATE:
-            return self._finish_pooling(step, result.failures, now)
-        token_counts: dict[int, int] = {}
-        events: list[SchedulerEvent] = [TokensGenerated(token_counts)] if step.members_with_output else []
-        rows, failures = result.rows, result.failures
-        for chunk_write in step.chunk_writes:
-            if chunk_write.is_valid and chunk_write.sequence.id not in failures:
-                self._record_computed_chunk(chunk_write.sequence, chunk_write.num_computed_tokens, now)
-        for sequence in step.members_with_output:
-            sequence.num_outputs_in_flight -= 1
-            sequence_id = sequence.id
-            if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:
-                token_counts[sequence_id] = self._accept_tokens(sequence, rows[sequence_id].tokens,
-                                                                stop_token_counts.get(sequence_id), events, now)
-                if sequence.state is SequenceState.PREEMPTED:
-                    self._sequences.requeue_if_answered(sequence)
-        if self._fault_isolation.suspect_sets:
-            self._fault_isolation.clear_suspicions(token_counts)
-        if not failures:
-            return events
-        return events + [self._sequences.fail(self._sequences[sequence_id], why, now)
-                         for sequence_id, why in failures.items() if sequence_id in self._sequences]
-
-    def _record_computed_chunk(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
-        """Record that a chunk was computed: the first `num_computed_tokens` tokens of the sequence are in the cache."""
-        self._running.cache_full_blocks(sequence, num_computed_tokens)
-        if num_computed_tokens >= sequence.num_initial_tokens:
-            sequence.timeline.enter_phase(RequestPhase.DECODE, now)
-
-    def _finish_pooling(self, step: StepInFlight, failures: Mapping[int, str], now: float) -> list[SchedulerEvent]:
-        """Finish or fail all sequences of a pooling step, since it is their only one."""
-        unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]
-        return [self._sequences.fail(sequence, failures[sequence.id], now) if sequence.id in failures
-                else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
-
-    def _accept_tokens(self, sequence: Sequence, tokens: GenericSequence[int], stop_token_count: int | None,
-                       events: list[SchedulerEvent], now: float) -> int:
-        request = sequence.request
-        num_accepted, reason = find_finish_point(request, len(sequence.generated), tokens, stop_token_count)
-        sequence.generated += tokens if num_accepted == len(tokens) else tokens[:num_accepted]
-        sequence.length += num_accepted
-        sequence.num_shard_deaths = 0
-        if self._fair_shares.has_competition:
-            self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)
-        if reason is None and now >= sequence.deadline:
-            reason = FinishReason.TIMEOUT
-        if reason is not None:
-            events.append(self._sequences.finish(sequence, reason, now))
-        return num_accepted
 
 
 def find_finish_point(request: Request, num_generated: int, tokens: GenericSequence[int],

@@ -14,6 +14,7 @@ from router.scheduler.sequence import Sequence
 COST_PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
 
 
+@dataclass(slots=True, eq=False)
 class FairShares:
     """Fair shares of tenants: a virtual counter per tenant of cost (in tokens) over weight. The smallest goes first.
 
@@ -21,12 +22,9 @@ class FairShares:
     time earns no credit.
     """
 
-    __slots__ = ("_num_unfinished", "_virtual_counters", "has_competition")
-
-    def __init__(self) -> None:
-        self._virtual_counters: dict[str, float] = {}
-        self._num_unfinished: dict[str, int] = {}  # number of unfinished sequences; only of tenants that have any
-        self.has_competition = False  # whether more than one tenant has unfinished sequences
+    _virtual_counters: dict[str, float] = field(default_factory=dict)
+    _num_unfinished: dict[str, int] = field(default_factory=dict)  # unfinished sequences, of tenants that have any
+    has_competition: bool = False  # whether more than one tenant has unfinished sequences
 
     def num_unfinished(self, tenant: Tenant) -> int:
         return self._num_unfinished.get(tenant.name, 0)
@@ -86,22 +84,18 @@ class TenantQueue:
     demand: QueueDemand = field(default_factory=QueueDemand)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WaitingQueue:
     """All waiting sequences: by tenant, or if they lack a resource (set aside) by that resource."""
 
-    __slots__ = ("_available_resources", "_requested_loads", "_tenant_queues", "demand", "num_pooling",
-                 "set_aside_by_resource")
-
-    def __init__(self, available_resources: Collection[LoadableResource] = ()) -> None:
-        """Create an empty queue. `available_resources` is the live set of loaded resources; its owner changes it."""
-        self._available_resources = available_resources
-        self._tenant_queues: dict[str, TenantQueue] = {}  # by tenant; none is empty
-        self.demand = QueueDemand()
-        self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
-        # Sequences set aside, by the resource that they lack, highest priority first. The longest awaited resource is
-        # first.
-        self.set_aside_by_resource: dict[LoadableResource, list[Sequence]] = {}
-        self._requested_loads: dict[LoadableResource, None] = {}  # to be loaded even if no sequence waits for them
+    _available_resources: Collection[LoadableResource] = ()  # the live set of loaded resources; its owner changes it
+    _tenant_queues: dict[str, TenantQueue] = field(default_factory=dict)  # by tenant; none is empty
+    demand: QueueDemand = field(default_factory=QueueDemand)
+    num_pooling: int = 0  # waiting requests for embeddings or labels; stored because every step reads it
+    # Sequences set aside, by the resource that they lack, highest priority first; the longest awaited resource first.
+    set_aside_by_resource: dict[LoadableResource, list[Sequence]] = field(default_factory=dict)
+    # Loads that are asked for even if no sequence waits: neither fulfilled, nor dropped by a failure or an unload.
+    requested_loads: dict[LoadableResource, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.demand.num_sequences
@@ -150,7 +144,13 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant.name
         tenant_queue = self._tenant_queues[tenant]
-        self._extract_sequence(sequence, tenant_queue)
+        resource = sequence.missing_resource
+        if resource is None:
+            tenant_queue.not_set_aside.remove(sequence)
+        else:
+            self.set_aside_by_resource[resource].remove(sequence)
+            if not self.set_aside_by_resource[resource] and resource not in self.requested_loads:
+                del self.set_aside_by_resource[resource]
         tenant_queue.demand.add(sequence, -1)
         self.demand.add(sequence, -1)
         self.num_pooling -= sequence.request.kind is not RequestKind.GENERATE
@@ -160,36 +160,31 @@ class WaitingQueue:
     def request_load(self, resource: LoadableResource) -> None:
         """List the resource in `set_aside_by_resource`, even if no sequence waits for it, until it is loaded or
         `cancel_load_request` is called."""
-        self._requested_loads[resource] = None
+        self.requested_loads[resource] = None
         self.set_aside_by_resource.setdefault(resource, [])
 
-    def is_load_requested(self, resource: LoadableResource) -> bool:
-        return resource in self._requested_loads
-
     def cancel_load_request(self, resource: LoadableResource) -> None:
-        self._requested_loads.pop(resource, None)
+        self.requested_loads.pop(resource, None)
         if self.set_aside_by_resource.get(resource) == []:
             del self.set_aside_by_resource[resource]
 
-    def bring_back_sequences(self, resource: LoadableResource) -> list[Sequence]:
-        """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
-        self._requested_loads.pop(resource, None)
-        return self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []))
+    def bring_back_sequences(self, resource: LoadableResource, now: float) -> None:
+        """Queue the sequences that waited for a resource now loaded; they may still lack another."""
+        self.requested_loads.pop(resource, None)
+        self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []), now)
 
-    def set_aside_sequences(self, resource: LoadableResource) -> list[Sequence]:
-        """Set aside and return the sequences that need a resource which is unloaded or about to be."""
+    def set_aside_sequences(self, resource: LoadableResource, now: float) -> None:
+        """Set aside the sequences that need a resource which is unloaded or about to be."""
         to_set_aside = [sequence for tenant_queue in self._tenant_queues.values()
                         for sequence in tenant_queue.not_set_aside if resource in sequence.request.needed_resources]
         for sequence in to_set_aside:
             self._tenant_queues[sequence.request.tenant.name].not_set_aside.remove(sequence)
-        return self._reinsert_sequences(to_set_aside)
+        self._reinsert_sequences(to_set_aside, now)
 
-    # -- internals
-
-    def _reinsert_sequences(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _reinsert_sequences(self, sequences: list[Sequence], now: float) -> None:
         for sequence in sequences:
             self._insert_sequence(sequence, self._tenant_queues[sequence.request.tenant.name])
-        return sequences
+            sequence.timeline.enter_phase(sequence.waiting_phase, now)
 
     def _insert_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
         needed_resources = sequence.request.needed_resources
@@ -198,17 +193,4 @@ class WaitingQueue:
             if needed_resources else None)
         waiting_list = (tenant_queue.not_set_aside if sequence.missing_resource is None
                         else self.set_aside_by_resource.setdefault(sequence.missing_resource, []))
-        insort(waiting_list, sequence, key=_priority_key)
-
-    def _extract_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
-        if sequence.missing_resource is None:
-            tenant_queue.not_set_aside.remove(sequence)
-            return
-        set_aside = self.set_aside_by_resource[sequence.missing_resource]
-        set_aside.remove(sequence)
-        if not set_aside and sequence.missing_resource not in self._requested_loads:
-            del self.set_aside_by_resource[sequence.missing_resource]
-
-
-def _priority_key(sequence: Sequence) -> tuple[float, int]:
-    return sequence.priority_key
+        insort(waiting_list, sequence, key=lambda waiting: waiting.priority_key)

@@ -1,11 +1,11 @@
 """Selection of the next waiting sequence to start; records for the others why they wait.
 
 The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence
-finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before
-all others. How many of the sequence's tokens run in a step is decided in policies.py.
+finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go first.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from router.request import POOLING_KINDS, RequestKind
@@ -17,87 +17,71 @@ from router.scheduler.settings import SchedulerSettings
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_EXAMINED_SEQUENCES = 64  # sequences of a tenant that are examined to find one that can start
-ALL_KINDS, GENERATION_KINDS = tuple(RequestKind), (RequestKind.GENERATE,)
 MIN_CACHED_FRACTION = 0.5  # fraction of its tokens that must be cached for a sequence to overtake others
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WaitingSequenceSelector:
-    """Picks the next waiting sequence to start.
+    """Picks the next waiting sequence to start. A candidate waits for nothing but room in the batch and the cache."""
 
-    A candidate is a sequence that waits for nothing but room in the batch and the cache.
-    """
-
-    __slots__ = ("_fair_shares", "_fault_isolation", "_last_turned_away", "_queue", "_running",
-                 "_settings", "_waiting_for_suspects", "policy", "preempted")
-
-    policy: StepPolicy  # may refuse sequences; set whenever the shards' state is reset, and at the start
-
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,
-                 fault_isolation: FaultIsolation, fair_shares: FairShares) -> None:
-        self._settings = settings
-        self._queue = queue
-        self._running = running
-        self._fault_isolation = fault_isolation
-        self._fair_shares = fair_shares
-        self.preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
-        # the last sequence turned away; its phase becomes QUEUE when another one is
-        self._last_turned_away: Sequence | None = None
-        self._waiting_for_suspects: dict[int, Sequence] = {}  # in the phase FAULT_ISOLATION, unless they left it
-
-    def reset(self, policy: StepPolicy) -> None:
-        """Begin with other shards: nothing runs or is preempted."""
-        self.policy = policy
-        self.preempted = []
+    _settings: SchedulerSettings
+    _queue: WaitingQueue
+    _running: RunningSequences
+    _fault_isolation: FaultIsolation
+    _fair_shares: FairShares
+    policy: StepPolicy = field(init=False)  # may refuse sequences; made anew whenever the shards' state is reset
+    now: float = 0.0  # time of the step planned last
+    preempted: list[Sequence] = field(default_factory=list)  # recently; without those that are queued again
+    _last_turned_away: Sequence | None = None  # its phase becomes QUEUE when another one is turned away
+    # In the phase FAULT_ISOLATION, unless they left it.
+    _waiting_for_suspects: dict[int, Sequence] = field(default_factory=dict)
 
     def add_preempted(self, preempted: Collection[Sequence] = ()) -> None:
         """Add sequences that were just preempted, and drop those that are no longer waited for."""
         self.preempted = [sequence for sequence in (*self.preempted, *preempted) if is_awaiting_requeue(sequence)]
 
-    def next_request_kind(self, now: float) -> RequestKind:
+    def next_request_kind(self) -> RequestKind:
         """Return the kind of the next step: that of the first sequence in turn.
 
         If that sequence generates text and has no room, requests for embeddings or labels, which need none, go first.
         """
         if not self._queue.num_pooling:
             return RequestKind.GENERATE
-        first = self._first_candidate(now, ALL_KINDS)
+        first = self._first_candidate(tuple(RequestKind))
         if first is not None and first.request.kind is RequestKind.GENERATE and self._why_no_room(first) is not None:
-            first = self._first_candidate(now, POOLING_KINDS)
+            first = self._first_candidate(POOLING_KINDS)
         return RequestKind.GENERATE if first is None else first.request.kind
 
-    def peek_next_sequence(self, now: float, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
+    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
         """Return, without removing it, the next sequence of this kind that can start; record for others why they wait.
 
         Return None while the first candidate has no room.
         """
-
-        if not len(self._queue):
-            return None
-        first = self._first_candidate(now, (kind,))
+        first = self._first_candidate((kind,)) if self._queue.demand.num_sequences else None
         if first is None:
             return None
         phase = self._why_no_room(first)
         if phase is not None:
-            self.record_turned_away(first, phase, now)
+            self.record_turned_away(first, phase)
             return None
-        return self._prefer_cached(first, now) if kind is RequestKind.GENERATE else first
+        return self._prefer_cached(first) if kind is RequestKind.GENERATE else first
 
-    def find_fair_preemptions(self, now: float) -> list[Sequence]:
+    def find_fair_preemptions(self) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can start another one; usually none."""
-        if self._fault_isolation.suspect_sets or not len(self._queue):
+        if self._fault_isolation.suspect_sets or not self._queue.demand.num_sequences:
             return []
-        first = self._first_candidate(now, GENERATION_KINDS)
+        first = self._first_candidate((RequestKind.GENERATE,))
         if first is None or self._why_no_room(first) is None:
             return []
         return self._running.choose_fair_preemptions(first)
 
-    def record_turned_away(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
+    def record_turned_away(self, sequence: Sequence, phase: RequestPhase) -> None:
         """Record the phase in which the first candidate waits, since it cannot start."""
         if (self._last_turned_away is not None and self._last_turned_away is not sequence
             and self._last_turned_away.state is SequenceState.WAITING):
-            self._last_turned_away.timeline.enter_phase(RequestPhase.QUEUE, now)
+            self._last_turned_away.timeline.enter_phase(RequestPhase.QUEUE, self.now)
         self._last_turned_away = sequence
-        sequence.timeline.enter_phase(phase, now)
+        sequence.timeline.enter_phase(phase, self.now)
 
     def is_unstartable(self, sequence: Sequence) -> bool:
         """Return whether the sequence waits and could not start even if there was room."""
@@ -105,42 +89,39 @@ class WaitingSequenceSelector:
 
     # -- internals
 
-    def _first_candidate(self, now: float, kinds: Collection[RequestKind]) -> Sequence | None:
-        """Return the first candidate of these kinds."""
+    def _first_candidate(self, kinds: Collection[RequestKind]) -> Sequence | None:
         suspects = (self._fault_isolation.current_suspects(self.is_unstartable) if self._fault_isolation.suspect_sets
                     else None)
         if suspects is not None:
-            self._record_fault_isolation(suspects, now)
+            self._record_fault_isolation(suspects)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
             return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
                          and not self.is_unstartable(s)), None)
         if self._waiting_for_suspects:
-            self._record_end_of_fault_isolation(now)
+            for sequence in self._waiting_for_suspects.values():
+                if (sequence.state is SequenceState.WAITING
+                    and sequence.timeline.phase is RequestPhase.FAULT_ISOLATION):
+                    sequence.timeline.enter_phase(sequence.waiting_phase, self.now)
+            self._waiting_for_suspects.clear()
         first = None
         for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_competition
                        else self._queue.tenants):
             if first is None:
-                first = next(self._iter_candidates(tenant, now, kinds), None)
+                first = next(self._iter_candidates(tenant, kinds), None)
             else:
-                self._queue.get_sequences_not_set_aside(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
+                waiting = self._queue.get_sequences_not_set_aside(tenant)
+                waiting[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, self.now)
         return first
 
-    def _record_fault_isolation(self, suspects: Mapping[int, Sequence], now: float) -> None:
+    def _record_fault_isolation(self, suspects: Mapping[int, Sequence]) -> None:
         """Record for the first sequence of each tenant that it waits for the suspects, unless it is one."""
         for tenant in self._queue.tenants:
             first = next((s for s in self._queue.get_sequences_not_set_aside(tenant) if not s.is_suspended), None)
             if first is not None and first.id not in suspects:
                 self._waiting_for_suspects[first.id] = first
-                first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, now)
+                first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, self.now)
 
-    def _record_end_of_fault_isolation(self, now: float) -> None:
-        for sequence in self._waiting_for_suspects.values():
-            if (sequence.state is SequenceState.WAITING
-                and sequence.timeline.phase is RequestPhase.FAULT_ISOLATION):
-                sequence.timeline.enter_phase(sequence.waiting_phase, now)
-        self._waiting_for_suspects.clear()
-
-    def _iter_candidates(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
+    def _iter_candidates(self, tenant: str, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
         unsuspended = (sequence for sequence in self._queue.get_sequences_not_set_aside(tenant)
                        if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
@@ -150,8 +131,9 @@ class WaitingSequenceSelector:
             if phase is None:
                 yield sequence
             else:
-                sequence.timeline.enter_phase(phase, now)
-            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.is_open
+                sequence.timeline.enter_phase(phase, self.now)
+            # The members of an open group may be anywhere in the queue, so others do not count.
+            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.num_places_left
             if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 
@@ -177,22 +159,20 @@ class WaitingSequenceSelector:
                                    and s.priority_key < first.priority_key for s in self.preempted)
         return RequestPhase.QUEUE if has_returning_before else None
 
-    def _prefer_cached(self, first: Sequence, now: float) -> Sequence:
+    def _prefer_cached(self, first: Sequence) -> Sequence:
         """Return a mostly cached sequence of the same tenant, to start before its blocks are evicted, else `first`."""
-        if (self._fault_isolation.suspect_sets or now - first.submitted_at >= self._settings.max_passed_over_seconds
+        waited_seconds = self.now - first.submitted_at
+        if (self._fault_isolation.suspect_sets or waited_seconds >= self._settings.max_passed_over_seconds
             or self._is_mostly_cached(first)):
             return first
         is_cached = self._running.block_pool.is_cached
         candidates = [s for s in islice(self._queue.get_sequences_not_set_aside(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
-        return next((s for s in candidates if self._is_mostly_cached(s) and self._can_start(s)), first)
+        return next((s for s in candidates if self._is_mostly_cached(s) and not self.is_unstartable(s)
+                     and not self._running.is_waiting_for_prefix(s) and self._why_no_room(s) is None), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
         return self._running.count_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
-
-    def _can_start(self, sequence: Sequence) -> bool:
-        return (not self.is_unstartable(sequence) and not self._running.is_waiting_for_prefix(sequence)
-                and self._why_no_room(sequence) is None)
 
 
 def is_awaiting_requeue(sequence: Sequence) -> bool:

@@ -10,7 +10,7 @@ from router.telemetry.metric_definitions import ADAPTER_STATES, PHASE_NAMES
 
 
 def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
-    blocks, num_waiting = scheduler.running.block_pool, scheduler.num_waiting()
+    blocks, num_waiting = scheduler.running.block_pool, len(scheduler.waiting)
     num_held = blocks.num_blocks - blocks.num_free
     phase_counts = Counter(str(sequence.timeline.phase) for sequence in scheduler.sequences)
     usage = num_held / blocks.num_blocks
@@ -42,7 +42,8 @@ def no_adapter_gauges(started_at: float) -> dict[str, GaugeValues]:
 
 def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
     """Return the gauges of a server with adapters. `now` is Unix time."""
-    state_by_adapter = {resource: standing.state for resource, standing in scheduler.adapter_statuses.items()
+    state_by_adapter = {resource: standing.state
+                        for resource, standing in scheduler.resource_cache.adapter_statuses.items()
                         if standing.state != ABSENT_STATUS}
     state_counts = Counter(state_by_adapter.values())
     names_and_running = [(sequence.request.adapter_name, sequence.timeline.phase in RUNNING_PHASES)

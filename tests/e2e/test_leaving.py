@@ -98,7 +98,8 @@ def get_sequence_state(sequence):
         return "waiting"
     if not sequence.is_ready_to_decode:
         return "prefill"
-    return "decode" if sequence.num_tokens_left > 0 else "last step"
+    num_tokens_left = sequence.request.max_length - sequence.length - sequence.num_outputs_in_flight
+    return "decode" if num_tokens_left > 0 else "last step"
 
 
 class CancellationRecorder:

@@ -50,15 +50,15 @@ def test_suspects_that_cannot_start_let_others_go_first():
 def test_second_half_is_tried_when_the_first_is_cleared():
     fault_isolation, everyone = FaultIsolation(), make_sequences(4)
     fault_isolation.bisect_suspects(everyone, ran_alone=False)
-    fault_isolation.clear_suspicion_of(everyone[0])
-    fault_isolation.clear_suspicion_of(everyone[1])
+    fault_isolation.clear_suspicions([everyone[0].id])
+    fault_isolation.clear_suspicions([everyone[1].id])
     assert get_admitted(fault_isolation, everyone) == [2, 3]
 
 
 def test_suspect_that_ran_beside_a_cleared_one_is_tried_alone_first():
     fault_isolation, everyone = FaultIsolation(), make_sequences(2)
     fault_isolation.bisect_suspects(everyone, ran_alone=False)
-    fault_isolation.clear_suspicion_of(everyone[0])
+    fault_isolation.clear_suspicions([everyone[0].id])
     assert fault_isolation.bisect_suspects(everyone, ran_alone=False) is None
     assert get_admitted(fault_isolation, everyone) == [1]
     assert fault_isolation.bisect_suspects([everyone[1]], ran_alone=True) is everyone[1]
@@ -83,7 +83,7 @@ def test_exactly_the_faulty_sequence_is_found_within_few_steps(count, data):
                 guilty = -1
         else:
             for sequence in running:
-                fault_isolation.clear_suspicion_of(sequence)
+                fault_isolation.clear_suspicions([sequence.id])
     assert guilty == -1
-    assert not fault_isolation
+    assert not fault_isolation.suspect_sets
     assert steps <= 4 + 3 * count.bit_length()

@@ -272,7 +272,7 @@ def test_dropped_adapter_is_unloaded_when_no_request_needs_it() -> None:
     assert setup.take_commands() == []
     assert setup.run_step() == (waits,)
     assert setup.execute_commands() == [UnloadResource(ADAPTER_A)]
-    assert setup.core.adapter_statuses == {}
+    assert setup.core.resource_cache.adapter_statuses == {}
 
 
 def test_adapter_dropped_while_loading_is_unloaded_once_it_is_loaded() -> None:
@@ -297,7 +297,8 @@ def test_dropping_an_absent_or_pinned_adapter_has_no_effect() -> None:
     for resource in (ADAPTER_A, stays):
         setup.core.request_unload(resource, 0.0)
     assert setup.take_commands() == []
-    assert {resource: standing.state for resource, standing in setup.core.adapter_statuses.items()} == {stays: "here"}
+    statuses = setup.core.resource_cache.adapter_statuses
+    assert {resource: standing.state for resource, standing in statuses.items()} == {stays: "here"}
     setup.run_request(ADAPTER_A)
     assert setup.take_commands() == []
 
@@ -334,7 +335,7 @@ def test_dropped_adapter_does_not_stop_draining() -> None:
 def test_adapter_statuses_report_state_and_number_of_users() -> None:
     setup = SchedulerWithShards(max_active_adapters=2, adapter_cycle_seconds=0.0)
     get_states = lambda: {r.id: (standing.state, standing.num_users)  # noqa: E731
-                          for r, standing in setup.core.adapter_statuses.items()}
+                          for r, standing in setup.core.resource_cache.adapter_statuses.items()}
     assert get_states() == {}
     setup.submit(ADAPTER_A, output=9, grammar=None)
     setup.submit(ADAPTER_A, output=9)
@@ -351,8 +352,8 @@ def test_adapter_statuses_report_state_and_number_of_users() -> None:
 
 def test_why_never_fits_is_known_before_loading() -> None:
     setup = SchedulerWithShards()
-    assert "takes 1,001 bytes" in setup.core.why_resource_never_fits(make_adapter(1, 1001))
-    assert setup.core.why_resource_never_fits(ADAPTER_A) == ""
+    assert "takes 1,001 bytes" in setup.core.resource_cache.why_never_fits(make_adapter(1, 1001))
+    assert setup.core.resource_cache.why_never_fits(ADAPTER_A) == ""
 
 
 def test_shard_death_reloads_everything_and_a_reset_only_pending_loads() -> None:

@@ -61,7 +61,8 @@ def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
     lengths = []
     for _ in range(8):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
-        share.record_planned_step(left_out_all_prompts=not lengths[-1])
+        if lengths[-1]:
+            share.decode_seconds_since_prefill = 0.0
     assert lengths == [0, 0, 0, 16, 0, 0, 0, 16]
 
 
@@ -72,7 +73,8 @@ def test_saved_time_pays_for_one_block_at_most():
     lengths = []
     for _ in range(4):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
-        share.record_planned_step(left_out_all_prompts=not lengths[-1])
+        if lengths[-1]:
+            share.decode_seconds_since_prefill = 0.0
     assert lengths == [0, 16, 0, 16]
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import Request, Tenant
-from router.scheduler.block_pool import BlockPool
+from router.scheduler.messages import Filter
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
@@ -14,11 +15,17 @@ SETTINGS = SchedulerSettings(look_ahead=2)
 
 
 def make_running_sequences(num_blocks=20, tokens_per_step=1, **settings):
-    return RunningSequences(replace(SETTINGS, **settings), BlockPool(num_blocks, 16), tokens_per_step)
+    model_info = replace(SMALL_MODEL_INFO, num_blocks=num_blocks, tokens_per_step=tokens_per_step)
+    return RunningSequences(replace(SETTINGS, **settings), model_info)
 
 
 def make_sequence(number, prompt=16, output=16, priority=0):
     return Sequence(Request(str(number), (1,) * prompt, output, priority=priority), number, float(number))
+
+
+def add_token(sequence):
+    sequence.generated += [7]
+    sequence.length += 1
 
 
 def enter_computed(running_sequences, *sequences):
@@ -27,7 +34,7 @@ def enter_computed(running_sequences, *sequences):
     for sequence in sequences:
         running_sequences.enter_batch(sequence, batch)
         sequence.num_sent_tokens = sequence.num_initial_tokens
-        sequence.append_tokens([7])
+        add_token(sequence)
     return batch
 
 
@@ -128,6 +135,22 @@ def test_no_sequence_enters_that_could_not_finish_beside_an_unpreemptible_one():
     assert not running_sequences.has_room_for(make_sequence(2, output=66))
 
 
+def test_removed_sequence_causes_one_filter():
+    running_sequences, first = make_running_sequences(), make_sequence(1)
+    batch = enter_computed(running_sequences, first, make_sequence(2))
+    running_sequences.remove_sequence(first, SequenceState.FINISHED)
+    assert batch.needs_filter
+    assert running_sequences.take_pending_filters() == [Filter(batch.id, (2,))]
+    assert not batch.needs_filter
+
+
+def test_removing_the_last_sequence_filters_all():
+    running_sequences, sequence = make_running_sequences(), make_sequence(1)
+    batch = enter_computed(running_sequences, sequence)
+    running_sequences.remove_sequence(sequence, SequenceState.FINISHED)
+    assert running_sequences.take_pending_filters() == [Filter(batch.id, ())]
+
+
 def test_removed_sequence_causes_a_filter_and_frees_its_blocks():
     running_sequences, sequence = make_running_sequences(), make_sequence(1)
     enter_computed(running_sequences, sequence, make_sequence(2))
@@ -154,6 +177,14 @@ def test_concatenated_batch_keeps_the_first_number():
     assert len(running_sequences) == 2
 
 
+def test_absorbing_a_batch_keeps_the_order():
+    running_sequences = make_running_sequences()
+    batch = enter_computed(running_sequences, make_sequence(1), make_sequence(2))
+    enter_computed(running_sequences, make_sequence(3))
+    running_sequences.concat_batches()
+    assert [sequence.id for sequence in batch] == [1, 2, 3]
+
+
 # -- sharing
 
 
@@ -172,7 +203,7 @@ def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones()
     running_sequences.remove_finishing_sequence(ends)
     assert (running_sequences.block_pool.num_free, ends.state) == (1, SequenceState.FINISHING)
     running_sequences.block_pool.allocate(1)
-    grows.append_tokens([7])
+    add_token(grows)
     assert running_sequences.allocate_for_decodes([grows])[1] == []
     assert not ends.blocks
 

@@ -10,10 +10,6 @@ def test_length_counts_prompt_and_generated_tokens():
     assert make_sequence(generated=[4, 5]).length == 5
 
 
-def test_tokens_in_flight_count_as_generated():
-    assert make_sequence(generated=[4], num_outputs_in_flight=2).num_tokens_left == 2
-
-
 def test_sequence_is_ready_when_its_entry_tokens_are_computed():
     assert make_sequence(num_initial_tokens=3, num_sent_tokens=3).is_ready_to_decode
     assert not make_sequence(num_initial_tokens=3, num_sent_tokens=2).is_ready_to_decode

@@ -1,18 +1,22 @@
-"""Tests of StepDraft and StepInFlight in router/scheduler/step.py."""
+"""Tests of router/scheduler/step.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scheduling.recordings import SMALL_MODEL_INFO
 
-from router.request import Request, RequestKind
-from router.scheduler.block_pool import BlockPool
+from router.request import FinishReason, Request, RequestKind
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, StepDraft, StepInFlight
+from router.scheduler.step import ChunkWrite, StepDraft, StepInFlight, find_finish_point
+
+END_TOKEN = 9
+TEXT_TOKENS = st.integers(0, END_TOKEN)
 
 
 def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
@@ -24,7 +28,8 @@ def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
 def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -> Sequence:
     """Return a sequence with one generated token, and with more in flight."""
     sequence = make_sequence(number, length - 1, length - 1 + num_steps_in_flight)
-    sequence.append_tokens([7])
+    sequence.generated += [7]
+    sequence.length += 1
     sequence.num_outputs_in_flight = num_steps_in_flight
     return sequence
 
@@ -63,7 +68,8 @@ def test_last_chunk_of_a_prompt_yields_a_token() -> None:
 
 def test_prompt_that_returns_is_complete_with_its_generated_tokens() -> None:
     one = make_sequence(1, prompt=20)
-    one.append_tokens([7, 8])
+    one.generated += [7, 8]
+    one.length += 2
     one.num_initial_tokens = one.length
     assert start_step(chunks=[(one, 20)]).members_with_output == ()
     assert start_step(chunks=[(one, 2)]).members_with_output == (one,)
@@ -122,7 +128,7 @@ def enter_batch(running: RunningSequences, sequence: Sequence) -> list[int]:
 
 @pytest.fixture
 def running() -> RunningSequences:
-    return RunningSequences(SchedulerSettings(), BlockPool(4, 16), 1)
+    return RunningSequences(SchedulerSettings(), replace(SMALL_MODEL_INFO, num_blocks=4))
 
 
 def test_chunk_write_keeps_the_end_of_its_chunk(running: RunningSequences) -> None:
@@ -151,3 +157,40 @@ def test_chunk_write_is_void_once_the_sequence_left_even_if_it_got_the_same_bloc
     assert not step.chunk_writes[0].is_valid
     assert set(enter_batch(running, one)) == numbers
     assert not step.chunk_writes[0].is_valid
+
+
+# -- find_finish_point
+
+
+def make_request(output: int) -> Request:
+    return Request("r", (1,), output, end_tokens=frozenset({END_TOKEN}))
+
+
+@given(st.data(), st.lists(TEXT_TOKENS, min_size=1, max_size=6), st.integers(0, 3))
+def test_row_ends_where_rows_of_one_token_would(data: st.DataObject, tokens: list[int], num_generated: int) -> None:
+    request = make_request(data.draw(st.integers(num_generated + 1, num_generated + 7)))
+    stop = data.draw(st.none() | st.integers(1, len(tokens)))
+    expected: tuple[int, FinishReason | None] = len(tokens), None
+    for index, token in enumerate(tokens):
+        _, reason = find_finish_point(request, num_generated + index, (token,), 1 if index + 1 == stop else None)
+        if reason is not None:
+            expected = index + 1, reason
+            break
+    assert find_finish_point(request, num_generated, tokens, stop) == expected
+
+
+@pytest.mark.parametrize(("num_generated", "token", "stop", "reason"), [
+    (1, 5, None, None), (1, END_TOKEN, None, FinishReason.END_TOKEN), (1, 5, 1, FinishReason.STOP_STRING),
+    (1, END_TOKEN, 1, FinishReason.END_TOKEN), (2, 5, None, FinishReason.LENGTH), (2, 5, 1, FinishReason.LENGTH),
+    (2, END_TOKEN, 1, FinishReason.LENGTH)])
+def test_length_goes_before_the_end_token_and_that_before_a_stop_string(
+        num_generated: int, token: int, stop: int | None, reason: FinishReason | None) -> None:
+    assert find_finish_point(make_request(3), num_generated, (token,), stop) == (1, reason)
+
+
+def test_tokens_behind_a_stop_string_give_no_reason() -> None:
+    assert find_finish_point(make_request(3), 0, (5, END_TOKEN, 6), 1) == (1, FinishReason.STOP_STRING)
+
+
+def test_end_tokens_are_ignored_by_a_request_without_any() -> None:
+    assert find_finish_point(Request("r", (1,), 3), 0, (END_TOKEN, END_TOKEN), None) == (2, None)

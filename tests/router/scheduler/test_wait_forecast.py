@@ -70,7 +70,6 @@ def test_forecast_learns_its_bias_and_variance() -> None:
 def test_speed_change_is_not_counted_twice_after_steps_at_the_new_speed(factor: float) -> None:
     forecast, running = make_forecast(), [make_sequence(1, 16, 100, generated=40), make_sequence(2, 16, 100)]
     for seconds in [0.01] * 20 + [0.01 * factor] * (SPEED_CHANGE_STREAK - 1):
-        forecast.scale_step_times(1.0)
         forecast.record_step(seconds, 0, has_turned_new_sequence_away=False)
     forecast.scale_step_times(factor)
     forecast.record_step(0.01 * factor, 0, has_turned_new_sequence_away=False)

@@ -163,7 +163,7 @@ def test_sequence_is_not_preempted_for_its_own_tenant() -> None:
     run_step(core)
     run_step(core, 1.0)
     assert not [sequence for sequence in core.sequences if sequence.num_preemptions]
-    assert DEFAULT_TENANT.name not in core._selector._queue.tenants or len(core.running) == 3
+    assert DEFAULT_TENANT.name not in core.selector._queue.tenants or len(core.running) == 3
 
 
 def test_preempted_sequences_are_not_kept_when_they_have_ended() -> None:
@@ -176,10 +176,10 @@ def test_preempted_sequences_are_not_kept_when_they_have_ended() -> None:
     while core.num_unfinished:
         while (plan := core.plan(0.0)) is not None:
             plans.append(plan)
-            num_preempted = max(num_preempted, len(core._selector.preempted))
+            num_preempted = max(num_preempted, len(core.selector.preempted))
         plan = plans.popleft()
         rows = {number: StepResultRow((7,), (0.0,)) for number in plan.output_ids}
         core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
     assert num_preempted
     core.plan(0.0)
-    assert not core._selector.preempted
+    assert not core.selector.preempted

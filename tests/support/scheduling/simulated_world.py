@@ -538,7 +538,7 @@ class SimulatedWorld:
                 sequence.state in {SequenceState.RUNNING,
                                    SequenceState.FINISHING}) == should_hold_blocks, "blocks are held by whoever runs"
             assert sequence.num_outputs_in_flight >= 0
-        assert states[SequenceState.WAITING] == scheduler.num_waiting()
+        assert states[SequenceState.WAITING] == len(scheduler.waiting)
         assert states[SequenceState.RUNNING] == len(running)
         assert len(scheduler._steps_in_flight) <= self.settings.look_ahead
         expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
@@ -574,7 +574,7 @@ class SimulatedWorld:
         assert not len(scheduler.sequences)
         assert not len(scheduler.running)
         assert not scheduler._steps_in_flight
-        assert not scheduler._fault_isolation
+        assert not scheduler._fault_isolation.suspect_sets
         assert not scheduler._fair_shares._num_unfinished
         assert scheduler.wake_at is None
         assert not scheduler.running.block_pool._reserved_hashes

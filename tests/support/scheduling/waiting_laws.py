@@ -53,9 +53,9 @@ class WaitingLawChecker:
         """
         if scheduler.settings.mixed:
             return scheduler._steps_in_flight[-1].has_turned_new_sequence_away
-        if scheduler.settings.static or scheduler._fault_isolation:
+        if scheduler.settings.static or scheduler._fault_isolation.suspect_sets:
             return False
-        selector = scheduler._selector
+        selector = scheduler.selector
         running = scheduler.running
         startable = [s for s in scheduler.waiting
                      if s.request.kind is RequestKind.GENERATE and not selector.is_unstartable(s)]

@@ -138,7 +138,7 @@ class InProcessWeft:
         scheduler = self.scheduler
         assert not len(scheduler.sequences)
         assert not len(scheduler.running)
-        assert not scheduler._fault_isolation
+        assert not scheduler._fault_isolation.suspect_sets
         assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
         assert not self.engine._client_streams._slow_client_timers
         for rank in self.ranks:
