@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from router.config import RouterConfig
-from router.request import LoadableResource, Request, RequestKind, SamplingParams
+from router.request import ADAPTER, GRAMMAR, Request, RequestKind, SamplingParams
 from router.scheduler.messages import (
     BlockGrant,
     Concat,
@@ -25,7 +25,7 @@ from router.scheduler.messages import (
 )
 from shard.pb import shard_pb2 as pb
 
-RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
+RESOURCE_KINDS: dict[str, "pb.Kind"] = {ADAPTER: pb.KIND_ADAPTER, GRAMMAR: pb.KIND_GRAMMAR}
 WANTED_BY_KIND: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
 NO_SAMPLING = SamplingParams()
 SAMPLING_FIELDS = [(field.name, field.default, attrgetter(field.name)) for field in fields(SamplingParams)]
@@ -36,11 +36,7 @@ TraceparentLookup = Callable[[int], str]  # of a sequence, by its number
 ShardRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 
-def no_traceparent(_sequence: int) -> str:
-    return ""
-
-
-def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = no_traceparent) -> list[ShardRequest]:
+def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = lambda _: "") -> list[ShardRequest]:
     """Encode the messages of a plan. `get_traceparent` returns the parent span of a sequence's chunks."""
     first_number = plan.last_message_number - len(plan.messages) + 1
     return [_encode_message(message, plan.epoch, first_number + index, get_traceparent)
@@ -68,15 +64,11 @@ def _encode_message(message: ShardMessage, epoch: int, message_number: int,
         case Concat():
             return pb.ConcatRequest(epoch=epoch, order=message_number, batches=message.batches)
         case PoolingStep():
-            return _encode_embed(message, epoch, message_number)
-
-
-def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.EmbedRequest:
-    requests = [new_sequence.request for new_sequence in message.new_sequences]
-    return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=WANTED_BY_KIND[message.kind],
-                           num_tokens=[len(r.prompt) for r in requests],
-                           tokens=chain.from_iterable(request.prompt for request in requests),
-                           adapters=_encode_adapters(requests))
+            requests = [new_sequence.request for new_sequence in message.new_sequences]
+            return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=WANTED_BY_KIND[message.kind],
+                                   num_tokens=[len(request.prompt) for request in requests],
+                                   tokens=chain.from_iterable(request.prompt for request in requests),
+                                   adapters=_encode_adapters(requests))
 
 
 def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
@@ -142,11 +134,3 @@ def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.Warmu
         block_size=config.block_size, max_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.max_batch_size, max_total_tokens=max_total_tokens,
         max_cache_tokens=config.max_batch_total_tokens or 0)
-
-
-def make_load_request(resource: LoadableResource, source: str, epoch: int) -> pb.LoadRequest:
-    return pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source)
-
-
-def make_unload_request(resource: LoadableResource, epoch: int) -> pb.UnloadRequest:
-    return pb.UnloadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id)

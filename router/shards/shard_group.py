@@ -5,8 +5,8 @@ connected returns the reason.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing, suppress
 from itertools import cycle
 from typing import Any
 
@@ -15,10 +15,17 @@ from google.protobuf.message import Message
 
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE, STEP_FIELD_BY_METHOD
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
 
+# The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
+VERBS: dict[type, tuple[str, Any]] = {
+    pb.InfoRequest: ("Info", pb.InfoAnswer), pb.WarmupRequest: ("Warmup", pb.WarmupAnswer),
+    pb.ResetRequest: ("Reset", pb.ResetAnswer), pb.LoadRequest: ("Load", pb.LoadAnswer),
+    pb.UnloadRequest: ("Unload", pb.UnloadAnswer), pb.PrefillRequest: ("Prefill", pb.StepAnswer),
+    pb.DecodeRequest: ("Decode", pb.StepAnswer), pb.FilterRequest: ("Filter", pb.Acknowledgement),
+    pb.ConcatRequest: ("Concat", pb.Acknowledgement), pb.EmbedRequest: ("Embed", pb.EmbedAnswer),
+}
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -35,13 +42,9 @@ DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 FIRST_HEALTH_TIMEOUT_SECONDS = 5.0  # seconds for the first health response of a shard that listens
 HANG_PROBE_TIMEOUT_SECONDS = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
 UNIX_SCHEME = "unix:"
-ANSWER_TYPE_BY_REQUEST_TYPE = {request_type: ANSWER_TYPES[method]
-                               for request_type, method in METHOD_BY_REQUEST_TYPE.items()}
 # In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
 LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
 EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service name
-
-UnaryCall = Callable[..., Awaitable[Any]]
 
 
 class RankConnection:
@@ -52,25 +55,25 @@ class RankConnection:
         self._on_disconnect = on_disconnect
         self._use_stream = use_stream
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._unary_calls: dict[str, UnaryCall] = {
-            name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
-            for name, answer in ANSWER_TYPES.items()
+        self._unary_calls: dict[str, Callable[..., Awaitable[Any]]] = {
+            verb: self._channel.unary_unary(f"/weft.shard.Shard/{verb}", response_deserializer=answer.FromString)
+            for verb, answer in VERBS.values()
         }
         self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
         self._health_task: asyncio.Task[None] | None = None
         self._step_stream: StepStreamClient | None = None
 
-    def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
+    def send(self, verb: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
         """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
         if self._use_stream:
             # Opened with the first message: a call that is cancelled while it starts leaves tasks in gRPC's server.
             self._step_stream = self._step_stream or StepStreamClient(self._channel)
             return self._step_stream.send(message, timeout)
-        return asyncio.ensure_future(self.call(method, message, timeout))
+        return asyncio.ensure_future(self.call(verb, message, timeout))
 
-    async def call(self, method: str, message: bytes, timeout: float) -> RpcOutcome:
+    async def call(self, verb: str, message: bytes, timeout: float) -> RpcOutcome:
         try:
-            return await self._unary_calls[method](message, timeout=timeout)
+            return await self._unary_calls[verb](message, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             return RpcFailure(error.code(), error.details() or "")
 
@@ -146,7 +149,12 @@ class ShardGroup:
         await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
         self.is_disconnected = False
         self._num_connects += 1
-        await gather_or_cancel([rank.wait_until_ready() for rank in self._ranks])
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for rank in self._ranks:
+                    tasks.create_task(rank.wait_until_ready())
+        except ExceptionGroup as failures:  # the first failure has cancelled the other tasks
+            raise failures.exceptions[0] from None
 
     def _mark_disconnected(self) -> None:
         self.is_disconnected = True
@@ -156,35 +164,15 @@ class ShardGroup:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.close() for rank in ranks))
 
-    async def info(self, timeout: float) -> list[pb.InfoAnswer]:
-        return await self._call_all_or_raise(pb.InfoRequest(), timeout)
+    async def call(self, request: Message, timeout: float) -> list[Any]:
+        """Send a request that has no `order` number to all ranks; return the answers. Raises ShardsLost."""
+        results = await self._call_all(request, timeout)
+        if (loss := most_severe_loss([request], results, self.world_size)) is not None:
+            raise loss
+        return results
 
-    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
-        await self._call_all_or_raise(request, timeout)
-
-    async def reset(self, epoch: int, timeout: float) -> None:
-        await self._call_all_or_raise(pb.ResetRequest(epoch=epoch), timeout)
-
-    async def load_resource(self, request: pb.LoadRequest) -> str:
-        """Load on all ranks; return why some rank failed, or an empty string. Raises ShardsLost if a rank has gone."""
-        return await self._call_outside_steps(request)
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        return await self._call_outside_steps(request)
-
-    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
-        """Send all messages to all ranks, without waiting for answers in between.
-
-        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
-        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
-        answer to the last message; after a failure it raises ShardsLost.
-        """
-        serialized = [self._serialize(message) for message in messages]
-        outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
-        return combine_outcomes(messages, outcomes, len(self._ranks))
-
-    async def _call_outside_steps(self, request: Message) -> str:
-        """Send a message that is not part of a step; return why some rank failed, or an empty string.
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        """Load or unload a resource on all ranks; return why some rank failed, or an empty string.
 
         Such an error does not end the epoch. Raises ShardsLost if a rank has gone, which is noted only if the ranks
         were not connected again meanwhile.
@@ -198,21 +186,24 @@ class ShardGroup:
             raise ShardsLost(ShardLossReason.DEATH, "a shard went away")
         return failures[0].reason or failures[0].code.name.lower() if failures else ""
 
-    def _serialize(self, message: Any) -> tuple[str, bytes]:
-        method = METHOD_BY_REQUEST_TYPE[type(message)]
-        wire_message = pb.StepMessage(**{STEP_FIELD_BY_METHOD[method]: message}) if self._use_stream else message
-        return method, wire_message.SerializeToString()
+    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
+        """Send all messages to all ranks, without waiting for answers in between.
 
-    async def _call_all_or_raise(self, message: Message, timeout: float) -> list[Any]:
-        results = await self._call_all(message, timeout)
-        loss = most_severe_loss([message], results, self.world_size)
-        if loss is not None:
-            raise loss
-        return results
+        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
+        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
+        answer to the last message; after a failure it raises ShardsLost.
+        """
+        verbs = [VERBS[type(message)][0] for message in messages]
+        sent_messages = ([pb.StepMessage(**{verb.lower(): message})
+                          for verb, message in zip(verbs, messages, strict=True)] if self._use_stream else messages)
+        serialized = [message.SerializeToString() for message in sent_messages]
+        outcomes = [rank.send(verb, data, timeout)
+                    for rank in self._ranks for verb, data in zip(verbs, serialized, strict=True)]
+        return combine_outcomes(messages, outcomes, len(self._ranks))
 
     async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
-        method, data = METHOD_BY_REQUEST_TYPE[type(message)], message.SerializeToString()
-        return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
+        verb, data = VERBS[type(message)][0], message.SerializeToString()
+        return await asyncio.gather(*(rank.call(verb, data, timeout) for rank in self._ranks))
 
 
 def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]",
@@ -241,33 +232,18 @@ def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutc
     return last_answer
 
 
-async def gather_or_cancel(coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines; if one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
 async def is_hung(address: str) -> bool:
     """Return whether a process accepts connections at this socket and sends nothing: gRPC's servers send first."""
     if not address.startswith(UNIX_SCHEME):
         return False
     try:
         reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX_SCHEME))
-    except OSError:
-        return False  # no process listens yet
-    try:
-        await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT_SECONDS)
+        with closing(writer):
+            await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT_SECONDS)
     except TimeoutError:
         return True
     except OSError:
-        pass  # the process has ended
-    finally:
-        writer.close()
+        pass  # no process listens yet, or it has ended
     return False
 
 
@@ -278,7 +254,7 @@ def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size:
     for result, message in zip(results, cycle(messages), strict=False):
         if isinstance(result, RpcFailure):
             losses.append(loss_from_rpc_failure(result, message, world_size))
-        elif not isinstance(result, ANSWER_TYPE_BY_REQUEST_TYPE[type(message)]):  # a stream may return any outcome
+        elif not isinstance(result, VERBS[type(message)][1]):  # a stream may return any outcome
             losses.append(ShardsLost(ShardLossReason.DEFECT,
                                      f"{type(result).__name__} came as an answer to {type(message).__name__}"))
     if not losses:

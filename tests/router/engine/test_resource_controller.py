@@ -36,13 +36,10 @@ class ScriptedShards:
         self.calls: list[tuple[str, int]] = []  # verb and id
         self.failure_reason = ""
 
-    async def load_resource(self, request: pb.LoadRequest) -> str:
-        self.calls.append(("load", request.id))
-        return self.failure_reason
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        self.calls.append(("unload", request.id))
-        return ""
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        is_load = isinstance(request, pb.LoadRequest)
+        self.calls.append(("load" if is_load else "unload", request.id))
+        return self.failure_reason if is_load else ""
 
 
 class ControllerSetup:

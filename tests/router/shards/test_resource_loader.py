@@ -31,17 +31,16 @@ class ScriptedRanks:
         self.may_finish = asyncio.Event()
         self.may_finish.set()
 
-    async def load_resource(self, request: pb.LoadRequest) -> str:
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        if isinstance(request, pb.UnloadRequest):
+            self.calls.append(("unload", request.id, request.epoch))
+            return ""
         self.calls.append(("load", request.id, request.epoch))
         self.sources[request.id] = request.source
         await self.may_finish.wait()
         if self.are_disconnected:
             raise ShardsLost(ShardLossReason.DEATH, "gone")
         return self.reason
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        self.calls.append(("unload", request.id, request.epoch))
-        return ""
 
 
 class LoaderSetup:
