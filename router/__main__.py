@@ -24,7 +24,7 @@ from router.adapters.registry import AdapterRegistry
 from router.adapters.store_client import AdapterStoreClient
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from router.engine.engine import Engine
-from router.engine.health import SHUTDOWN_REASON
+from router.engine.plans_in_flight import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
 from router.http.app import create_app
 from router.http.server import HttpServer, StandInServer

@@ -10,13 +10,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
-from router.engine.health import SHUTDOWN_REASON, Health
 from router.engine.movable_timer import MovableTimer
-from router.engine.plans_in_flight import PlansInFlight, SentPlan
+from router.engine.plans_in_flight import SHUTDOWN_REASON, Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
@@ -26,15 +24,9 @@ from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
-from router.shards.answer_decoding import (
-    InvalidShardAnswer,
-    decode_acknowledgement,
-    decode_embed_answer,
-    decode_step_answer,
-)
+from router.shards.answer_decoding import decode_answer
 from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
@@ -42,7 +34,6 @@ from router.shards.shard_group import ShardGroup
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
-from shard.pb import shard_pb2 as pb
 
 MIN_STEP_TIMEOUT_SECONDS = 30.0
 STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
@@ -73,7 +64,6 @@ class Engine:
         """
         self.config = config
         self.has_shards = False
-        self.health = Health()
         self._wake_event = asyncio.Event()
         self.resource_controller = ResourceController(shards, self._queue_and_flush, self._wake_event.set)
         self._shards = shards
@@ -81,6 +71,7 @@ class Engine:
         self._on_restart_needed = on_restart_needed
         self._recording_folder = recording_folder
         self._plans_in_flight = PlansInFlight(self._wake_event.set)
+        self.health = Health(self._plans_in_flight)
         shards.on_disconnect = self._wake_event.set
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
@@ -186,7 +177,7 @@ class Engine:
         return len(self._client_streams)
 
     async def wait_until_drained(self) -> None:
-        await self._client_streams.wait_until_empty()
+        await self._client_streams.all_finished.wait()
 
     async def wait_until_crashed(self) -> None:
         """Wait until the loop ends by itself, which only a bug can cause."""
@@ -205,7 +196,7 @@ class Engine:
         was_woken = True  # whether something other than an answer may have changed what to plan
         while True:
             if (answered_plan := self._plans_in_flight.get_answered()) is not None:
-                self._queued_events += self._receive_answer(answered_plan)
+                self._receive_answer(answered_plan)
                 self._send_plans()
                 # `_send_plans` only queued the messages. Yield once, so that the streams' writer tasks send them before
                 # this answer's tokens are rendered: the shards do not idle meanwhile.
@@ -226,7 +217,12 @@ class Engine:
 
     def _send_plans(self) -> None:
         while (plan := self._scheduler.plan(now())) is not None:
-            self._send_plan(plan)
+            timeout = self._plans_in_flight.total_predicted_seconds + (
+                max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)
+                if self.config.step_timeout is None else self.config.step_timeout)
+            messages = encode_plan(plan, self._client_streams.get_traceparent)
+            self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
+            self.server_metrics.steps.count_sent(plan)
         if self._scheduler.resource_cache.is_in_use:
             self.resource_controller.send_resource_commands()
 
@@ -246,36 +242,15 @@ class Engine:
         self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
 
-    def _send_plan(self, plan: StepPlan) -> None:
-        timeout = self._plans_in_flight.total_predicted_seconds + (
-            max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)
-            if self.config.step_timeout is None else self.config.step_timeout)
-        messages = encode_plan(plan, self._client_streams.get_traceparent)
-        self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
-        self.health.watchdog.add_step(plan.predicted_seconds, now())
-        self.server_metrics.steps.count_sent(plan)
-
-    def _receive_answer(self, sent_plan: SentPlan) -> list[SchedulerEvent]:
-        result = self._decode_answer(sent_plan.answer.result(), sent_plan.plan)
+    def _receive_answer(self, sent_plan: SentPlan) -> None:
+        plan, result = sent_plan.plan, decode_answer(sent_plan.answer.result(), sent_plan.plan, self.model_info)
         answered_at = now()
-        self._plans_in_flight.drop_oldest()
-        round_trip_seconds = self.health.watchdog.finish_oldest_step(answered_at)
+        round_trip_seconds = self._plans_in_flight.drop_oldest(answered_at)
         stop_token_counts = self._client_streams.receive_result(result)
         detokenized_at = now()
-        self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
-                                                 detokenized_at - answered_at)
-        return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stop_token_counts,
-                                             detokenized_at)
-
-    def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
-        try:
-            if isinstance(message, pb.Acknowledgement):
-                return decode_acknowledgement(message, plan)
-            if isinstance(message, pb.EmbedAnswer):
-                return decode_embed_answer(message, plan, self.model_info)
-            return decode_step_answer(message, plan, self.model_info)
-        except InvalidShardAnswer as defect:
-            raise ShardsLost(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}") from None
+        self.server_metrics.steps.observe_result(plan, result, round_trip_seconds, detokenized_at - answered_at)
+        self._queued_events += self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts,
+                                                             detokenized_at)
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():

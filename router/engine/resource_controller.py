@@ -4,10 +4,10 @@ The scheduler's loads and unloads are sent to the shards; the results go to the 
 callers that wait for an adapter although no request needs it.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 
-from router.engine.resource_load_waiters import ResourceLoadWaiters
 from router.errors import NotReady
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
@@ -21,11 +21,9 @@ now = time.monotonic
 
 
 class ResourceController:
-    """Loads and unloads adapters and grammars on the shards: passes the scheduler's commands to the shards, and the
-    results to the scheduler, the metrics and waiting callers.
+    """Passes the scheduler's loads and unloads of adapters and grammars to the shards, and the results back.
 
-    What to load and unload is decided by the scheduler's LoadableResourceCache; ResourceLoader sends it; callers wait
-    in ResourceLoadWaiters.
+    What to load and unload is decided by the scheduler's LoadableResourceCache; ResourceLoader sends it.
     """
 
     def __init__(self, shards: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
@@ -35,7 +33,8 @@ class ResourceController:
                                                            self._on_unloaded, self._on_load_timed))
         self._on_events = on_events
         self._wake_engine = wake_engine
-        self._load_waiters = ResourceLoadWaiters()
+        # Callers that wait for the same resource share a future; its result is why the load failed, or NotReady.
+        self._load_waiters: dict[LoadableResource, asyncio.Future[str | NotReady]] = {}
         self._stop_reason = ""  # why nothing is loaded any more
 
     def attach_scheduler(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
@@ -55,7 +54,14 @@ class ResourceController:
             return reason
         self._scheduler.request_load(resource, now())
         self._wake_engine()
-        return "" if self._scheduler.is_resource_available(resource) else await self._load_waiters.wait_for(resource)
+        if self._scheduler.is_resource_available(resource):
+            return ""
+        if resource not in self._load_waiters:
+            self._load_waiters[resource] = asyncio.get_running_loop().create_future()
+        result = await asyncio.shield(self._load_waiters[resource])  # a caller that leaves does not affect the others
+        if isinstance(result, NotReady):
+            raise result
+        return result
 
     def request_unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
@@ -79,28 +85,33 @@ class ResourceController:
         """Wake callers whose adapter became available without a load (its unload was revoked), no longer fits, or was
         unloaded while they waited, which drops their request for a load.
         """
-        for resource in self._load_waiters.awaited_resources:
+        for resource in [*self._load_waiters]:
             if self._scheduler.is_resource_available(resource):
-                self._load_waiters.resolve(resource)
+                self._resolve_waiters(resource)
             elif reason := self._scheduler.why_resource_never_fits(resource):
                 self._scheduler.request_unload(resource, now())
-                self._load_waiters.resolve(resource, reason)
+                self._resolve_waiters(resource, reason)
             elif not self._scheduler.is_load_requested(resource):
-                self._load_waiters.resolve(resource, UNLOADED_WHILE_WAITING)
+                self._resolve_waiters(resource, UNLOADED_WHILE_WAITING)
+
+    def _resolve_waiters(self, resource: LoadableResource, result: str | NotReady = "") -> None:
+        if (future := self._load_waiters.pop(resource, None)) is not None:
+            future.set_result(result)
 
     def fail_waiters(self, reason: str) -> None:
         self._stop_reason = reason
-        self._load_waiters.fail_all(reason)
+        for resource in [*self._load_waiters]:
+            self._resolve_waiters(resource, NotReady(reason))
 
     # -- results from the shards
 
     def _on_loaded(self, resource: LoadableResource) -> None:
         self._on_events(self._scheduler.on_resource_loaded(resource, now()))
-        self._load_waiters.resolve(resource)
+        self._resolve_waiters(resource)
 
     def _on_load_failed(self, resource: LoadableResource, reason: str) -> None:
         self._on_events(self._scheduler.on_resource_failed(resource, reason, now()))
-        self._load_waiters.resolve(resource, reason)
+        self._resolve_waiters(resource, reason)
 
     def _on_unloaded(self, resource: LoadableResource) -> None:
         self._on_events(self._scheduler.on_resource_unloaded(resource, now()))

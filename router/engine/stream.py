@@ -7,7 +7,6 @@ its tokens count.
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,11 +75,6 @@ class PoolingEvent:
     timeline: RequestTimeline
     num_tokens: ClassVar[int] = 0  # generated tokens
 
-    @property
-    def num_bytes(self) -> int:
-        return POOLING_VALUE_BYTES * len(self.output.label_ids if isinstance(self.output, TokenClassificationOutput)
-                                         else self.output)
-
 
 @dataclass(slots=True)
 class FailedEvent:
@@ -99,8 +93,8 @@ class RequestStream:
     `on_drained` when the reader takes events again. `on_disconnect` is called when the client leaves before the end.
     """
 
-    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_num_bytes", "_on_disconnect", "_on_drained",
-                 "_on_event", "_on_full", "_queued_events", "abort_connection", "failure", "request")
+    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_event",
+                 "_on_full", "_queued_events", "abort_connection", "failure", "num_bytes", "request")
 
     def __init__(self, request: Request, max_bytes: int, on_full: Callable[[], None],
                  on_drained: Callable[[], None], on_disconnect: Callable[[], None]) -> None:
@@ -114,7 +108,7 @@ class RequestStream:
         self._on_disconnect = on_disconnect
         self._queued_events: list[StreamEvent] = []
         self._on_event: Callable[[], object] | None = None
-        self._num_bytes = 0
+        self.num_bytes = 0  # approximate number of bytes that the queued events take when written
         self._is_full = self._has_ended = self._is_closed = False
 
     def put(self, event: StreamEvent) -> None:
@@ -124,19 +118,19 @@ class RequestStream:
         assert not self._has_ended, "an event after the last one"
         self._queued_events.append(event)
         if type(event) is TokenEvent:
-            self._num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
+            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
         else:
             self._handle_non_token_event(event)
         if self._on_event is not None and len(self._queued_events) == 1:
             self._on_event()
-        if self._num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
+        if self.num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
             self._on_full()
 
     def take_events(self) -> list[StreamEvent]:
         """Remove and return all queued events."""
         events, self._queued_events = self._queued_events, []
-        self._num_bytes = 0
+        self.num_bytes = 0
         if self._is_full and not self._has_ended:  # after the end there is no sequence to resume
             self._is_full = False
             self._on_drained()
@@ -164,20 +158,16 @@ class RequestStream:
         if not self._has_ended:
             self._on_disconnect()
 
-    @property
-    def num_bytes(self) -> int:
-        """Approximate number of bytes that the queued events take when written."""
-        return self._num_bytes
-
     def _handle_non_token_event(self, event: StreamEvent) -> None:
         if isinstance(event, PromptLogprobsEvent):
-            self._num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
+            self.num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
             return
         self._has_ended = True
         if isinstance(event, FinishedEvent):
-            self._num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
+            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
         elif isinstance(event, PoolingEvent):
-            self._num_bytes += event.num_bytes
+            self.num_bytes += POOLING_VALUE_BYTES * len(
+                event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
         elif isinstance(event, FailedEvent):
             self.failure = event.error
             if isinstance(event.error, Cancelled) and self.abort_connection is not None:
@@ -199,27 +189,27 @@ class OutputBuilder:
         self._row_events: list[TokenEvent] = []  # events of the row that was detokenised last
         self._text_pieces: list[str] = []  # pieces of all detokenised tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
-        self._pooling_output: PoolingOutput | None = None  # result of an embedding or classification request
+        # Result of an embedding or classification request, which `finish` delivers.
+        self.pooling_output: PoolingOutput | None = None
 
     def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row_events = []
-        tokens = row.tokens if len(row.tokens) == 1 else self._truncate_at_finish(row.tokens)
+        tokens = row.tokens
+        if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
+            tokens = tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
         for index, token in enumerate(tokens):
             piece = self._detokenizer.step(token)
             self._text_pieces.append(piece)
             is_special = token in self._special_tokens
             text = self._tokenizer.decode_token(token) if is_special else piece
-            top = self._make_top_tokens(row.top_logprobs[index]) if row.top_logprobs else ()
-            self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top))
+            top_tokens = tuple([TopToken(top, self._tokenizer.decode_token(top), logprob, top in self._special_tokens)
+                                for top, logprob in row.top_logprobs[index]]) if row.top_logprobs else ()
+            self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top_tokens))
             if self._stop_strings is not None and (end := self._stop_strings.feed(piece)) is not None:
                 self._text_end = end
                 return len(self._row_events)
         return None
-
-    def set_pooling_output(self, output: PoolingOutput) -> None:
-        """Set the result of an embedding or classification request; `finish` delivers it."""
-        self._pooling_output = output
 
     def deliver_row(self) -> None:
         """Deliver the row that was detokenised last.
@@ -230,10 +220,6 @@ class OutputBuilder:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)
 
-    def _truncate_at_finish(self, tokens: GenericSequence[int]) -> GenericSequence[int]:
-        """Cut a row after an end token and at the length limit. The first token of a row always counts."""
-        return tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
-
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
         start = self._next_prompt_logprob_index
@@ -243,8 +229,8 @@ class OutputBuilder:
             self._next_prompt_logprob_index += len(new_logprobs)
 
     def finish(self, reason: FinishReason) -> None:
-        if self._pooling_output is not None:
-            self.stream.put(PoolingEvent(self._pooling_output, self.record.timeline))
+        if self.pooling_output is not None:
+            self.stream.put(PoolingEvent(self.pooling_output, self.record.timeline))
             return
         self.record.finish_reason = reason
         if self._text_end is None:
@@ -252,8 +238,3 @@ class OutputBuilder:
             self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
         text = "".join(self._text_pieces)[:self._text_end]
         self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline))
-
-    def _make_top_tokens(self, pairs: GenericSequence[tuple[int, float]]) -> tuple[TopToken, ...]:
-        tokenizer = self._tokenizer
-        return tuple(TopToken(token, tokenizer.decode_token(token), logprob, tokenizer.is_special_token(token))
-                     for token, logprob in pairs)

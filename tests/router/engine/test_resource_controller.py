@@ -126,6 +126,16 @@ def test_all_callers_of_an_adapter_share_one_load() -> None:
     run_scenario(scenario)
 
 
+def test_caller_that_leaves_does_not_affect_the_others() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        leaves, stays = await setup.start_loading(*[setup.make_adapter()] * 2)
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        await setup.run_commands()
+        assert await stays == ""
+    run_scenario(scenario)
+
+
 def test_available_adapter_is_not_loaded_again() -> None:
     async def scenario(setup: ControllerSetup) -> None:
         adapter = setup.make_adapter()
