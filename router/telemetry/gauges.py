@@ -16,28 +16,19 @@ def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
     usage = num_held / blocks.num_blocks
     return {
         "tgi_request_current": {(cause,): phase_counts[cause] for cause in PHASE_NAMES},
-        "tgi_batch_max_stall_duration": unlabeled_gauge(scheduler.settings.max_stall_seconds),
-        "tgi_batch_current_size": unlabeled_gauge(len(scheduler.running)),
-        "tgi_batch_current_max_tokens": unlabeled_gauge(num_held * blocks.block_size),
-        "tgi_batch_max_total_tokens": unlabeled_gauge(blocks.num_blocks * blocks.block_size),
-        "tgi_queue_size": unlabeled_gauge(num_waiting),
+        "tgi_batch_max_stall_duration": {(): scheduler.settings.max_stall_seconds},
+        "tgi_batch_current_size": {(): len(scheduler.running)},
+        "tgi_batch_current_max_tokens": {(): num_held * blocks.block_size},
+        "tgi_batch_max_total_tokens": {(): blocks.num_blocks * blocks.block_size},
+        "tgi_queue_size": {(): num_waiting},
         "tgi_cache_blocks": {("held",): num_held, ("kept",): blocks.num_evictable,
                              ("free",): blocks.num_free - blocks.num_evictable},
-        "vllm:num_requests_waiting": unlabeled_gauge(num_waiting),
-        "vllm:num_requests_running": unlabeled_gauge(scheduler.num_unfinished - num_waiting),
-        "vllm:kv_cache_usage_perc": unlabeled_gauge(usage),
-        "vllm:gpu_cache_usage_perc": unlabeled_gauge(usage),
+        "vllm:num_requests_waiting": {(): num_waiting},
+        "vllm:num_requests_running": {(): scheduler.num_unfinished - num_waiting},
+        "vllm:kv_cache_usage_perc": {(): usage},
+        "vllm:gpu_cache_usage_perc": {(): usage},
         "vllm:cache_config_info": {(str(blocks.block_size), str(blocks.num_blocks)): 1},
     }
-
-
-def health_gauges(*, is_ready: bool, has_shards: bool) -> dict[str, GaugeValues]:
-    return {"tgi_ready": unlabeled_gauge(is_ready), "tgi_shard_ready": unlabeled_gauge(has_shards)}
-
-
-def no_adapter_gauges(started_at: float) -> dict[str, GaugeValues]:
-    """Return the gauges of a server without adapters; `started_at` is the Unix time of its start."""
-    return {"vllm:lora_requests_info": {("0", "", ""): started_at}}
 
 
 def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
@@ -51,11 +42,6 @@ def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
                         for wanted in (True, False))
     return {
         "weft_adapters": {(state,): state_counts[state] for state in ADAPTER_STATES},
-        "weft_adapter_bytes": unlabeled_gauge(sum(resource.max_bytes for resource in state_by_adapter)),
+        "weft_adapter_bytes": {(): sum(resource.max_bytes for resource in state_by_adapter)},
         "vllm:lora_requests_info": {(str(scheduler.settings.max_active_adapters), running, waiting): now},
     }
-
-
-def unlabeled_gauge(value: float) -> GaugeValues:
-    """Return the reading of a gauge without labels."""
-    return {(): value}

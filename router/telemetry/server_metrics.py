@@ -16,8 +16,8 @@ from router.scheduler.messages import Concat, Decode, Filter, NewSequence, Pooli
 from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
-from router.telemetry import gauges
 from router.telemetry.adapter_metrics import AdapterMetrics
+from router.telemetry.gauges import adapter_gauges, scheduler_gauges
 from router.telemetry.instruments import Histogram, MetricRegistry
 from router.telemetry.metric_definitions import LORAX_METRIC_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
@@ -88,9 +88,8 @@ class InterTokenLatency:
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._last_sequence_ids: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery
-        self._last_delivery_at = 0.0  # time of the last delivery
-        # other sequences that have tokens, with the time of their last delivery
-        self._earlier_delivery_times: dict[int, float] = {}
+        self._last_delivery_at = 0.0
+        self._earlier_delivery_times: dict[int, float] = {}  # of other sequences that have tokens
 
     def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
                         now: float) -> Sequence[int]:
@@ -135,17 +134,17 @@ class ServerMetrics:
         self._scheduler = scheduler
         self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
         self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
-        self._started_at = time.time()
+        self._started_at = time.time()  # Unix time
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
 
     def render(self, *, is_ready: bool, has_shards: bool) -> str:
-        adapter_gauges = (gauges.no_adapter_gauges(self._started_at) if self.adapters is None
-                          else gauges.adapter_gauges(self._scheduler, time.time()))
-        gauge_values = (gauges.scheduler_gauges(self._scheduler) | adapter_gauges
-                        | gauges.health_gauges(is_ready=is_ready, has_shards=has_shards))
-        return self._registry.render(gauge_values, self._aliases)
+        """Return the page. The values of the gauges are read now."""
+        gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
+        gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self._started_at}} if self.adapters is None
+                   else adapter_gauges(self._scheduler, time.time()))
+        return self._registry.render(gauges, self._aliases)
 
 
 class RequestMetrics:
@@ -165,18 +164,16 @@ class RequestMetrics:
         self._total_seconds = histogram("tgi_request_duration")
         self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
-        self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
-                                                              counter("tgi_prefix_hit_tokens"))
+        self._prefix_query_tokens = counter("tgi_prefix_query_tokens")
+        self._prefix_hit_tokens = counter("tgi_prefix_hit_tokens")
 
     def count_accepted(self, request: Request) -> None:
-        """Count an accepted request."""
         self._prompt_length.observe(len(request.prompt))
         self._max_new_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
 
     def observe_first_token(self, record: RequestRecord, now: float) -> None:
-        """Observe the time to the first token."""
         self._phase_seconds["time_to_first_token"].observe(now - record.arrived_at)
 
     def observe_finished(self, record: RequestRecord) -> None:
@@ -228,8 +225,8 @@ class StepMetrics:
         self._standalone_durations: dict[type, Histogram] = {
             Filter: registry.histogram("tgi_batch_filter_duration", "decode"),
             Concat: registry.histogram("tgi_batch_concat_duration", "decode")}
-        self._num_newcomers, self._join_reasons = (registry.histogram("tgi_batch_next_size"),
-                                                   registry.counters_by_label("tgi_batch_concat"))
+        self._num_newcomers = registry.histogram("tgi_batch_next_size")
+        self._join_reasons = registry.counters_by_label("tgi_batch_concat")
         self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
         self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
         self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
@@ -254,14 +251,10 @@ class StepMetrics:
     def _count_new_sequences(self, new_sequences: Sequence[NewSequence]) -> None:
         self._num_newcomers.observe(len(new_sequences))
         if len(self._scheduler.running) > len(new_sequences):
-            self._join_reasons[self._join_reason()].add()
+            has_waited = self._num_decodes_since_prefill >= self._scheduler.settings.max_waiting_tokens
+            self._join_reasons["chunking" if not self._scheduler.policy.pauses_decodes
+                               else "wait_exceeded" if has_waited else "backpressure"].add()
         self._num_decodes_since_prefill = 0
-
-    def _join_reason(self) -> str:
-        settings = self._scheduler.settings
-        if not self._scheduler.policy.pauses_decodes:
-            return "chunking"
-        return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
     def observe_result(self, plan: StepPlan, result: StepResult, round_trip_seconds: float,
                        detokenize_seconds: float) -> None:
@@ -284,7 +277,6 @@ class StepMetrics:
             self._observe_stall(plan, step, result.seconds)
 
     def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
-        """Count delivered tokens, given by sequence."""
         self._generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
 
     def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:

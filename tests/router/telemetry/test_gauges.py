@@ -1,5 +1,6 @@
 """Gauges of a core's current state."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,11 @@ from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry import gauges
+from router.telemetry.server_metrics import ServerMetrics
+from router.text.prompt_encoder import TokenLimits
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, block_size=16, num_blocks=64)
+LIMITS = TokenLimits(63, 64)
 NAMESPACE, BLOCK_HASH = b"somebody", b"the first block"
 
 
@@ -75,12 +79,16 @@ def test_blocks_are_counted_by_state() -> None:
 
 @pytest.mark.parametrize(("is_ready", "has_shards"), [(True, True), (False, True), (False, False)])
 def test_health_gauges_are_one_or_zero(is_ready: bool, has_shards: bool) -> None:
-    assert gauges.health_gauges(is_ready=is_ready, has_shards=has_shards) == {
-        "tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
+    page = ServerMetrics(make_scheduler(), LIMITS, 1).render(is_ready=is_ready, has_shards=has_shards)
+    assert f"\ntgi_ready {int(is_ready)}\n" in page
+    assert f"\ntgi_shard_ready {int(has_shards)}\n" in page
 
 
-def test_lora_info_gauge_exists_without_adapters() -> None:
-    assert gauges.no_adapter_gauges(1.75e9) == {"vllm:lora_requests_info": {("0", "", ""): 1.75e9}}
+def test_lora_info_gauge_exists_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.75e9)
+    page = ServerMetrics(make_scheduler(), LIMITS, 1).render(is_ready=True, has_shards=True)
+    assert ('vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1750000000\n'
+            in page)
 
 
 def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
