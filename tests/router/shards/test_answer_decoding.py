@@ -6,9 +6,9 @@ import pytest
 
 from router.model_info import ModelInfo
 from router.pooling_output import TokenClassificationOutput
-from router.request import Request, RequestKind
+from router.request import LoadableResource, Request, RequestKind
 from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
-from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer
+from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer, loaded_resources
 from router.shards.failures import ShardsLost
 from shard.pb import shard_pb2 as pb
 
@@ -156,3 +156,8 @@ def test_smallest_cache_of_all_ranks_counts():
 def test_ranks_with_different_models_are_rejected():
     with pytest.raises(ShardsLost, match="rank 1 serves another model than rank 0"):
         combine_rank_infos([pb.InfoAnswer(model="a"), pb.InfoAnswer(model="b", rank=1)])
+
+
+@pytest.mark.parametrize("kind", ["adapter", "grammar"])
+def test_loaded_resources_are_identified_by_kind_and_number(kind):
+    assert loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {LoadableResource(kind, 7)}

@@ -25,6 +25,7 @@ class ScriptedRanks:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []  # verb, number, epoch
+        self.requests: list[pb.LoadRequest | pb.UnloadRequest] = []
         self.sources: dict[int, str] = {}
         self.reason = ""
         self.are_disconnected = False
@@ -32,6 +33,7 @@ class ScriptedRanks:
         self.may_finish.set()
 
     async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        self.requests.append(request)
         if isinstance(request, pb.UnloadRequest):
             self.calls.append(("unload", request.id, request.epoch))
             return ""
@@ -95,6 +97,19 @@ def test_resource_kinds_are_numbered_separately() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == LoadableResource("adapter", 1)
         assert setup.loader.get_or_create("grammar", "a") == LoadableResource("grammar", 1)
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
+def test_resources_are_identified_by_kind_and_number(kind: str, on_wire: "pb.Kind") -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = setup.loader.get_or_create(kind, "source")
+        setup.loader.execute_commands([LoadResource(resource)])
+        await setup.wait_for_tasks()
+        setup.loader.execute_commands([UnloadResource(resource)])
+        await setup.wait_for_tasks()
+        assert setup.ranks.requests == [pb.LoadRequest(epoch=1, kind=on_wire, id=1, source="source"),
+                                        pb.UnloadRequest(epoch=1, kind=on_wire, id=1)]
     run_scenario(scenario)
 
 
