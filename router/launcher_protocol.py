@@ -44,14 +44,11 @@ class RouterProcessArgs:
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "RouterProcessArgs":
-        parsed: dict[str, Any] = json.loads(text)
-        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                    for name, value in parsed["config"].items()}
-        config = RouterConfig(**{"api_key": api_key, **settings})
-        tuple_fields = {name: tuple(parsed.get(name, ())) for name in ("shards", "progress", "store")}
-        nested_fields = {"config": config, "logs": LogSettings(**parsed.get("logs", {})),
-                         "traces": TraceSettings(**parsed.get("traces", {}))}
-        return cls(**parsed | nested_fields | tuple_fields | {"hub_token": hub_token})
+        parsed: dict[str, Any] = json.loads(text, object_hook=lambda fields: {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        config = RouterConfig(**{"api_key": api_key} | parsed["config"])
+        logs, traces = LogSettings(**parsed.get("logs", {})), TraceSettings(**parsed.get("traces", {}))
+        return cls(**parsed | {"config": config, "logs": logs, "traces": traces, "hub_token": hub_token})
 
 
 def cancel_on_parent_exit(parent_fd: int) -> None:

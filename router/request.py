@@ -23,10 +23,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request.
-
-    The fields are the columns of `Sampling` in proto/shard.proto, which documents them; every default is "off".
-    """
+    """Sampling parameters of one request: the columns of `Sampling` in proto/shard.proto, which documents them. Every
+    default is "off"."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
@@ -126,10 +124,8 @@ class Request:
 
 
 def hash_namespace(*parts: str, salt: bytes = SALT) -> bytes:
-    """Return the start of the hash chain for requests that may share blocks.
-
-    Each part is hashed with its length before it, so that two different lists of parts are never hashed as equal bytes.
-    """
+    """Return the start of the hash chain for requests that may share blocks. Each part is hashed with its length before
+    it, so that two different lists of parts are never hashed as equal bytes."""
     digest = sha256(b"weft cache namespace" + salt)
     for part in parts:
         data = part.encode()

@@ -5,7 +5,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
@@ -59,9 +58,10 @@ class ClientStreams:
                                on_full=lambda: self._suspend_slow_client(sequence_id),
                                on_drained=lambda: self._resume_slow_client(sequence_id),
                                on_disconnect=lambda: self._on_disconnect(sequence_id))
-        timeline = RequestTimeline(now())  # of a request that can never fit, which the scheduler has dropped
-        with suppress(KeyError):
+        try:
             timeline = self._scheduler.get_timeline(sequence_id)
+        except KeyError:  # the request can never fit, and the scheduler has dropped it
+            timeline = RequestTimeline(now())
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
                                timeline.submitted_at if arrived_at is None else arrived_at, timeline,
                                traceparent=traceparent,
@@ -80,10 +80,8 @@ class ClientStreams:
     # -- from the shards and the scheduler
 
     def receive_result(self, result: StepResult) -> dict[int, int]:
-        """Detokenise rows, deliver prompt logprobs, keep pooling outputs; return `stop_token_counts`.
-
-        These map each sequence that reached a stop string to the number of the row's tokens that count.
-        """
+        """Detokenise rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
+        string how many of the row's tokens count."""
         for logprobs in result.prompt_logprobs:
             if (builder := self._builders.get(logprobs.sequence_id)) is not None:
                 builder.deliver_prompt_logprobs(logprobs)
@@ -138,7 +136,7 @@ class ClientStreams:
             token_counts.keys(), builders, delivered_at)
         for sequence_id in first_token_ids:
             if (builder := builders.get(sequence_id)) is not None:
-                self._metrics.requests.observe_first_token(builder.record, delivered_at)
+                self._metrics.requests.time_to_first_token.observe(delivered_at - builder.record.arrived_at)
         self._metrics.steps.count_generated_tokens(token_counts)
         for sequence_id in token_counts:
             if (builder := builders.get(sequence_id)) is not None:

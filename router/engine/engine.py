@@ -1,9 +1,6 @@
-"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
-
-The scheduler plans, `shards/` encodes and decodes messages, `client_streams.py` delivers. Up to `--look-ahead` plans
-are in flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and
-continues after the next handshake with shards.
-"""
+"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens. Up to `--look-ahead` plans are in
+flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
+after the next handshake with shards."""
 
 import asyncio
 import logging
@@ -13,7 +10,6 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
-from router.engine.movable_timer import MovableTimer
 from router.engine.plans_in_flight import SHUTDOWN_REASON, Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
@@ -40,6 +36,7 @@ STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may t
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
 MAX_DEFECTS = 3  # so many within DEFECT_WINDOW_SECONDS, and the shards are replaced
 DEFECT_WINDOW_SECONDS = 60.0
+TIMER_SLACK_SECONDS = 0.001  # the event loop counts in milliseconds and may call too early
 
 logger = logging.getLogger(__name__)
 now = time.monotonic
@@ -58,10 +55,8 @@ class Engine:
     def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
                  on_restart_needed: Callable[[str], None] = logger.error,
                  recording_folder: RecordingFolder | None = None) -> None:
-        """`on_restart_needed` is called with the reason when the shard processes should be replaced.
-
-        With a `recording_folder`, the calls of the scheduler are recorded.
-        """
+        """`on_restart_needed` is called with the reason when the shard processes should be replaced. With a
+        `recording_folder`, the calls of the scheduler are recorded."""
         self.config = config
         self.has_shards = False
         self._wake_event = asyncio.Event()
@@ -122,10 +117,8 @@ class Engine:
         await self._shards.close()
 
     def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
-        """Submit a request and return the stream of its events. Raises Overloaded or NotReady.
-
-        `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans.
-        """
+        """Submit a request and return the stream of its events. Raises Overloaded or NotReady. `arrived_at` is when the
+        HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans."""
         if self._loop_task.done():
             raise NotReady(SHUTDOWN_REASON)
         events = self._scheduler.submit(request, now())
@@ -161,10 +154,8 @@ class Engine:
         return self._client_streams.request_records.can_use_request_id(request_id, tenant)
 
     def write_recording(self, reason: str, *, is_requested: bool = True) -> None:
-        """Write the scheduler's last minutes to a file, if they are recorded.
-
-        Recordings that the user has not asked for (`is_requested`) are written at most every ten minutes.
-        """
+        """Write the scheduler's last minutes to a file, if they are recorded; unless the user has asked for that
+        (`is_requested`), at most every ten minutes."""
         if self._recording_folder is not None and isinstance(self._scheduler, RecordingScheduler):
             write = (self._recording_folder.write_in_background if is_requested
                      else self._recording_folder.write_automatic)
@@ -267,10 +258,7 @@ class Engine:
     # -- shards
 
     async def _connect_shards(self, *expected_loss_reasons: ShardLossReason) -> bool:
-        """Try to connect to the shards and begin an epoch; return whether that succeeded.
-
-        A loss that is not among `expected_loss_reasons` is raised.
-        """
+        """Try to connect to the shards and begin an epoch; return whether that succeeded. Raises other losses."""
         try:
             handshake = await perform_handshake(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
@@ -316,3 +304,33 @@ class Engine:
         if lost.needs_restart or has_repeated_defects:
             self._defect_times.clear()
             self._on_restart_needed(str(lost))
+
+
+class MovableTimer:
+    """Timer with a movable deadline, in seconds of `time.monotonic`; it replaces the event loop's timer only when the
+    deadline changes."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        """`callback` is called at the deadline or soon after it; it must call `set_deadline` for the next deadline."""
+        self._callback = callback
+        self.deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_deadline(self, deadline: float | None) -> None:
+        if deadline == self.deadline:
+            return
+        self.cancel()
+        if deadline is not None:
+            self.deadline = deadline
+            self._timer = asyncio.get_running_loop().call_later(max(deadline - now(), 0.0) + TIMER_SLACK_SECONDS,
+                                                                self._fire)
+
+    def cancel(self) -> None:
+        self.deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self.cancel()
+        self._callback()

@@ -57,10 +57,8 @@ class PlansInFlight:
         self._plans.append(SentPlan(plan, answer))
 
     def drop_oldest(self, answered_at: float) -> float:
-        """Remove the oldest plan, which was answered.
-
-        Returns the seconds since it was sent, or since the answer of the plan before if that came later.
-        """
+        """Remove the oldest plan, which was answered. Returns the seconds since it was sent, or since the answer of the
+        plan before if that came later."""
         self._plans.popleft()
         seconds, self._last_progress_at = answered_at - self._last_progress_at, answered_at
         self._recent_durations.append(seconds)
@@ -76,17 +74,15 @@ class PlansInFlight:
         """Drop all plans without waiting for their answers."""
         for sent in self._plans:
             sent.answer.remove_done_callback(self._on_done)
-            sent.answer.add_done_callback(_retrieve_error)
+            # An error that nobody retrieves would be reported by asyncio.
+            sent.answer.add_done_callback(lambda answer: None if answer.cancelled() else answer.exception())
             sent.answer.cancel()
         self._plans.clear()
 
     @property
     def max_seconds_without_progress(self) -> float:
-        """Seconds without progress that are accepted.
-
-        The prediction for the oldest plan counts like a recent duration: a long prompt may take longer than any recent
-        step.
-        """
+        """Seconds without progress that are accepted. The prediction for the oldest plan counts like a recent duration:
+        a long prompt may take longer than any recent step."""
         slowest = (sorted(self._recent_durations)[int(SLOW_STEP_QUANTILE * (len(self._recent_durations) - 1))]
                    if self._recent_durations else 0.0)
         predicted = self._plans[0].plan.predicted_seconds if self._plans else 0.0
@@ -98,12 +94,6 @@ class PlansInFlight:
 
     def _on_done(self, _: object) -> None:
         self._on_answer()
-
-
-def _retrieve_error(answer: "asyncio.Future[Any]") -> None:
-    """Retrieve the error of a dropped answer, so that asyncio does not report it as never retrieved."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 class Health:

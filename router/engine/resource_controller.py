@@ -1,8 +1,4 @@
-"""Connection between the scheduler and the shards for adapters and grammars.
-
-The scheduler's loads and unloads are sent to the shards; the results go to the scheduler, to the metrics, and to
-callers that wait for an adapter although no request needs it.
-"""
+"""Connection between the scheduler and the shards for adapters and grammars."""
 
 import asyncio
 import time
@@ -21,16 +17,14 @@ now = time.monotonic
 
 
 class ResourceController:
-    """Passes the scheduler's loads and unloads of adapters and grammars to the shards, and the results back.
-
-    What to load and unload is decided by the scheduler's LoadableResourceCache; ResourceLoader sends it.
-    """
+    """Passes the loads and unloads that the scheduler's LoadableResourceCache has decided on to the ResourceLoader, and
+    the results to the scheduler, the metrics, and callers that wait for an adapter although no request needs it."""
 
     def __init__(self, shards: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
                  wake_engine: Callable[[], None]) -> None:
         """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
-        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_loaded, self._on_load_failed,
-                                                           self._on_unloaded, self._on_load_timed))
+        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_load_ended, self._on_unloaded,
+                                                           self._on_load_timed))
         self._on_events = on_events
         self._wake_engine = wake_engine
         # Callers that wait for the same resource share a future; its result is why the load failed, or NotReady.
@@ -40,8 +34,6 @@ class ResourceController:
     def attach_scheduler(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
         self._scheduler = scheduler
         self._adapter_metrics = metrics.adapters
-
-    # -- for the HTTP layer
 
     async def load(self, resource: LoadableResource) -> str:
         """Load a resource although no request needs it; return why that is not possible, or an empty string.
@@ -74,8 +66,6 @@ class ResourceController:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._scheduler.adapter_statuses
 
-    # -- for the loop
-
     def send_resource_commands(self) -> None:
         """Send the loads and unloads that the scheduler has decided on."""
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
@@ -83,8 +73,7 @@ class ResourceController:
 
     def wake_load_waiters(self) -> None:
         """Wake callers whose adapter became available without a load (its unload was revoked), no longer fits, or was
-        unloaded while they waited, which drops their request for a load.
-        """
+        unloaded while they waited, which drops their request for a load."""
         for resource in [*self._load_waiters]:
             if self._scheduler.is_resource_available(resource):
                 self._resolve_waiters(resource)
@@ -103,14 +92,9 @@ class ResourceController:
         for resource in [*self._load_waiters]:
             self._resolve_waiters(resource, NotReady(reason))
 
-    # -- results from the shards
-
-    def _on_loaded(self, resource: LoadableResource) -> None:
-        self._on_events(self._scheduler.on_resource_loaded(resource, now()))
-        self._resolve_waiters(resource)
-
-    def _on_load_failed(self, resource: LoadableResource, reason: str) -> None:
-        self._on_events(self._scheduler.on_resource_failed(resource, reason, now()))
+    def _on_load_ended(self, resource: LoadableResource, reason: str) -> None:
+        self._on_events(self._scheduler.on_resource_failed(resource, reason, now()) if reason
+                        else self._scheduler.on_resource_loaded(resource, now()))
         self._resolve_waiters(resource, reason)
 
     def _on_unloaded(self, resource: LoadableResource) -> None:

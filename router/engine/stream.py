@@ -1,9 +1,5 @@
-"""Output of one request: the events of its stream, between the engine and one client, and what makes them of tokens.
-
-The engine puts events, the HTTP dialect takes them; both run on the same event loop. A row of an answer is first
-detokenised, so that the scheduler learns of stop strings, and delivered after the scheduler has decided how many of
-its tokens count.
-"""
+"""Output of one request: the events of its stream, which the engine puts and the HTTP dialect takes on the same event
+loop, and what makes them of tokens."""
 
 import asyncio
 from collections.abc import Callable
@@ -56,10 +52,8 @@ class PromptLogprobsEvent:
 
 @dataclass(slots=True)
 class FinishedEvent:
-    """End of a text. Put right after the last token, so that both are taken at once.
-
-    A sequence whose time runs out while it waits ends without another token.
-    """
+    """End of a text. Put right after the last token, so that both are taken at once; a sequence whose time runs out
+    while it waits ends without another token."""
 
     finish_reason: FinishReason
     text: str  # whole visible text: without special tokens, up to and including a stop string
@@ -93,8 +87,8 @@ class RequestStream:
     `on_drained` when the reader takes events again. `on_disconnect` is called when the client leaves before the end.
     """
 
-    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_event",
-                 "_on_full", "_queued_events", "abort_connection", "failure", "num_bytes", "request")
+    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_full",
+                 "_queued_events", "abort_connection", "failure", "num_bytes", "on_event", "request")
 
     def __init__(self, request: Request, max_bytes: int, on_full: Callable[[], None],
                  on_drained: Callable[[], None], on_disconnect: Callable[[], None]) -> None:
@@ -107,7 +101,7 @@ class RequestStream:
         self._on_drained = on_drained
         self._on_disconnect = on_disconnect
         self._queued_events: list[StreamEvent] = []
-        self._on_event: Callable[[], object] | None = None
+        self.on_event: Callable[[], object] | None = None  # called when an event is added to an empty queue
         self.num_bytes = 0  # approximate number of bytes that the queued events take when written
         self._is_full = self._has_ended = self._is_closed = False
 
@@ -121,8 +115,8 @@ class RequestStream:
             self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
         else:
             self._handle_non_token_event(event)
-        if self._on_event is not None and len(self._queued_events) == 1:
-            self._on_event()
+        if self.on_event is not None and len(self._queued_events) == 1:
+            self.on_event()
         if self.num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
             self._on_full()
@@ -136,15 +130,11 @@ class RequestStream:
             self._on_drained()
         return events
 
-    def set_event_callback(self, on_event: Callable[[], object]) -> None:
-        """Have `put` call `on_event` when it adds an event to an empty queue."""
-        self._on_event = on_event
-
     async def wait_for_events(self) -> list[StreamEvent]:
         """Wait for at least one event, then remove and return all."""
         if not self._queued_events:
             arrived = asyncio.Event()
-            self.set_event_callback(arrived.set)
+            self.on_event = arrived.set
             await arrived.wait()
         return self.take_events()
 
@@ -153,7 +143,7 @@ class RequestStream:
         if self._is_closed:
             return
         self._is_closed = True
-        self._on_event = self.abort_connection = None  # break the reference cycle with the reader
+        self.on_event = self.abort_connection = None  # break the reference cycle with the reader
         self._queued_events.clear()
         if not self._has_ended:
             self._on_disconnect()
@@ -175,7 +165,11 @@ class RequestStream:
 
 
 class OutputBuilder:
-    """Output state of one request, from token ids to events."""
+    """Output state of one request, from token ids to events.
+
+    A row of an answer is first detokenised, so that the scheduler learns of stop strings, and delivered after the
+    scheduler has decided how many of its tokens count.
+    """
 
     def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
         self.request = request
@@ -212,10 +206,7 @@ class OutputBuilder:
         return None
 
     def deliver_row(self) -> None:
-        """Deliver the row that was detokenised last.
-
-        All of its events count: `detokenize_row` and the scheduler cut a row by the same rule, `find_finish_point`.
-        """
+        """Deliver the row that was detokenised last. `detokenize_row` and the scheduler cut it by the same rule."""
         for event in self._row_events:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)

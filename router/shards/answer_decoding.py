@@ -1,7 +1,7 @@
 """Decoding of the shards' answers, from the columns of proto/shard.proto to rows. Shards are not trusted."""
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -23,25 +23,20 @@ T = TypeVar("T")
 
 
 class InvalidShardAnswer(ShardsLost):
-    """A shard's answer contradicts the plan or the model: unknown or missing sequences, wrong counts, or a token
-    outside the vocabulary.
-    """
+    """A shard's answer contradicts the plan or the model, such as by a token outside the vocabulary."""
 
     def __init__(self, defect: str) -> None:
         super().__init__(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}")
 
 
 def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
-    """Return the ranks' descriptions of themselves as one. Raises ShardsLost if they serve different models.
-
-    The smallest cache of all ranks counts.
-    """
+    """Return the ranks' descriptions of themselves as one; the smallest cache counts. Raises ShardsLost if they serve
+    different models."""
     first = infos[0]
     for info in infos[1:]:
         if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
                                                                       first.max_positions):
-            raise ShardsLost(ShardLossReason.DEFECT,
-                             f"rank {info.rank} serves another model than rank {first.rank}")
+            raise ShardsLost(ShardLossReason.DEFECT, f"rank {info.rank} serves another model than rank {first.rank}")
     warmup = first.warmup
     return ModelInfo(
         model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
@@ -116,7 +111,7 @@ def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: Model
         raise InvalidShardAnswer(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
     if ids and max(ids) >= model_info.vocabulary_size:
         raise InvalidShardAnswer(f"top token {max(ids)} outside the vocabulary of {model_info.vocabulary_size}")
-    return list(split_by_counts(list(zip(ids, logprobs, strict=True)), counts))
+    return split_by_counts(list(zip(ids, logprobs, strict=True)), counts)
 
 
 def _decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
@@ -155,17 +150,17 @@ def _decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: Mod
     return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
 
 
-def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Iterator[PoolingOutput]:
+def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Sequence[PoolingOutput]:
     values, width = list(answer.values), answer.width
     if len(values) != width * num_texts or (num_texts and not width):
         raise InvalidShardAnswer(f"{len(values)} values for {num_texts} embeddings of {width}")
     if not all(map(isfinite, values)):
         raise InvalidShardAnswer("an embedding with a value that is no number")
-    yield from split_by_counts(values, repeat(width, num_texts))
+    return split_by_counts(values, [width] * num_texts)
 
 
 def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
-                         model_info: ModelInfo) -> Iterator[PoolingOutput]:
+                         model_info: ModelInfo) -> Sequence[PoolingOutput]:
     counts, labels, scores = list(answer.num_labels), list(answer.labels), list(answer.scores)
     if counts != prompt_lengths or not sum(counts) == len(labels) == len(scores):
         raise InvalidShardAnswer(
@@ -174,11 +169,8 @@ def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
         raise InvalidShardAnswer(f"label {max(labels)}, where there are {len(model_info.labels)}")
     if not all(map(isfinite, scores)):
         raise InvalidShardAnswer("a score that is no number")
-    yield from map(TokenClassificationOutput, split_by_counts(labels, counts), split_by_counts(scores, counts))
+    return [*map(TokenClassificationOutput, split_by_counts(labels, counts), split_by_counts(scores, counts))]
 
 
-def split_by_counts(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:
-    start = 0
-    for count in counts:
-        yield values[start:start + count]
-        start += count
+def split_by_counts(values: list[T], counts: Sequence[int]) -> list[list[T]]:
+    return [values[end - count:end] for count, end in zip(counts, accumulate(counts), strict=True)]

@@ -1,7 +1,4 @@
-"""Encoding of the scheduler's messages into the columns of proto/shard.proto.
-
-Rows become columns here and nowhere else; `answer_decoding.py` turns the columns of the answers into rows.
-"""
+"""Encoding of the scheduler's messages, from rows to the columns of proto/shard.proto."""
 
 from collections.abc import Callable, Collection
 from dataclasses import fields

@@ -27,20 +27,16 @@ class ResourceRpcClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadCallbacks:
-    """Callbacks for the results: a resource was loaded, could not be loaded (with the reason), or was unloaded."""
+    """Callbacks for the results. A load that has failed ends with the reason, another one with an empty string."""
 
-    on_loaded: Callable[[LoadableResource], None]
-    on_load_failed: Callable[[LoadableResource, str], None]
+    on_load_ended: Callable[[LoadableResource, str], None]
     on_unloaded: Callable[[LoadableResource], None]
     on_load_timed: Callable[[LoadableResource, float, str], None]  # its seconds, and why it failed, if it did
 
 
 class ResourceLoader:
-    """Resources by kind and source, and which of them the shards have loaded.
-
-    It sends the loads and unloads on which the scheduler's LoadableResourceCache has decided. Restarted shards get
-    everything again that should be loaded.
-    """
+    """Resources by kind and source, and which of them the shards have loaded. It sends the loads and unloads on which
+    the scheduler has decided; restarted shards get everything again that should be loaded."""
 
     def __init__(self, shards: ResourceRpcClient, callbacks: LoadCallbacks) -> None:
         self._shards = shards
@@ -52,8 +48,7 @@ class ResourceLoader:
         self._sources: WeakKeyDictionary[LoadableResource, str] = WeakKeyDictionary()
         self._loaded: dict[LoadableResource, None] = {}  # loaded, as far as the scheduler knows
         self._pinned: dict[LoadableResource, None] = {}  # never unloaded
-        # number of loads by adapter source, the latest at the end
-        self._load_counts: OrderedDict[str, int] = OrderedDict()
+        self._load_counts: OrderedDict[str, int] = OrderedDict()  # by adapter source, the latest at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
@@ -141,7 +136,7 @@ class ResourceLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            self._callbacks.on_load_failed(resource, reason)
+            self._callbacks.on_load_ended(resource, reason)
         else:
             self._mark_loaded(resource)
 
@@ -160,4 +155,4 @@ class ResourceLoader:
 
     def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None
-        self._callbacks.on_loaded(resource)
+        self._callbacks.on_load_ended(resource, "")

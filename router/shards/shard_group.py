@@ -1,8 +1,5 @@
-"""Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer.
-
-A failure is raised as `ShardsLost` with the kind of the loss, but a load or unload that fails while its shard is
-connected returns the reason.
-"""
+"""Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer. A failure is raised
+as `ShardsLost`, but a load or unload that fails while its shard is connected returns the reason."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -78,20 +75,10 @@ class RankConnection:
             return RpcFailure(error.code(), error.details() or "")
 
     async def wait_until_ready(self) -> None:
-        """Wait until the shard listens, and watch its health from then on.
+        """Wait until the shard listens, however long it loads its model, and watch its health from then on.
 
-        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS seconds without one.
-        """
-        await self._wait_until_connected()
-        health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
-        pending_read = asyncio.ensure_future(health_call.read())
-        self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
-        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT_SECONDS)
-
-    async def _wait_until_connected(self) -> None:
-        """Wait for the connection, however long the shard loads its model. Raises ShardsLost if the shard is hung.
-
-        A shard counts as hung if it accepts connections and sends nothing.
+        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS without one. Raises ShardsLost if
+        the shard is hung: it accepts connections and sends nothing.
         """
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
@@ -100,13 +87,14 @@ class RankConnection:
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
         finally:
             ready.cancel()
+        health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
+        pending_read = asyncio.ensure_future(health_call.read())
+        self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
+        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT_SECONDS)
 
     async def _monitor_health(self, health_call: Any, pending_read: "asyncio.Future[Any]") -> None:
-        """Read health responses until the call ends, then report that the shard has gone.
-
-        The open call shows each side that the other is alive. A pending read is never cancelled: that would end the
-        call.
-        """
+        """Read health responses until the call ends, then report that the shard has gone. A pending read is never
+        cancelled: that would end the call, which shows each side that the other is alive."""
         with suppress(grpc.aio.AioRpcError):
             while await pending_read is not grpc.aio.EOF:
                 pending_read = asyncio.ensure_future(health_call.read())
@@ -136,10 +124,6 @@ class ShardGroup:
         self._ranks: list[RankConnection] = []
         self._num_connects = 0  # number of calls of `connect`
 
-    @property
-    def world_size(self) -> int:
-        return len(self.addresses)
-
     async def connect(self) -> None:
         """Wait until every rank listens, and watch the health of all."""
         if not self._ranks:
@@ -167,7 +151,7 @@ class ShardGroup:
     async def call(self, request: Message, timeout: float) -> list[Any]:
         """Send a request that has no `order` number to all ranks; return the answers. Raises ShardsLost."""
         results = await self._call_all(request, timeout)
-        if (loss := most_severe_loss([request], results, self.world_size)) is not None:
+        if (loss := most_severe_loss([request], results, len(self.addresses))) is not None:
             raise loss
         return results
 

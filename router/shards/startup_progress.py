@@ -1,7 +1,5 @@
-"""Startup progress of the shards, read on demand from a small JSON file per shard.
-
-Files are used since a shard has no socket while it loads its model; shard/telemetry/startup_progress.py writes them.
-"""
+"""Startup progress of the shards, from a small JSON file per shard: a shard has no socket while it loads its model.
+shard/telemetry/startup_progress.py writes the files."""
 
 import json
 from collections.abc import Iterable

@@ -24,9 +24,8 @@ class MetricType(StrEnum):
 class MetricDefinition:
     """Definition of the metrics of one name.
 
-    The label values of a counter or histogram are fixed: `label_values`, and `second_label_values` for a second label.
-    Or its only label is open: the first `max_label_values` values get a counter each, all later ones are counted under
-    OTHER_LABEL.
+    The label values of a counter or histogram are fixed. Or its only label is open: the first `max_label_values` values
+    get a counter each, all later ones are counted under OTHER_LABEL.
     """
 
     name: str
@@ -105,10 +104,8 @@ NO_ALIASES: Mapping[str, str] = {}
 
 
 class MetricRegistry:
-    """All counters and histograms: one for each family and combination of its label values.
-
-    Those with fixed label values exist, with 0, from the beginning.
-    """
+    """All counters and histograms: one for each family and combination of its label values. Those with fixed label
+    values exist, with 0, from the beginning."""
 
     def __init__(self, families: Iterable[MetricDefinition]) -> None:
         self.families = {family.name: family for family in families}

@@ -1,9 +1,5 @@
-"""Definitions of all metrics: name, type, labels, buckets and help. docs/metrics.md is the same list for users.
-
-Metrics that text-generation-inference has use its names, so that its dashboards work; metrics that the inference
-gateway of Kubernetes reads use vLLM's names. With `--compat lorax` metrics that have another name in LoRAX are repeated
-under that name, as an alias.
-"""
+"""Definitions of all metrics; docs/metrics.md is the same list for users. Metrics that text-generation-inference has
+use its names, so that its dashboards work; those that the inference gateway of Kubernetes reads use vLLM's."""
 
 from functools import partial
 from itertools import accumulate, repeat
@@ -23,12 +19,10 @@ METHOD_LABEL, KV_CACHE_METHODS = ("method",), ("prefill", "decode")
 STEP_METHODS = (*KV_CACHE_METHODS, "embed")
 REQUEST_ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout",
                   "download_adapter", "embedding_failure", "classification_failure")
-JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
 PHASE_NAMES = tuple(map(str, RequestPhase))
 ADAPTER_STATES = tuple(dict.fromkeys(STATUS_BY_STATE.values()))
 MAX_NAMED_ADAPTERS = 100  # adapters that are counted by name
-SHARD_LOSS_NAMES = tuple(loss_reason.name.lower() for loss_reason in ShardLossReason)
-# LoRAX's names of the same metrics.
+# LoRAX's names of the same metrics, under which `--compat lorax` repeats them.
 LORAX_METRIC_NAMES = {f"tgi_{name}": f"lorax_{name}" for name in (
     "request_count", "request_success", "request_failure", "request_duration", "request_validation_duration",
     "request_queue_duration", "request_inference_duration", "request_mean_time_per_token_duration",
@@ -97,7 +91,7 @@ STEP_FAMILIES = (
     duration("tgi_batch_concat_duration", "Seconds of a Concat that did not ride on a step.", METHOD_LABEL,
              ("decode",)),
     counter("tgi_batch_concat", "How often newcomers joined others that were running, by why then.", ("reason",),
-            JOIN_REASONS),
+            ("backpressure", "wait_exceeded", "chunking")),
     histogram("tgi_batch_next_size", "Newcomers that start in the same step.", bucket_bounds=BATCH_SIZE_BUCKETS),
     duration("tgi_batch_stall_duration", "Seconds for which prompts kept those waiting that were generating."),
     counter("tgi_batch_stall_exceeded", "Mixed steps in which prompts took twice as long as they may."),
@@ -115,7 +109,7 @@ SERVER_FAMILIES = (
     gauge("tgi_ready", "1 where requests should be sent here, else 0: what /ready says."),
     gauge("tgi_shard_ready", "1 while all shards are there, else 0."),
     counter("tgi_shard_lost", "How often the shards, or what they held, were lost, by how.", ("loss",),
-            SHARD_LOSS_NAMES),
+            tuple(loss_reason.name.lower() for loss_reason in ShardLossReason)),
 )
 ADAPTER_FAMILIES = (
     gauge("weft_adapters", "Adapters on the shards, on their way there, or about to leave.", ("state",),

@@ -1,7 +1,5 @@
-"""OpenTelemetry spans of requests: one span per request, sent at its end, with a child span for each phase.
-
-Attributes have the names of OpenTelemetry's conventions for generative AI. Spans never contain text of a request.
-"""
+"""OpenTelemetry spans of requests: one per request, sent at its end, with a child span for each phase. Attributes have
+the names of the conventions for generative AI. Spans never contain text of a request."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

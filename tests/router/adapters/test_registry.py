@@ -38,8 +38,7 @@ class RegistrySetup:
     def __init__(self, **settings: Any) -> None:
         self.adapter_store = FakeAdapterStore()
         self.resource_loader = ResourceLoader(FakeShardRanks(),
-                                              LoadCallbacks(lambda _: None, lambda *_: None, lambda _: None,
-                                                            lambda *_: None))
+                                              LoadCallbacks(lambda *_: None, lambda _: None, lambda *_: None))
         self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
     async def resolve(self, name: str, token: str = "", **reference_fields: Any) -> ResolvedAdapter:

@@ -60,7 +60,7 @@ def test_burst_of_events_wakes_the_reader_once():
 def test_listener_is_called_once_until_its_events_are_taken():
     async def scenario(stream):
         calls = []
-        stream.set_event_callback(lambda: calls.append(stream.num_bytes))
+        stream.on_event = lambda: calls.append(stream.num_bytes)
         stream.put(TOKEN_EVENT)
         stream.put(TOKEN_EVENT)
         assert len(calls) == 1

@@ -51,8 +51,7 @@ class LoaderSetup:
         self.reported_events: list[tuple[str, int, str]] = []
         self.finished_loads: list[tuple[str, float, str]] = []
         self.loader = ResourceLoader(self.ranks, LoadCallbacks(
-            lambda resource: self.reported_events.append(("here", resource.id, "")),
-            lambda resource, reason: self.reported_events.append(("failed", resource.id, reason)),
+            lambda resource, reason: self.reported_events.append(("failed" if reason else "here", resource.id, reason)),
             lambda resource: self.reported_events.append(("removed", resource.id, "")),
             lambda resource, seconds, reason: self.finished_loads.append((resource.kind, seconds, reason))))
 

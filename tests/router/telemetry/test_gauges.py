@@ -11,8 +11,7 @@ from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry import gauges
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import ServerMetrics, adapter_gauges, scheduler_gauges
 from router.text.prompt_encoder import TokenLimits
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, block_size=16, num_blocks=64)
@@ -38,7 +37,7 @@ def run_step(core: Scheduler) -> None:
 
 
 def read_gauges(core: Scheduler, *names: str) -> list[float]:
-    readings = gauges.scheduler_gauges(core)
+    readings = scheduler_gauges(core)
     return [readings[name][()] for name in names]
 
 
@@ -47,7 +46,7 @@ def test_gauges_of_an_idle_scheduler_are_zero() -> None:
     assert read_gauges(core, "tgi_queue_size", "tgi_batch_current_size", "tgi_batch_current_max_tokens",
                        "vllm:kv_cache_usage_perc") == [0, 0, 0, 0]
     assert read_gauges(core, "tgi_batch_max_total_tokens", "tgi_batch_max_stall_duration") == [1024, 0.25]
-    assert gauges.scheduler_gauges(core)["vllm:cache_config_info"] == {("16", "64"): 1}
+    assert scheduler_gauges(core)["vllm:cache_config_info"] == {("16", "64"): 1}
 
 
 def test_waiting_and_running_requests_are_reported() -> None:
@@ -61,20 +60,20 @@ def test_requests_are_counted_by_phase() -> None:
     core = make_scheduler(5, 5, 5)
     run_step(core)
     core.plan(0.0)  # the third finds the batch full
-    current = gauges.scheduler_gauges(core)["tgi_request_current"]
+    current = scheduler_gauges(core)["tgi_request_current"]
     assert {cause: count for cause, count in current.items() if count} == {("decode",): 2, ("batch",): 1}
     core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
-    assert gauges.scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
+    assert scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
 
 
 def test_blocks_are_counted_by_state() -> None:
     core = make_scheduler(40)
     run_step(core)
-    assert gauges.scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 3, ("kept",): 0, ("free",): 61}
+    assert scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 3, ("kept",): 0, ("free",): 61}
     assert read_gauges(core, "tgi_batch_current_max_tokens") == [48]
     assert read_gauges(core, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc") == [3 / 64, 3 / 64]
     core.cancel(1, 0.0)
-    assert gauges.scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 0, ("kept",): 2, ("free",): 62}
+    assert scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 0, ("kept",): 2, ("free",): 62}
 
 
 @pytest.mark.parametrize(("is_ready", "has_shards"), [(True, True), (False, True), (False, False)])
@@ -100,7 +99,7 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     core.on_timer(0.0)
     core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
-    assert gauges.adapter_gauges(core, 5.0) == {
+    assert adapter_gauges(core, 5.0) == {
         "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},
         "weft_adapter_bytes": {(): 200},
         "vllm:lora_requests_info": {("3", "a,b", "c"): 5.0}}
