@@ -101,12 +101,9 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
 
 
 async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: StartupProgress) -> None:
-    """Start the engine while clients wait.
-
-    If the shards are warm from an earlier router, the start is short and new connections wait, for up to
-    WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other requests
-    are rejected.
-    """
+    """Start the engine. If the shards are warm from an earlier router, the start is short and new connections wait, for
+    up to WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other
+    requests are rejected."""
     start_task = asyncio.create_task(engine.start())
     try:
         if startup_progress.is_warm():
@@ -148,10 +145,8 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
 
 
 def create_adapter_registry(args: RouterProcessArgs, engine: Engine) -> AdapterRegistry | None:
-    """Return the registry of adapters; None without a store, or if the model takes no adapters.
-
-    Raises ValueError if the model takes none and the settings name some to load.
-    """
+    """Return the registry of adapters; None without a store, or if the model takes no adapters. Raises ValueError if
+    the settings name some to load nevertheless."""
     if not args.store:
         return None
     if (adapter_metrics := engine.server_metrics.adapters) is None:

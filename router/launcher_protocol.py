@@ -1,9 +1,6 @@
-"""A router process and its parent: the start parameters, signals and two pipes.
-
-The router writes lines to `ready_fd`: `ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`,
-and at any time `broken WHY` when the shards should be replaced. End of file on `parent_fd` means that the parent has
-ended.
-"""
+"""A router process and its parent: the start parameters, signals and two pipes. The router writes lines to `ready_fd`:
+`ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`, and at any time `broken WHY` when the
+shards should be replaced. End of file on `parent_fd` means that the parent has ended."""
 
 import asyncio
 import json

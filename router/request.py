@@ -1,5 +1,5 @@
-"""Validated, tokenised and immutable requests, and the hashes of their cache blocks. The server creates requests in
-`validation/validator.py` only."""
+"""Validated, tokenised and immutable requests, the results of pooling requests, and the hashes of cache blocks. The
+server creates requests in `validation/validator.py` only."""
 
 import secrets
 from array import array
@@ -55,6 +55,18 @@ class RequestKind(StrEnum):
 
 POOLING_KINDS = (RequestKind.EMBED, RequestKind.CLASSIFY)  # prompts run whole in one step and use no KV cache
 
+
+@dataclass(frozen=True, slots=True)
+class TokenClassificationOutput:
+    """Token classification of one text: for each token the index of its most probable label and the probability."""
+
+    label_ids: GenericSequence[int]
+    scores: GenericSequence[float]
+
+
+EmbeddingVector = GenericSequence[float]
+PoolingOutput = EmbeddingVector | TokenClassificationOutput
+
 ADAPTER, GRAMMAR = "adapter", "grammar"
 
 
@@ -70,15 +82,12 @@ class LoadableResource:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Owner of requests. Tenants share the shards by weight, and their requests never share private data.
-
-    `max_concurrent_requests` limits unfinished requests, `max_queue_*` waiting ones; None is no limit.
-    """
+    """Owner of requests. Tenants share the shards by weight, and their requests never share private data."""
 
     name: str = ""
     weight: float = 1.0
-    max_concurrent_requests: int | None = None
-    max_queue_requests: int | None = None
+    max_concurrent_requests: int | None = None  # limit of unfinished requests; None, here and below: no limit
+    max_queue_requests: int | None = None  # limits of waiting requests
     max_queue_tokens: int | None = None
 
 

@@ -82,14 +82,13 @@ class ClientStreams:
     def receive_result(self, result: StepResult) -> dict[int, int]:
         """Detokenise rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
         string how many of the row's tokens count."""
+        builders, stop_token_counts = self._builders, {}
         for logprobs in result.prompt_logprobs:
-            if (builder := self._builders.get(logprobs.sequence_id)) is not None:
+            if (builder := builders.get(logprobs.sequence_id)) is not None:
                 builder.deliver_prompt_logprobs(logprobs)
         for sequence_id, output in result.pooling_outputs.items():
-            if (builder := self._builders.get(sequence_id)) is not None:
+            if (builder := builders.get(sequence_id)) is not None:
                 builder.pooling_output = output
-        stop_token_counts = {}
-        builders = self._builders
         for sequence_id, row in result.rows.items():
             if (builder := builders.get(sequence_id)) is not None:
                 try:

@@ -76,11 +76,9 @@ class Engine:
     # -- for the HTTP layer
 
     async def start(self) -> None:
-        """Connect to the shards, set `model_info` from what they report, and start the loop.
-
-        Dead shards are waited for, hung ones reported to `on_restart_needed`. Every other loss, such as a rejected
-        warm-up, raises ShardsLost; limits that the model or the cache cannot hold raise ValueError.
-        """
+        """Connect to the shards, set `model_info` from what they report, and start the loop. Dead shards are waited
+        for, hung ones reported to `on_restart_needed`. Every other loss, such as a rejected warm-up, raises ShardsLost;
+        limits that the model or the cache cannot hold raise ValueError."""
         try:
             while not await self._connect_shards(ShardLossReason.DEATH):
                 pass
@@ -162,10 +160,6 @@ class Engine:
             write(self._scheduler.copy_segments(), self.model_info, reason)
         elif is_requested:
             logger.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
-
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._client_streams)
 
     async def wait_until_drained(self) -> None:
         await self._client_streams.all_finished.wait()

@@ -36,10 +36,8 @@ class ResourceController:
         self._adapter_metrics = metrics.adapters
 
     async def load(self, resource: LoadableResource) -> str:
-        """Load a resource although no request needs it; return why that is not possible, or an empty string.
-
-        A loss of the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops.
-        """
+        """Load a resource although no request needs it; return why that is not possible, or an empty string. A loss of
+        the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops."""
         if self._stop_reason:
             raise NotReady(self._stop_reason)
         if reason := self._scheduler.why_resource_never_fits(resource):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import FinishReason, Request
+from router.request import FinishReason, PoolingOutput, Request, TokenClassificationOutput
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.step import find_finish_point
@@ -165,11 +164,8 @@ class RequestStream:
 
 
 class OutputBuilder:
-    """Output state of one request, from token ids to events.
-
-    A row of an answer is first detokenised, so that the scheduler learns of stop strings, and delivered after the
-    scheduler has decided how many of its tokens count.
-    """
+    """Output state of one request, from token ids to events. A row of an answer is first detokenised, so that the
+    scheduler learns of stop strings, and delivered after it has decided how many of the row's tokens count."""
 
     def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
         self.request = request

@@ -6,8 +6,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from router.model_info import ModelInfo, StepMeasurement
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import ADAPTER, GRAMMAR, LoadableResource, RequestKind
+from router.request import ADAPTER, GRAMMAR, LoadableResource, PoolingOutput, RequestKind, TokenClassificationOutput
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
 from router.shards.failures import ShardsLost

@@ -29,43 +29,40 @@ SAMPLING_FIELDS = [(field.name, field.default, attrgetter(field.name)) for field
 
 T = TypeVar("T")
 
-TraceparentLookup = Callable[[int], str]  # of a sequence, by its number
+TraceparentLookup = Callable[[int], str]  # of a sequence
 ShardRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 
 def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = lambda _: "") -> list[ShardRequest]:
     """Encode the messages of a plan. `get_traceparent` returns the parent span of a sequence's chunks."""
-    first_number = plan.last_message_number - len(plan.messages) + 1
-    return [_encode_message(message, plan.epoch, first_number + index, get_traceparent)
-            for index, message in enumerate(plan.messages)]
+    requests = [_encode_message(message, get_traceparent) for message in plan.messages]
+    for message_number, request in enumerate(requests, plan.last_message_number - len(requests) + 1):
+        request.epoch, request.order = plan.epoch, message_number
+    return requests
 
 
-def _encode_message(message: ShardMessage, epoch: int, message_number: int,
-                    get_traceparent: TraceparentLookup) -> ShardRequest:
+def _encode_message(message: ShardMessage, get_traceparent: TraceparentLookup) -> ShardRequest:
     match message:
         case Prefill():
-            return pb.PrefillRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                     sequences=(_encode_sequences(message.new_sequences) if message.new_sequences
-                                                else None),
-                                     chunks=_encode_chunks(message.chunks, get_traceparent),
-                                     alongside=message.includes_decodes,
-                                     grants=_encode_grants(message.grants) if message.grants else None,
-                                     keep=None if message.keep is None else pb.Keep(sequences=message.keep))
+            return pb.PrefillRequest(
+                batch=message.batch, alongside=message.includes_decodes,
+                sequences=_encode_sequences(message.new_sequences) if message.new_sequences else None,
+                chunks=_encode_chunks(message.chunks, get_traceparent),
+                grants=_encode_grants(message.grants) if message.grants else None,
+                keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Decode():
-            return pb.DecodeRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    grants=_encode_grants(message.grants) if message.grants else None,
-                                    keep=None if message.keep is None else pb.Keep(sequences=message.keep))
+            return pb.DecodeRequest(
+                batch=message.batch, grants=_encode_grants(message.grants) if message.grants else None,
+                keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Filter():
-            return pb.FilterRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    keep=pb.Keep(sequences=message.keep))
+            return pb.FilterRequest(batch=message.batch, keep=pb.Keep(sequences=message.keep))
         case Concat():
-            return pb.ConcatRequest(epoch=epoch, order=message_number, batches=message.batches)
+            return pb.ConcatRequest(batches=message.batches)
         case PoolingStep():
             requests = [new_sequence.request for new_sequence in message.new_sequences]
-            return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=WANTED_BY_KIND[message.kind],
+            return pb.EmbedRequest(wanted=WANTED_BY_KIND[message.kind], adapters=_encode_adapters(requests),
                                    num_tokens=[len(request.prompt) for request in requests],
-                                   tokens=chain.from_iterable(request.prompt for request in requests),
-                                   adapters=_encode_adapters(requests))
+                                   tokens=chain.from_iterable(request.prompt for request in requests))
 
 
 def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
@@ -91,10 +88,8 @@ def _encode_adapters(requests: list[Request]) -> list[int]:
 
 
 def _encode_sampling(requests: list[Request]) -> pb.Sampling:
-    """Encode sampling parameters; a field that holds a tuple becomes a ragged column.
-
-    End tokens are sent only for sequences that must not always be able to choose them (`min_tokens` or a grammar).
-    """
+    """Encode sampling parameters; a field that holds a tuple becomes a ragged column. End tokens are sent only for
+    sequences that must not always be able to choose them (`min_tokens` or a grammar)."""
     columns = _encode_ragged_column("end_tokens", [
         sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
     rows = [request.sampling for request in requests]

@@ -156,11 +156,9 @@ class ShardGroup:
         return results
 
     async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
-        """Load or unload a resource on all ranks; return why some rank failed, or an empty string.
-
-        Such an error does not end the epoch. Raises ShardsLost if a rank has gone, which is noted only if the ranks
-        were not connected again meanwhile.
-        """
+        """Load or unload a resource on all ranks; return why some rank failed, which does not end the epoch, or an
+        empty string. Raises ShardsLost if a rank has gone; that is noted only if the ranks were not connected again
+        meanwhile."""
         num_connects = self._num_connects
         failures = [result for result in await self._call_all(request, LOAD_TIMEOUT_SECONDS)
                     if isinstance(result, RpcFailure)]
@@ -177,12 +175,12 @@ class ShardGroup:
         messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
         answer to the last message; after a failure it raises ShardsLost.
         """
-        verbs = [VERBS[type(message)][0] for message in messages]
-        sent_messages = ([pb.StepMessage(**{verb.lower(): message})
-                          for verb, message in zip(verbs, messages, strict=True)] if self._use_stream else messages)
-        serialized = [message.SerializeToString() for message in sent_messages]
-        outcomes = [rank.send(verb, data, timeout)
-                    for rank in self._ranks for verb, data in zip(verbs, serialized, strict=True)]
+        serialized = []
+        for message in messages:
+            verb = VERBS[type(message)][0]
+            sent_message = pb.StepMessage(**{verb.lower(): message}) if self._use_stream else message
+            serialized.append((verb, sent_message.SerializeToString()))
+        outcomes = [rank.send(verb, data, timeout) for rank in self._ranks for verb, data in serialized]
         return combine_outcomes(messages, outcomes, len(self._ranks))
 
     async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
@@ -192,10 +190,8 @@ class ShardGroup:
 
 def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]",
                      world_size: int) -> "asyncio.Future[Any]":
-    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there.
-
-    After a failure of any rank it raises ShardsLost. `outcomes` are rank by rank, each in the order of the messages.
-    """
+    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there and raises
+    ShardsLost if any rank failed. `outcomes` are rank by rank, each in the order of the messages."""
     last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     num_missing = len(outcomes)
 

@@ -22,19 +22,15 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricDefinition:
-    """Definition of the metrics of one name.
-
-    The label values of a counter or histogram are fixed. Or its only label is open: the first `max_label_values` values
-    get a counter each, all later ones are counted under OTHER_LABEL.
-    """
+    """Definition of the metrics of one name. The label values of a counter or histogram are fixed. Or its only label is
+    open: the first `max_label_values` values get a counter each, all later ones are counted under OTHER_LABEL."""
 
     name: str
     metric_type: MetricType
     help: str
     label_names: tuple[str, ...] = ()
     label_values: tuple[str, ...] = ()
-    # upper bounds of a histogram's buckets, ascending; one more bucket has no bound
-    bucket_bounds: tuple[float, ...] = ()
+    bucket_bounds: tuple[float, ...] = ()  # of a histogram, ascending; one more bucket has no bound
     second_label_values: tuple[str, ...] = ()  # values of the second label
     max_label_values: int = 0  # maximum number of values of an open label; 0: the values are fixed
 

@@ -15,8 +15,7 @@ from router.engine.stream import (
     TopToken,
 )
 from router.errors import Cancelled, GenerationFailed
-from router.pooling_output import TokenClassificationOutput
-from router.request import FinishReason, Request
+from router.request import FinishReason, Request, TokenClassificationOutput
 
 TOKEN_EVENT = TokenEvent(104, "h", -1.0, special=False)
 FINAL_EVENT = FinishedEvent(FinishReason.LENGTH, "h", 1, make_finished_timeline())

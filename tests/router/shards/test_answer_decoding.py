@@ -5,8 +5,7 @@ from math import nan
 import pytest
 
 from router.model_info import ModelInfo
-from router.pooling_output import TokenClassificationOutput
-from router.request import LoadableResource, Request, RequestKind
+from router.request import LoadableResource, Request, RequestKind, TokenClassificationOutput
 from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
 from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer, loaded_resources
 from router.shards.failures import ShardsLost

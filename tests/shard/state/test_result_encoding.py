@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.model_info import ModelInfo
-from router.pooling_output import TokenClassificationOutput
-from router.request import Request, RequestKind
+from router.request import Request, RequestKind, TokenClassificationOutput
 from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan, StepResult
 from router.shards.answer_decoding import decode_answer
 from shard.pb import shard_pb2 as pb

@@ -17,13 +17,14 @@ from support.scheduling.waiting_laws import WaitingLawChecker
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
 from router.request import (
     POOLING_KINDS,
     FinishReason,
     LoadableResource,
+    PoolingOutput,
     Request,
     RequestKind,
+    TokenClassificationOutput,
     hash_blocks,
     hash_namespace,
 )
