@@ -32,10 +32,9 @@ LORAX_METRIC_NAMES = {f"tgi_{name}": f"lorax_{name}" for name in (
 )} | {"tgi_queue_size": "lorax_queue_length"}
 
 
-def define(metric_type: MetricType, name: str, help_text: str, *labels: tuple[str, ...],
-           **rules: Any) -> MetricDefinition:
-    """Return a definition. `labels` are the names of the labels, if it has any, and the values of the first."""
-    return MetricDefinition(name, metric_type, help_text, *labels, **rules)
+def define(metric_type: MetricType, name: str, help_text: str, label_names: tuple[str, ...] = (),
+           label_values: tuple[str, ...] = (), **rules: Any) -> MetricDefinition:
+    return MetricDefinition(name, metric_type, help_text, label_names, label_values, **rules)
 
 
 counter, gauge = partial(define, MetricType.COUNTER), partial(define, MetricType.GAUGE)
