@@ -117,6 +117,8 @@ def _decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int,
     """Return the reasons of failures, by sequence id (for an EmbedAnswer, by index)."""
     if len(answer.failed) != len(answer.failures):
         raise InvalidShardAnswer(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
+    if not answer.failed:
+        return {}
     return {place: FAILURE_REASONS.get(failure, "the shard gave no reason")
             for place, failure in zip(answer.failed, answer.failures, strict=True)}
 
