@@ -126,7 +126,6 @@ class Request:
                            tuple([resource for resource in (self.adapter, self.grammar) if resource is not None]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Hashes of KV cache blocks are chained over a namespace and all tokens up to the end of a block: two blocks have the
 # same hash only if their tokens, all tokens before them and their namespaces are the same. They are salted per process,
 # so that tokens cannot be guessed from recorded hashes by trial.

@@ -71,7 +71,8 @@ class Engine:
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
         self._queued_events: list[SchedulerEvent] = []  # not dispatched to clients yet
-        self._wake_timer = MovableTimer(self._on_timer)
+        # Expires requests whose time has run out, whatever the loop is waiting for.
+        self._wake_timer = MovableTimer(lambda: self._queue_and_flush(self._scheduler.on_timer(now())))
 
     # -- for the HTTP layer
 
@@ -215,10 +216,6 @@ class Engine:
         """Dispatch the queued events to the clients' streams."""
         events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
-
-    def _on_timer(self) -> None:
-        """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._queue_and_flush(self._scheduler.on_timer(now()))
 
     def _queue_and_flush(self, events: list[SchedulerEvent]) -> None:
         """Queue events that do not come from an answer, and dispatch them after those that are queued already."""

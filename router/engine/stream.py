@@ -80,11 +80,8 @@ StreamEvent = TokenEvent | PromptLogprobsEvent | FinishedEvent | PoolingEvent | 
 
 
 class RequestStream:
-    """Queue of one request's events.
-
-    `max_bytes` is the size in bytes above which the reader counts as slow: `on_full` is called when it is exceeded, and
-    `on_drained` when the reader takes events again. `on_disconnect` is called when the client leaves before the end.
-    """
+    """Queue of one request's events. A reader for whom more than `max_bytes` are kept counts as slow: then `on_full` is
+    called, and `on_drained` when it takes events again; `on_disconnect` when the client leaves before the end."""
 
     __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_full",
                  "_queued_events", "abort_connection", "failure", "num_bytes", "on_event", "request")

@@ -109,7 +109,6 @@ class InterTokenLatency:
         return first_token_ids
 
     def remove_sequence(self, sequence_id: int) -> None:
-        """Drop a sequence that has ended."""
         self._earlier_delivery_times.pop(sequence_id, None)
 
 
@@ -129,7 +128,6 @@ class ServerMetrics:
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
 
     def render(self, *, is_ready: bool, has_shards: bool) -> str:
-        """Return the page. The values of the gauges are read now."""
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
         gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self._started_at}} if self.adapters is None
                    else adapter_gauges(self._scheduler, time.time()))

@@ -64,7 +64,6 @@ class RequestTrace:
         return self.span.traceparent
 
     def add_sequence(self, validated: ValidatedRequest, record: RequestRecord) -> None:
-        """Add one of the request's sequences."""
         self.sequences.append((validated, record))
 
     def end_request(self, outcome_attributes: SpanAttributes, *, is_server_error: bool) -> None:

@@ -586,7 +586,7 @@ def test_step_events_are_delivered_before_expirations(tmp_path):
         weft.engine._client_streams.dispatch_events = dispatched.append
         override_methods(weft.scheduler, on_timer=lambda now: ["expired"])
         weft.engine._queued_events = ["said"]
-        weft.engine._on_timer()
+        weft.engine._wake_timer._fire()
         assert dispatched == [["said", "expired"]]
     play_scenario(scenario, tmp_path)
 
