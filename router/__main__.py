@@ -1,9 +1,5 @@
 """Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
-
-`launcher_protocol.py` documents the JSON and the messages to the parent process. Secrets are environment
-variables, since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send,
-WEFT_HUB_TOKEN the server's own token for the Hub.
-"""
+`launcher_protocol.py` documents the JSON, the secrets beside it, and the messages to the parent process."""
 
 import asyncio
 import gc
@@ -22,9 +18,9 @@ import uvloop
 
 from router.adapters.registry import AdapterRegistry
 from router.adapters.store_client import AdapterStoreClient
-from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
+from router.config import API_KEY_ENV, HUB_TOKEN_ENV
 from router.engine.engine import Engine
-from router.engine.health import SHUTDOWN_REASON
+from router.engine.plans_in_flight import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
 from router.http.app import create_app
 from router.http.server import HttpServer, StandInServer
@@ -47,8 +43,6 @@ from shard.telemetry.tracing import SpanSender, make_span_sender
 WARM_START_GRACE_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
-
-TokenizerAndTemplate = tuple[Tokenizer, ChatTemplate | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +80,18 @@ class RouterProcess:
 async def start_router(args: RouterProcessArgs) -> RouterProcess:
     stand_in_server = StandInServer.from_config(args.config, args.listen_fd)
     try:
-        tokenizer_and_template = read_tokenizer_and_template(args.folder, args.config.tokenizer_config_path)
+        folder = Path(args.folder)
+        # Read before anything else is started, so that invalid files are reported at once.
+        tokenizer = read_tokenizer(folder) if args.folder else create_byte_tokenizer()
+        template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
+                    else simulated_model_template())
         shards = ShardGroup(args.shards, args.config.shard_transport)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
-        engine = Engine(args.config, shards, tokenizer_and_template[0],
-                        lambda why: send_to_parent(args.ready_fd, f"broken {why}"), recording_folder)
+        engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
+                        recording_folder)
         await start_engine(engine, stand_in_server, StartupProgress(args.progress))
-        process = await start_server(args, engine, stand_in_server, tokenizer_and_template, recording_folder)
+        process = await start_server(args, engine, stand_in_server, tokenizer, template=template,
+                                     recording_folder=recording_folder)
     except BaseException:
         await stand_in_server.close()
         raise
@@ -101,23 +100,10 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
     return process
 
 
-def read_tokenizer_and_template(model_folder: str, tokenizer_config_path: str = "") -> TokenizerAndTemplate:
-    """Read the tokenizer and the chat template; without a folder, return those of the simulated model.
-
-    Called before anything else is started, so that invalid files are reported at once.
-    """
-    if not model_folder:
-        return create_byte_tokenizer(), simulated_model_template()
-    return read_tokenizer(Path(model_folder)), read_chat_template(Path(model_folder), tokenizer_config_path)
-
-
 async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: StartupProgress) -> None:
-    """Start the engine while clients wait.
-
-    If the shards are warm from an earlier router, the start is short and new connections wait, for up to
-    WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other requests
-    are rejected.
-    """
+    """Start the engine. If the shards are warm from an earlier router, the start is short and new connections wait, for
+    up to WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other
+    requests are rejected."""
     start_task = asyncio.create_task(engine.start())
     try:
         if startup_progress.is_warm():
@@ -130,26 +116,23 @@ async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_p
         await asyncio.wait([start_task])
 
 
-async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server: StandInServer,
-                       tokenizer_and_template: TokenizerAndTemplate,
-                       recording_folder: RecordingFolder | None) -> RouterProcess:
-    adapters = None
+async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server: StandInServer, tokenizer: Tokenizer,
+                       *, template: ChatTemplate | None, recording_folder: RecordingFolder | None) -> RouterProcess:
+    adapters, loader = None, engine.resource_controller.loader
     try:
         span_sender = make_span_sender(args.traces, "router", logger.warning)
-        if args.store and can_serve_adapters(args.config, engine.model_info):
-            store = instrument_adapter_store(AdapterStoreClient(args.store, args.hub_token), engine)
-            adapters = AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
-            await adapters.preload(engine.resource_controller.loader.load_and_pin)
-        validator = RequestValidator(args.config, engine.model_info, *tokenizer_and_template,
-                                     engine.resource_controller.loader.get_or_create, adapter_registry=adapters)
+        adapters = create_adapter_registry(args, engine)
+        if adapters is not None:
+            await adapters.preload(loader.load_and_pin)
+        validator = RequestValidator(args.config, engine.model_info, tokenizer, template, loader.get_or_create,
+                                     adapter_registry=adapters)
     except (ValueError, ShardsLost):
         if adapters is not None:
             await adapters.close()
         await engine.stop()
         raise
-    about = ServedModel(args.model, args.notice)
-    server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys, about,
-                                   span_sender=span_sender))
+    server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys,
+                                   ServedModel(args.model, args.notice), span_sender=span_sender))
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
     try:
         port = await server.start(stand_in_server.listening_socket)
@@ -161,20 +144,18 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
     return process
 
 
-def can_serve_adapters(config: RouterConfig, model_info: ModelInfo) -> bool:
-    """Return whether the model takes adapters. Raises ValueError if it does not and the settings name some to load."""
-    if not model_info.adapters and (config.adapter_id or config.preloaded_adapter_ids):
-        raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
-    if not model_info.adapters:
+def create_adapter_registry(args: RouterProcessArgs, engine: Engine) -> AdapterRegistry | None:
+    """Return the registry of adapters; None without a store, or if the model takes no adapters. Raises ValueError if
+    the settings name some to load nevertheless."""
+    if not args.store:
+        return None
+    if (adapter_metrics := engine.server_metrics.adapters) is None:
+        if args.config.adapter_id or args.config.preloaded_adapter_ids:
+            raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
         logger.warning("this model takes no adapters; requests that name one are refused")
-    return model_info.adapters
-
-
-def instrument_adapter_store(store: AdapterStoreClient,
-                             engine: Engine) -> AdapterStoreClient | InstrumentedAdapterStore:
-    """Return a store whose fetches are counted, or the store itself if the engine has no adapter metrics."""
-    adapter_metrics = engine.server_metrics.adapters
-    return store if adapter_metrics is None else InstrumentedAdapterStore(store, adapter_metrics)
+        return None
+    store = InstrumentedAdapterStore(AdapterStoreClient(args.store, args.hub_token), adapter_metrics)
+    return AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
 
 
 def describe_model(model_info: ModelInfo) -> dict[str, Any]:
@@ -193,7 +174,11 @@ async def serve(args: RouterProcessArgs) -> int:
     except (OSError, ValueError, ShardsLost) as error:
         send_to_parent(args.ready_fd, f"failed {error.shard_reason if isinstance(error, ShardsLost) else error}")
         return exit_code(error)
-    tune_garbage_collector()
+    # Collect cycles rarely: all present objects live as long as the process, those of a token are freed by reference
+    # counting.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), wait_for_stop_signal()):
             return 1
@@ -220,16 +205,6 @@ async def wait_for_either(first: Coroutine[Any, Any, None], second: Coroutine[An
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-def tune_garbage_collector() -> None:
-    """Make garbage collection rare and cheap: exempt all present objects, which live as long as the process.
-
-    Objects created per token are freed by reference counting, so the collection of cycles may wait.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
-"""API keys with their tenants and roles, from `--api-keys` and `--api-key`.
-
-Only salted digests of the keys are kept; messages show at most the beginning of a key.
-"""
+"""API keys with their tenants and roles, from `--api-keys` and `--api-key`. Only salted digests of the keys are kept;
+messages show at most the beginning of a key."""
 
 import hmac
 import json
@@ -43,10 +41,8 @@ KEY_FILE_SCHEMA = TypeAdapter(dict[str, ApiKeyEntry])
 
 
 class ApiKeys:
-    """API keys, compared exactly and without leaking information by timing.
-
-    The lookup is by a digest under a random salt, which an attacker cannot predict.
-    """
+    """API keys, compared exactly and without leaking information by timing: the lookup is by a digest under a random
+    salt, which an attacker cannot predict."""
 
     def __init__(self, tenant_by_key: Mapping[str, Tenant], admin_keys: Iterable[str] = ()) -> None:
         """`admin_keys` are the keys whose role is admin."""
@@ -56,10 +52,7 @@ class ApiKeys:
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> "ApiKeys":
-        """Read the keys named in the settings. Raises ValueError for an invalid file.
-
-        The key of `--api-key` is the operator's, so its role is admin.
-        """
+        """Read the keys named in the settings. Raises ValueError for an invalid file."""
         entries = read_key_file(Path(config.api_keys)) if config.api_keys else {}
         tenant_by_key = {key: entry.as_tenant() for key, entry in entries.items()}
         admin_keys = [key for key, entry in entries.items() if entry.role == "admin"]
@@ -68,6 +61,7 @@ class ApiKeys:
         if config.api_key in tenant_by_key:
             raise ValueError(f"the key {mask_key(config.api_key)} of --api-key stands in {config.api_keys} as well")
         check_key_characters("--api-key", [config.api_key])
+        # The key of `--api-key` is the operator's, so its role is admin.
         return cls({**tenant_by_key, config.api_key: DEFAULT_TENANT}, [*admin_keys, config.api_key])
 
     @property

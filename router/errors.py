@@ -1,24 +1,4 @@
-"""Errors of requests, as a tree.
-
-    RequestError
-    ├── InvalidRequest      the request breaks a rule; the message names the field, the limit and the value
-    ├── InvalidTools        the tools or the tool choice of the request are invalid
-    ├── ChatTemplateFailed  the model has no chat template, or its template does not accept these messages
-    ├── Overloaded          rejected before it was queued; the client may try again after `retry_after` seconds
-    ├── AdapterNotFound     there is no adapter of this name, or none that this client may use
-    ├── AdapterLoadFailed   the adapter exists and cannot be fetched or loaded, or is invalid
-    ├── NotReady            the shards are not connected, or the server is starting or stopping
-    ├── GenerationFailed    the request was accepted and failed on a shard
-    │   ├── EmbeddingFailed        an embedding request failed on a shard
-    │   └── ClassificationFailed   a classification request failed on a shard
-    ├── TimedOut            the timeout that its client set has passed before the first token
-    └── Cancelled           the client left, or was too slow to read
-
-`RetryableStartupError` is not part of the tree: it is raised while the server starts.
-
-Only the HTTP dialects map these errors to status codes and bodies. A message about a field of the request begins with
-the field's name in backticks.
-"""
+"""Errors of requests, as a tree. Only the HTTP dialects map them to status codes and bodies."""
 
 import re
 
@@ -26,6 +6,8 @@ FIELD_PATTERN = re.compile(r"`(\w+)[^`]*`")  # also `messages.0.content`, of whi
 
 
 class RequestError(Exception):
+    """Error of a request. A message about a field of the request begins with the field's name in backticks."""
+
     def __init__(self, message: str, *, param: str = "") -> None:
         """`param` is the field of the request that is wrong, by default the one that the message begins with."""
         super().__init__(message)
@@ -39,6 +21,8 @@ class RequestError(Exception):
 
 
 class InvalidRequest(RequestError, ValueError):
+    """The request breaks a rule; the message names the field, the limit and the value."""
+
     def __init__(self, message: str, error_type: str = "", *, param: str = "", code: str = "") -> None:
         """`error_type` is TGI's `error_type` and `code` OpenAI's `code`, for errors that have one in these APIs."""
         super().__init__(message, param=param)
@@ -47,26 +31,32 @@ class InvalidRequest(RequestError, ValueError):
 
 
 class InvalidTools(RequestError):
-    pass
+    """The tools or the tool choice of the request are invalid."""
 
 
 class ChatTemplateFailed(RequestError):
+    """The model has no chat template, or its template does not accept these messages."""
+
     @property
     def param(self) -> str:
         return "messages"
 
 
 class Overloaded(RequestError):
+    """Rejected before it was queued; the client may try again after `retry_after` seconds."""
+
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
 class AdapterNotFound(RequestError):
-    pass
+    """There is no adapter of this name, or none that this client may use."""
 
 
 class AdapterLoadFailed(RequestError):
+    """The adapter exists and cannot be fetched or loaded, or is invalid."""
+
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
         """`is_temporary`: another try may succeed, as the adapter itself is not known to be invalid."""
         super().__init__(message)
@@ -74,27 +64,27 @@ class AdapterLoadFailed(RequestError):
 
 
 class NotReady(RequestError):
-    pass
+    """The shards are not connected, or the server is starting or stopping."""
 
 
 class GenerationFailed(RequestError):
-    pass
+    """The request was accepted and failed on a shard."""
 
 
 class EmbeddingFailed(GenerationFailed):
-    pass
+    """An embedding request failed on a shard."""
 
 
 class ClassificationFailed(GenerationFailed):
-    pass
+    """A classification request failed on a shard."""
 
 
 class TimedOut(RequestError):
-    pass
+    """The timeout that its client set has passed before the first token."""
 
 
 class Cancelled(RequestError):
-    pass
+    """The client left, or was too slow to read."""
 
 
 class RetryableStartupError(ValueError):

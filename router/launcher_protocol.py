@@ -1,16 +1,6 @@
-"""A router process and its parent: start parameters, signals and two pipes.
-
-The start parameters are one JSON object, and secrets beside it. The object holds `config` (the fields of RouterConfig),
-`shards` (their addresses, by rank), for a real model its name (`model`) and the folder of its files (`folder`), a note
-about the model for users (`notice`), the folder for recordings (`record_folder`), the files into which the shards write
-their startup progress (`progress`), the command of the adapter store (`store`), settings of logging (`logs`) and
-tracing (`traces`), and three file descriptors that the process may have inherited: `listen_fd`, a bound socket, and
-`ready_fd` and `parent_fd`, two pipes.
-
-The router writes lines to `ready_fd`: `ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`,
-and at any time `broken WHY` when the shards should be replaced. End of file on `parent_fd` means that the parent has
-ended.
-"""
+"""A router process and its parent: the start parameters, signals and two pipes. The router writes lines to `ready_fd`:
+`ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`, and at any time `broken WHY` when the
+shards should be replaced. End of file on `parent_fd` means that the parent has ended."""
 
 import asyncio
 import json
@@ -28,16 +18,20 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class RouterProcessArgs:
-    """Start parameters of a router process."""
+    """Start parameters of a router process; the JSON has the same names.
+
+    Secrets are environment variables, since other users can read the arguments of a process: WEFT_API_KEY is the key
+    that clients must send, WEFT_HUB_TOKEN the server's own token for the Hub.
+    """
 
     config: RouterConfig
-    shards: tuple[str, ...]
+    shards: tuple[str, ...]  # their addresses, by rank
     model: str = ""  # its name, as the user gave it
     notice: str = ""  # note about the model, for users
-    folder: str = ""
-    listen_fd: int = -1
-    ready_fd: int = -1
-    parent_fd: int = -1
+    folder: str = ""  # folder of the model's files; empty: the simulated model
+    listen_fd: int = -1  # bound socket that the process has inherited; -1 if it has none, here and below
+    ready_fd: int = -1  # pipe to the parent
+    parent_fd: int = -1  # pipe from the parent
     store: tuple[str, ...] = ()  # command of the adapter store's process; empty: adapters are not served
     record_folder: str = ""  # folder of the recordings; empty: nothing is recorded
     progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
@@ -47,15 +41,11 @@ class RouterProcessArgs:
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "RouterProcessArgs":
-        """Parse the JSON. Secrets are not part of it, since other users can read the arguments of a process."""
-        parsed: dict[str, Any] = json.loads(text)
-        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                    for name, value in parsed["config"].items()}
-        config = RouterConfig(**{"api_key": api_key, **settings})
-        tuple_fields = {name: tuple(parsed.get(name, ())) for name in ("shards", "progress", "store")}
-        nested_fields = {"config": config, "logs": LogSettings(**parsed.get("logs", {})),
-                         "traces": TraceSettings(**parsed.get("traces", {}))}
-        return cls(**parsed | nested_fields | tuple_fields | {"hub_token": hub_token})
+        parsed: dict[str, Any] = json.loads(text, object_hook=lambda fields: {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        config = RouterConfig(**{"api_key": api_key} | parsed["config"])
+        logs, traces = LogSettings(**parsed.get("logs", {})), TraceSettings(**parsed.get("traces", {}))
+        return cls(**parsed | {"config": config, "logs": logs, "traces": traces, "hub_token": hub_token})
 
 
 def cancel_on_parent_exit(parent_fd: int) -> None:

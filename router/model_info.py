@@ -47,5 +47,3 @@ class ModelInfo:
         is_supported = {RequestKind.GENERATE: self.generation, RequestKind.EMBED: self.embeddings,
                         RequestKind.CLASSIFY: self.classification}
         return tuple(kind for kind, supported in is_supported.items() if supported)
-
-

@@ -1,5 +1,5 @@
-"""Validated, tokenised and immutable requests, and the hashes of their cache blocks. The server creates requests in
-`validation/validator.py` only."""
+"""Validated, tokenised and immutable requests, the results of pooling requests, and the hashes of cache blocks. The
+server creates requests in `validation/validator.py` only."""
 
 import secrets
 from array import array
@@ -23,10 +23,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request.
-
-    The fields are the columns of `Sampling` in proto/shard.proto, which documents them; every default is "off".
-    """
+    """Sampling parameters of one request: the columns of `Sampling` in proto/shard.proto, which documents them. Every
+    default is "off"."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
@@ -57,6 +55,18 @@ class RequestKind(StrEnum):
 
 POOLING_KINDS = (RequestKind.EMBED, RequestKind.CLASSIFY)  # prompts run whole in one step and use no KV cache
 
+
+@dataclass(frozen=True, slots=True)
+class TokenClassificationOutput:
+    """Token classification of one text: for each token the index of its most probable label and the probability."""
+
+    label_ids: GenericSequence[int]
+    scores: GenericSequence[float]
+
+
+EmbeddingVector = GenericSequence[float]
+PoolingOutput = EmbeddingVector | TokenClassificationOutput
+
 ADAPTER, GRAMMAR = "adapter", "grammar"
 
 
@@ -72,15 +82,12 @@ class LoadableResource:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Owner of requests. Tenants share the shards by weight, and their requests never share private data.
-
-    `max_concurrent_requests` limits unfinished requests, `max_queue_*` waiting ones; None is no limit.
-    """
+    """Owner of requests. Tenants share the shards by weight, and their requests never share private data."""
 
     name: str = ""
     weight: float = 1.0
-    max_concurrent_requests: int | None = None
-    max_queue_requests: int | None = None
+    max_concurrent_requests: int | None = None  # limit of unfinished requests; None, here and below: no limit
+    max_queue_requests: int | None = None  # limits of waiting requests
     max_queue_tokens: int | None = None
 
 
@@ -119,17 +126,14 @@ class Request:
                            tuple([resource for resource in (self.adapter, self.grammar) if resource is not None]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Hashes of KV cache blocks are chained over a namespace and all tokens up to the end of a block: two blocks have the
 # same hash only if their tokens, all tokens before them and their namespaces are the same. They are salted per process,
 # so that tokens cannot be guessed from recorded hashes by trial.
 
 
 def hash_namespace(*parts: str, salt: bytes = SALT) -> bytes:
-    """Return the start of the hash chain for requests that may share blocks.
-
-    Each part is hashed with its length before it, so that two different lists of parts are never hashed as equal bytes.
-    """
+    """Return the start of the hash chain for requests that may share blocks. Each part is hashed with its length before
+    it, so that two different lists of parts are never hashed as equal bytes."""
     digest = sha256(b"weft cache namespace" + salt)
     for part in parts:
         data = part.encode()

@@ -1,14 +1,10 @@
-"""Output builders of the unfinished requests, each with its stream, by sequence id.
-
-Passes the scheduler's events and the shards' answers to the clients' streams, and what clients do (leave, stop
-reading) to the scheduler.
-"""
+"""Streams of the clients: passes the scheduler's events and the shards' answers to them, and what clients do (leave,
+stop reading) to the scheduler."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
@@ -50,15 +46,11 @@ class ClientStreams:
         self.request_records = RequestRecordStore()
         self._builders: dict[int, OutputBuilder] = {}
         self._slow_client_timers: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
-        self._all_finished = asyncio.Event()
-        self._all_finished.set()
+        self.all_finished = asyncio.Event()
+        self.all_finished.set()
 
     def __len__(self) -> int:
         return len(self._builders)
-
-    async def wait_until_empty(self) -> None:
-        """Wait until no request is unfinished."""
-        await self._all_finished.wait()
 
     def open_stream(self, request: Request, sequence_id: int, arrived_at: float | None = None,
                     traceparent: str = "") -> RequestStream:
@@ -66,22 +58,19 @@ class ClientStreams:
                                on_full=lambda: self._suspend_slow_client(sequence_id),
                                on_drained=lambda: self._resume_slow_client(sequence_id),
                                on_disconnect=lambda: self._on_disconnect(sequence_id))
-        timeline = self._get_timeline(sequence_id)
+        try:
+            timeline = self._scheduler.get_timeline(sequence_id)
+        except KeyError:  # the request can never fit, and the scheduler has dropped it
+            timeline = RequestTimeline(now())
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
                                timeline.submitted_at if arrived_at is None else arrived_at, timeline,
                                traceparent=traceparent,
                                adapter_name=None if request.adapter is None else request.adapter_name)
         self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
         self.request_records.add_unfinished(record)
-        self._all_finished.clear()
+        self.all_finished.clear()
         self._metrics.requests.count_accepted(request)
         return stream
-
-    def _get_timeline(self, sequence_id: int) -> RequestTimeline:
-        """Return the scheduler's timeline; a new one if the request can never fit and the scheduler has dropped it."""
-        with suppress(KeyError):
-            return self._scheduler.get_timeline(sequence_id)
-        return RequestTimeline(now())
 
     def get_traceparent(self, sequence_id: int) -> str:
         """Return the parent span of the sequence's chunks, or an empty string."""
@@ -91,18 +80,15 @@ class ClientStreams:
     # -- from the shards and the scheduler
 
     def receive_result(self, result: StepResult) -> dict[int, int]:
-        """Detokenise rows, deliver prompt logprobs, keep pooling outputs; return `stop_token_counts`.
-
-        These map each sequence that reached a stop string to the number of the row's tokens that count.
-        """
+        """Detokenise rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
+        string how many of the row's tokens count."""
+        builders, stop_token_counts = self._builders, {}
         for logprobs in result.prompt_logprobs:
-            if (builder := self._builders.get(logprobs.sequence_id)) is not None:
+            if (builder := builders.get(logprobs.sequence_id)) is not None:
                 builder.deliver_prompt_logprobs(logprobs)
         for sequence_id, output in result.pooling_outputs.items():
-            if (builder := self._builders.get(sequence_id)) is not None:
-                builder.set_pooling_output(output)
-        stop_token_counts = {}
-        builders = self._builders
+            if (builder := builders.get(sequence_id)) is not None:
+                builder.pooling_output = output
         for sequence_id, row in result.rows.items():
             if (builder := builders.get(sequence_id)) is not None:
                 try:
@@ -127,7 +113,8 @@ class ClientStreams:
             elif isinstance(event, SequenceExpired):
                 self.fail_request(event.sequence_id, TimedOut(event.reason))
             elif isinstance(event, SequenceFailed):
-                self._on_failed(event)
+                if (builder := self._builders.get(event.sequence_id)) is not None:
+                    self.fail_request(event.sequence_id, FAILURE_ERRORS[builder.request.kind](event.reason))
             elif isinstance(event, SequenceFinished):
                 self._on_finished(event)
 
@@ -138,24 +125,20 @@ class ClientStreams:
             builder.finish(event.reason)
         except Exception:  # fails only this request, as in `receive_result`
             self._fail_undecodable(event.sequence_id)
-            return
-        self._close_request(event.sequence_id)
-        self._metrics.requests.observe_finished(builder.record)
-
-    def _on_failed(self, event: SequenceFailed) -> None:
-        if (builder := self._builders.get(event.sequence_id)) is not None:
-            self.fail_request(event.sequence_id, FAILURE_ERRORS[builder.request.kind](event.reason))
+        else:
+            self._close_request(event.sequence_id)
+            self._metrics.requests.observe_finished(builder.record)
 
     def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
-        delivered_at = now()
+        delivered_at, builders = now(), self._builders
         first_token_ids = self._metrics.requests.inter_token_latency.record_delivery(
-            token_counts.keys(), self._builders, delivered_at)
+            token_counts.keys(), builders, delivered_at)
         for sequence_id in first_token_ids:
-            if (builder := self._builders.get(sequence_id)) is not None:
-                self._metrics.requests.observe_first_token(builder.record, delivered_at)
+            if (builder := builders.get(sequence_id)) is not None:
+                self._metrics.requests.time_to_first_token.observe(delivered_at - builder.record.arrived_at)
         self._metrics.steps.count_generated_tokens(token_counts)
         for sequence_id in token_counts:
-            if (builder := self._builders.get(sequence_id)) is not None:
+            if (builder := builders.get(sequence_id)) is not None:
                 builder.deliver_row()
 
     def fail_request(self, sequence_id: int, error: RequestError) -> None:
@@ -197,5 +180,5 @@ class ClientStreams:
         if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
             timer.cancel()
         if not self._builders:
-            self._all_finished.set()
+            self.all_finished.set()
         self._wake_engine()

@@ -1,22 +1,16 @@
-"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
-
-The scheduler plans, `shards/` encodes and decodes messages, `client_streams.py` delivers. Up to `--look-ahead` plans
-are in flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and
-continues after the next handshake with shards.
-"""
+"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens. Up to `--look-ahead` plans are in
+flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
+after the next handshake with shards."""
 
 import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
-from router.engine.health import SHUTDOWN_REASON, Health
-from router.engine.movable_timer import MovableTimer
-from router.engine.plans_in_flight import PlansInFlight, SentPlan
+from router.engine.plans_in_flight import SHUTDOWN_REASON, Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
@@ -26,15 +20,9 @@ from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
-from router.shards.answer_decoding import (
-    InvalidShardAnswer,
-    decode_acknowledgement,
-    decode_embed_answer,
-    decode_step_answer,
-)
+from router.shards.answer_decoding import decode_answer
 from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
@@ -42,13 +30,13 @@ from router.shards.shard_group import ShardGroup
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
-from shard.pb import shard_pb2 as pb
 
 MIN_STEP_TIMEOUT_SECONDS = 30.0
 STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
 MAX_DEFECTS = 3  # so many within DEFECT_WINDOW_SECONDS, and the shards are replaced
 DEFECT_WINDOW_SECONDS = 60.0
+TIMER_SLACK_SECONDS = 0.001  # the event loop counts in milliseconds and may call too early
 
 logger = logging.getLogger(__name__)
 now = time.monotonic
@@ -67,13 +55,10 @@ class Engine:
     def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
                  on_restart_needed: Callable[[str], None] = logger.error,
                  recording_folder: RecordingFolder | None = None) -> None:
-        """`on_restart_needed` is called with the reason when the shard processes should be replaced.
-
-        With a `recording_folder`, the calls of the scheduler are recorded.
-        """
+        """`on_restart_needed` is called with the reason when the shard processes should be replaced. With a
+        `recording_folder`, the calls of the scheduler are recorded."""
         self.config = config
         self.has_shards = False
-        self.health = Health()
         self._wake_event = asyncio.Event()
         self.resource_controller = ResourceController(shards, self._queue_and_flush, self._wake_event.set)
         self._shards = shards
@@ -81,20 +66,20 @@ class Engine:
         self._on_restart_needed = on_restart_needed
         self._recording_folder = recording_folder
         self._plans_in_flight = PlansInFlight(self._wake_event.set)
+        self.health = Health(self._plans_in_flight)
         shards.on_disconnect = self._wake_event.set
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
         self._queued_events: list[SchedulerEvent] = []  # not dispatched to clients yet
-        self._wake_timer = MovableTimer(self._on_timer)
+        # Expires requests whose time has run out, whatever the loop is waiting for.
+        self._wake_timer = MovableTimer(lambda: self._queue_and_flush(self._scheduler.on_timer(now())))
 
     # -- for the HTTP layer
 
     async def start(self) -> None:
-        """Connect to the shards, set `model_info` from what they report, and start the loop.
-
-        Dead shards are waited for, hung ones reported to `on_restart_needed`. Every other loss, such as a rejected
-        warm-up, raises ShardsLost; limits that the model or the cache cannot hold raise ValueError.
-        """
+        """Connect to the shards, set `model_info` from what they report, and start the loop. Dead shards are waited
+        for, hung ones reported to `on_restart_needed`. Every other loss, such as a rejected warm-up, raises ShardsLost;
+        limits that the model or the cache cannot hold raise ValueError."""
         try:
             while not await self._connect_shards(ShardLossReason.DEATH):
                 pass
@@ -131,10 +116,8 @@ class Engine:
         await self._shards.close()
 
     def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
-        """Submit a request and return the stream of its events. Raises Overloaded or NotReady.
-
-        `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans.
-        """
+        """Submit a request and return the stream of its events. Raises Overloaded or NotReady. `arrived_at` is when the
+        HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans."""
         if self._loop_task.done():
             raise NotReady(SHUTDOWN_REASON)
         events = self._scheduler.submit(request, now())
@@ -170,10 +153,8 @@ class Engine:
         return self._client_streams.request_records.can_use_request_id(request_id, tenant)
 
     def write_recording(self, reason: str, *, is_requested: bool = True) -> None:
-        """Write the scheduler's last minutes to a file, if they are recorded.
-
-        Recordings that the user has not asked for (`is_requested`) are written at most every ten minutes.
-        """
+        """Write the scheduler's last minutes to a file, if they are recorded; unless the user has asked for that
+        (`is_requested`), at most every ten minutes."""
         if self._recording_folder is not None and isinstance(self._scheduler, RecordingScheduler):
             write = (self._recording_folder.write_in_background if is_requested
                      else self._recording_folder.write_automatic)
@@ -181,12 +162,8 @@ class Engine:
         elif is_requested:
             logger.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._client_streams)
-
     async def wait_until_drained(self) -> None:
-        await self._client_streams.wait_until_empty()
+        await self._client_streams.all_finished.wait()
 
     async def wait_until_crashed(self) -> None:
         """Wait until the loop ends by itself, which only a bug can cause."""
@@ -205,7 +182,7 @@ class Engine:
         was_woken = True  # whether something other than an answer may have changed what to plan
         while True:
             if (answered_plan := self._plans_in_flight.get_answered()) is not None:
-                self._queued_events += self._receive_answer(answered_plan)
+                self._receive_answer(answered_plan)
                 self._send_plans()
                 # `_send_plans` only queued the messages. Yield once, so that the streams' writer tasks send them before
                 # this answer's tokens are rendered: the shards do not idle meanwhile.
@@ -226,7 +203,12 @@ class Engine:
 
     def _send_plans(self) -> None:
         while (plan := self._scheduler.plan(now())) is not None:
-            self._send_plan(plan)
+            timeout = self._plans_in_flight.total_predicted_seconds + (
+                max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)
+                if self.config.step_timeout is None else self.config.step_timeout)
+            messages = encode_plan(plan, self._client_streams.get_traceparent)
+            self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
+            self.server_metrics.steps.count_sent(plan)
         if self._scheduler.resource_cache.is_in_use:
             self.resource_controller.send_resource_commands()
 
@@ -235,10 +217,6 @@ class Engine:
         events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
 
-    def _on_timer(self) -> None:
-        """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._queue_and_flush(self._scheduler.on_timer(now()))
-
     def _queue_and_flush(self, events: list[SchedulerEvent]) -> None:
         """Queue events that do not come from an answer, and dispatch them after those that are queued already."""
         self._queued_events += events
@@ -246,36 +224,15 @@ class Engine:
         self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
 
-    def _send_plan(self, plan: StepPlan) -> None:
-        timeout = self._plans_in_flight.total_predicted_seconds + (
-            max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)
-            if self.config.step_timeout is None else self.config.step_timeout)
-        messages = encode_plan(plan, self._client_streams.get_traceparent)
-        self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
-        self.health.watchdog.add_step(plan.predicted_seconds, now())
-        self.server_metrics.steps.count_sent(plan)
-
-    def _receive_answer(self, sent_plan: SentPlan) -> list[SchedulerEvent]:
-        result = self._decode_answer(sent_plan.answer.result(), sent_plan.plan)
+    def _receive_answer(self, sent_plan: SentPlan) -> None:
+        plan, result = sent_plan.plan, decode_answer(sent_plan.answer.result(), sent_plan.plan, self.model_info)
         answered_at = now()
-        self._plans_in_flight.drop_oldest()
-        round_trip_seconds = self.health.watchdog.finish_oldest_step(answered_at)
+        round_trip_seconds = self._plans_in_flight.drop_oldest(answered_at)
         stop_token_counts = self._client_streams.receive_result(result)
         detokenized_at = now()
-        self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
-                                                 detokenized_at - answered_at)
-        return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stop_token_counts,
-                                             detokenized_at)
-
-    def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
-        try:
-            if isinstance(message, pb.Acknowledgement):
-                return decode_acknowledgement(message, plan)
-            if isinstance(message, pb.EmbedAnswer):
-                return decode_embed_answer(message, plan, self.model_info)
-            return decode_step_answer(message, plan, self.model_info)
-        except InvalidShardAnswer as defect:
-            raise ShardsLost(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}") from None
+        self.server_metrics.steps.observe_result(plan, result, round_trip_seconds, detokenized_at - answered_at)
+        self._queued_events += self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts,
+                                                             detokenized_at)
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():
@@ -292,10 +249,7 @@ class Engine:
     # -- shards
 
     async def _connect_shards(self, *expected_loss_reasons: ShardLossReason) -> bool:
-        """Try to connect to the shards and begin an epoch; return whether that succeeded.
-
-        A loss that is not among `expected_loss_reasons` is raised.
-        """
+        """Try to connect to the shards and begin an epoch; return whether that succeeded. Raises other losses."""
         try:
             handshake = await perform_handshake(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
@@ -341,3 +295,33 @@ class Engine:
         if lost.needs_restart or has_repeated_defects:
             self._defect_times.clear()
             self._on_restart_needed(str(lost))
+
+
+class MovableTimer:
+    """Timer with a movable deadline, in seconds of `time.monotonic`; it replaces the event loop's timer only when the
+    deadline changes."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        """`callback` is called at the deadline or soon after it; it must call `set_deadline` for the next deadline."""
+        self._callback = callback
+        self.deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_deadline(self, deadline: float | None) -> None:
+        if deadline == self.deadline:
+            return
+        self.cancel()
+        if deadline is not None:
+            self.deadline = deadline
+            self._timer = asyncio.get_running_loop().call_later(max(deadline - now(), 0.0) + TIMER_SLACK_SECONDS,
+                                                                self._fire)
+
+    def cancel(self) -> None:
+        self.deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self.cancel()
+        self._callback()

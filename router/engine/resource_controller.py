@@ -1,13 +1,9 @@
-"""Connection between the scheduler and the shards for adapters and grammars.
+"""Connection between the scheduler and the shards for adapters and grammars."""
 
-The scheduler's loads and unloads are sent to the shards; the results go to the scheduler, to the metrics, and to
-callers that wait for an adapter although no request needs it.
-"""
-
+import asyncio
 import time
 from collections.abc import Callable
 
-from router.engine.resource_load_waiters import ResourceLoadWaiters
 from router.errors import NotReady
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
@@ -21,34 +17,27 @@ now = time.monotonic
 
 
 class ResourceController:
-    """Loads and unloads adapters and grammars on the shards: passes the scheduler's commands to the shards, and the
-    results to the scheduler, the metrics and waiting callers.
-
-    What to load and unload is decided by the scheduler's LoadableResourceCache; ResourceLoader sends it; callers wait
-    in ResourceLoadWaiters.
-    """
+    """Passes the loads and unloads that the scheduler's LoadableResourceCache has decided on to the ResourceLoader, and
+    the results to the scheduler, the metrics, and callers that wait for an adapter although no request needs it."""
 
     def __init__(self, shards: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
                  wake_engine: Callable[[], None]) -> None:
         """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
-        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_loaded, self._on_load_failed,
-                                                           self._on_unloaded, self._on_load_timed))
+        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_load_ended, self._on_unloaded,
+                                                           self._on_load_timed))
         self._on_events = on_events
         self._wake_engine = wake_engine
-        self._load_waiters = ResourceLoadWaiters()
+        # Callers that wait for the same resource share a future; its result is why the load failed, or NotReady.
+        self._load_waiters: dict[LoadableResource, asyncio.Future[str | NotReady]] = {}
         self._stop_reason = ""  # why nothing is loaded any more
 
     def attach_scheduler(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
         self._scheduler = scheduler
         self._adapter_metrics = metrics.adapters
 
-    # -- for the HTTP layer
-
     async def load(self, resource: LoadableResource) -> str:
-        """Load a resource although no request needs it; return why that is not possible, or an empty string.
-
-        A loss of the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops.
-        """
+        """Load a resource although no request needs it; return why that is not possible, or an empty string. A loss of
+        the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops."""
         if self._stop_reason:
             raise NotReady(self._stop_reason)
         if reason := self._scheduler.resource_cache.why_never_fits(resource):
@@ -57,7 +46,12 @@ class ResourceController:
         self._wake_engine()
         if resource in self._scheduler.resource_cache.available:
             return ""
-        return await self._load_waiters.wait_for(resource)
+        if resource not in self._load_waiters:
+            self._load_waiters[resource] = asyncio.get_running_loop().create_future()
+        result = await asyncio.shield(self._load_waiters[resource])  # a caller that leaves does not affect the others
+        if isinstance(result, NotReady):
+            raise result
+        return result
 
     def request_unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
@@ -70,8 +64,6 @@ class ResourceController:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._scheduler.resource_cache.adapter_statuses
 
-    # -- for the loop
-
     def send_resource_commands(self) -> None:
         """Send the loads and unloads that the scheduler has decided on."""
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
@@ -79,30 +71,29 @@ class ResourceController:
 
     def wake_load_waiters(self) -> None:
         """Wake callers whose adapter became available without a load (its unload was revoked), no longer fits, or was
-        unloaded while they waited, which drops their request for a load.
-        """
-        for resource in self._load_waiters.awaited_resources:
+        unloaded while they waited, which drops their request for a load."""
+        for resource in [*self._load_waiters]:
             if resource in self._scheduler.resource_cache.available:
-                self._load_waiters.resolve(resource)
+                self._resolve_waiters(resource)
             elif reason := self._scheduler.resource_cache.why_never_fits(resource):
                 self._scheduler.request_unload(resource, now())
-                self._load_waiters.resolve(resource, reason)
+                self._resolve_waiters(resource, reason)
             elif resource not in self._scheduler.waiting.requested_loads:
-                self._load_waiters.resolve(resource, UNLOADED_WHILE_WAITING)
+                self._resolve_waiters(resource, UNLOADED_WHILE_WAITING)
+
+    def _resolve_waiters(self, resource: LoadableResource, result: str | NotReady = "") -> None:
+        if (future := self._load_waiters.pop(resource, None)) is not None:
+            future.set_result(result)
 
     def fail_waiters(self, reason: str) -> None:
         self._stop_reason = reason
-        self._load_waiters.fail_all(reason)
+        for resource in [*self._load_waiters]:
+            self._resolve_waiters(resource, NotReady(reason))
 
-    # -- results from the shards
-
-    def _on_loaded(self, resource: LoadableResource) -> None:
-        self._on_events(self._scheduler.on_resource_loaded(resource, now()))
-        self._load_waiters.resolve(resource)
-
-    def _on_load_failed(self, resource: LoadableResource, reason: str) -> None:
-        self._on_events(self._scheduler.on_resource_failed(resource, reason, now()))
-        self._load_waiters.resolve(resource, reason)
+    def _on_load_ended(self, resource: LoadableResource, reason: str) -> None:
+        self._on_events(self._scheduler.on_resource_failed(resource, reason, now()) if reason
+                        else self._scheduler.on_resource_loaded(resource, now()))
+        self._resolve_waiters(resource, reason)
 
     def _on_unloaded(self, resource: LoadableResource) -> None:
         self._on_events(self._scheduler.on_resource_unloaded(resource, now()))

@@ -1,19 +1,13 @@
-"""Output of one request: the events of its stream, between the engine and one client, and what makes them of tokens.
-
-The engine puts events, the HTTP dialect takes them; both run on the same event loop. A row of an answer is first
-detokenised, so that the scheduler learns of stop strings, and delivered after the scheduler has decided how many of
-its tokens count.
-"""
+"""Output of one request: the events of its stream, which the engine puts and the HTTP dialect takes on the same event
+loop, and what makes them of tokens."""
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import FinishReason, Request
+from router.request import FinishReason, PoolingOutput, Request, TokenClassificationOutput
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.step import find_finish_point
@@ -57,10 +51,8 @@ class PromptLogprobsEvent:
 
 @dataclass(slots=True)
 class FinishedEvent:
-    """End of a text. Put right after the last token, so that both are taken at once.
-
-    A sequence whose time runs out while it waits ends without another token.
-    """
+    """End of a text. Put right after the last token, so that both are taken at once; a sequence whose time runs out
+    while it waits ends without another token."""
 
     finish_reason: FinishReason
     text: str  # whole visible text: without special tokens, up to and including a stop string
@@ -76,11 +68,6 @@ class PoolingEvent:
     timeline: RequestTimeline
     num_tokens: ClassVar[int] = 0  # generated tokens
 
-    @property
-    def num_bytes(self) -> int:
-        return POOLING_VALUE_BYTES * len(self.output.label_ids if isinstance(self.output, TokenClassificationOutput)
-                                         else self.output)
-
 
 @dataclass(slots=True)
 class FailedEvent:
@@ -93,14 +80,11 @@ StreamEvent = TokenEvent | PromptLogprobsEvent | FinishedEvent | PoolingEvent | 
 
 
 class RequestStream:
-    """Queue of one request's events.
+    """Queue of one request's events. A reader for whom more than `max_bytes` are kept counts as slow: then `on_full` is
+    called, and `on_drained` when it takes events again; `on_disconnect` when the client leaves before the end."""
 
-    `max_bytes` is the size in bytes above which the reader counts as slow: `on_full` is called when it is exceeded, and
-    `on_drained` when the reader takes events again. `on_disconnect` is called when the client leaves before the end.
-    """
-
-    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_num_bytes", "_on_disconnect", "_on_drained",
-                 "_on_event", "_on_full", "_queued_events", "abort_connection", "failure", "request")
+    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_full",
+                 "_queued_events", "abort_connection", "failure", "num_bytes", "on_event", "request")
 
     def __init__(self, request: Request, max_bytes: int, on_full: Callable[[], None],
                  on_drained: Callable[[], None], on_disconnect: Callable[[], None]) -> None:
@@ -113,8 +97,8 @@ class RequestStream:
         self._on_drained = on_drained
         self._on_disconnect = on_disconnect
         self._queued_events: list[StreamEvent] = []
-        self._on_event: Callable[[], object] | None = None
-        self._num_bytes = 0
+        self.on_event: Callable[[], object] | None = None  # called when an event is added to an empty queue
+        self.num_bytes = 0  # approximate number of bytes that the queued events take when written
         self._is_full = self._has_ended = self._is_closed = False
 
     def put(self, event: StreamEvent) -> None:
@@ -124,33 +108,29 @@ class RequestStream:
         assert not self._has_ended, "an event after the last one"
         self._queued_events.append(event)
         if type(event) is TokenEvent:
-            self._num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
+            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
         else:
             self._handle_non_token_event(event)
-        if self._on_event is not None and len(self._queued_events) == 1:
-            self._on_event()
-        if self._num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
+        if self.on_event is not None and len(self._queued_events) == 1:
+            self.on_event()
+        if self.num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
             self._on_full()
 
     def take_events(self) -> list[StreamEvent]:
         """Remove and return all queued events."""
         events, self._queued_events = self._queued_events, []
-        self._num_bytes = 0
+        self.num_bytes = 0
         if self._is_full and not self._has_ended:  # after the end there is no sequence to resume
             self._is_full = False
             self._on_drained()
         return events
 
-    def set_event_callback(self, on_event: Callable[[], object]) -> None:
-        """Have `put` call `on_event` when it adds an event to an empty queue."""
-        self._on_event = on_event
-
     async def wait_for_events(self) -> list[StreamEvent]:
         """Wait for at least one event, then remove and return all."""
         if not self._queued_events:
             arrived = asyncio.Event()
-            self.set_event_callback(arrived.set)
+            self.on_event = arrived.set
             await arrived.wait()
         return self.take_events()
 
@@ -159,25 +139,21 @@ class RequestStream:
         if self._is_closed:
             return
         self._is_closed = True
-        self._on_event = self.abort_connection = None  # break the reference cycle with the reader
+        self.on_event = self.abort_connection = None  # break the reference cycle with the reader
         self._queued_events.clear()
         if not self._has_ended:
             self._on_disconnect()
 
-    @property
-    def num_bytes(self) -> int:
-        """Approximate number of bytes that the queued events take when written."""
-        return self._num_bytes
-
     def _handle_non_token_event(self, event: StreamEvent) -> None:
         if isinstance(event, PromptLogprobsEvent):
-            self._num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
+            self.num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
             return
         self._has_ended = True
         if isinstance(event, FinishedEvent):
-            self._num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
+            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
         elif isinstance(event, PoolingEvent):
-            self._num_bytes += event.num_bytes
+            self.num_bytes += POOLING_VALUE_BYTES * len(
+                event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
         elif isinstance(event, FailedEvent):
             self.failure = event.error
             if isinstance(event.error, Cancelled) and self.abort_connection is not None:
@@ -185,7 +161,8 @@ class RequestStream:
 
 
 class OutputBuilder:
-    """Output state of one request, from token ids to events."""
+    """Output state of one request, from token ids to events. A row of an answer is first detokenised, so that the
+    scheduler learns of stop strings, and delivered after it has decided how many of the row's tokens count."""
 
     def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
         self.request = request
@@ -199,40 +176,33 @@ class OutputBuilder:
         self._row_events: list[TokenEvent] = []  # events of the row that was detokenised last
         self._text_pieces: list[str] = []  # pieces of all detokenised tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
-        self._pooling_output: PoolingOutput | None = None  # result of an embedding or classification request
+        # Result of an embedding or classification request, which `finish` delivers.
+        self.pooling_output: PoolingOutput | None = None
 
     def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row_events = []
-        tokens = row.tokens if len(row.tokens) == 1 else self._truncate_at_finish(row.tokens)
+        tokens = row.tokens
+        if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
+            tokens = tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
         for index, token in enumerate(tokens):
             piece = self._detokenizer.step(token)
             self._text_pieces.append(piece)
             is_special = token in self._special_tokens
             text = self._tokenizer.decode_token(token) if is_special else piece
-            top = self._make_top_tokens(row.top_logprobs[index]) if row.top_logprobs else ()
-            self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top))
+            top_tokens = tuple([TopToken(top, self._tokenizer.decode_token(top), logprob, top in self._special_tokens)
+                                for top, logprob in row.top_logprobs[index]]) if row.top_logprobs else ()
+            self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top_tokens))
             if self._stop_strings is not None and (end := self._stop_strings.feed(piece)) is not None:
                 self._text_end = end
                 return len(self._row_events)
         return None
 
-    def set_pooling_output(self, output: PoolingOutput) -> None:
-        """Set the result of an embedding or classification request; `finish` delivers it."""
-        self._pooling_output = output
-
     def deliver_row(self) -> None:
-        """Deliver the row that was detokenised last.
-
-        All of its events count: `detokenize_row` and the scheduler cut a row by the same rule, `find_finish_point`.
-        """
+        """Deliver the row that was detokenised last. `detokenize_row` and the scheduler cut it by the same rule."""
         for event in self._row_events:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)
-
-    def _truncate_at_finish(self, tokens: GenericSequence[int]) -> GenericSequence[int]:
-        """Cut a row after an end token and at the length limit. The first token of a row always counts."""
-        return tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
 
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
@@ -243,8 +213,8 @@ class OutputBuilder:
             self._next_prompt_logprob_index += len(new_logprobs)
 
     def finish(self, reason: FinishReason) -> None:
-        if self._pooling_output is not None:
-            self.stream.put(PoolingEvent(self._pooling_output, self.record.timeline))
+        if self.pooling_output is not None:
+            self.stream.put(PoolingEvent(self.pooling_output, self.record.timeline))
             return
         self.record.finish_reason = reason
         if self._text_end is None:
@@ -252,8 +222,3 @@ class OutputBuilder:
             self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
         text = "".join(self._text_pieces)[:self._text_end]
         self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline))
-
-    def _make_top_tokens(self, pairs: GenericSequence[tuple[int, float]]) -> tuple[TopToken, ...]:
-        tokenizer = self._tokenizer
-        return tuple(TopToken(token, tokenizer.decode_token(token), logprob, tokenizer.is_special_token(token))
-                     for token, logprob in pairs)

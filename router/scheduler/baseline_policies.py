@@ -91,6 +91,7 @@ class RecomputePolicy(StepPolicy):
     """
 
     __slots__ = ()
+    reuses_cache = False
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()

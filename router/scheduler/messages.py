@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
-from router.pooling_output import PoolingOutput
-from router.request import LoadableResource, Request, RequestKind
+from router.request import LoadableResource, PoolingOutput, Request, RequestKind
 
 
 @dataclass(frozen=True, slots=True)

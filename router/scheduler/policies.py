@@ -8,7 +8,7 @@ comparisons, are in baseline_policies.py. `PoolingPolicy` drafts steps for embed
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from router.request import RequestKind
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -135,6 +135,7 @@ class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
     __slots__ = ("num_places_left", "pauses_decodes", "scheduler", "wake_at")
+    reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler

@@ -41,11 +41,15 @@ BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes
 class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
-    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_tokens_per_step", "batches", "block_pool", "settings")
+    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_reuses_cache", "_tokens_per_step", "batches",
+                 "block_pool", "settings")
 
-    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks, *,
+                 reuses_cache: bool = True) -> None:
+        """Without `reuses_cache` no sequence finds cached blocks."""
         self.settings = settings
         self._hasher = hasher
+        self._reuses_cache = reuses_cache
         self.reset(model_info)
 
     def reset(self, model_info: ModelInfo) -> None:
@@ -163,7 +167,7 @@ class RunningSequences:
     def _max_cached_blocks(self, sequence: Sequence) -> int:
         """Return how many cached blocks the sequence may use: none if it wants the logprobs of its whole prompt."""
         limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
-        return 0 if self.settings.recompute or sequence.request.prompt_logprobs else limit
+        return limit if self._reuses_cache and not sequence.request.prompt_logprobs else 0
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Cache the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
@@ -189,7 +193,7 @@ class RunningSequences:
 
     def _may_share_blocks(self, sequence: Sequence) -> bool:
         """Return whether other sequences may share the blocks that this one computes."""
-        return bool(sequence.request.cache_namespace) and not self.settings.recompute
+        return bool(sequence.request.cache_namespace) and self._reuses_cache
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""

@@ -48,7 +48,8 @@ class Scheduler:
         self.cost_model = CostModel.from_measurements(model_info.measurements)
         available_resources = set[LoadableResource]()
         self.waiting = waiting = WaitingQueue(available_resources)
-        self.running = running = RunningSequences(settings, model_info, hasher)
+        self.running = running = RunningSequences(settings, model_info, hasher,
+                                                  reuses_cache=POLICIES[settings.policy_name].reuses_cache)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)

@@ -1,19 +1,15 @@
-"""Decoding of the shards' answers, from the columns of proto/shard.proto to rows.
+"""Decoding of the shards' answers, from the columns of proto/shard.proto to rows. Shards are not trusted."""
 
-Shards are not trusted: an answer with unknown or missing sequences, wrong counts or a token outside the vocabulary
-raises `InvalidShardAnswer`.
-"""
-
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Sequence
+from itertools import accumulate
 from math import isfinite
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.model_info import ModelInfo, StepMeasurement
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import LoadableResource, RequestKind
+from router.request import ADAPTER, GRAMMAR, LoadableResource, PoolingOutput, RequestKind, TokenClassificationOutput
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
-from router.shards.request_encoding import RESOURCE_KINDS
+from router.shards.failures import ShardsLost
 from shard.pb import shard_pb2 as pb
 
 FAILURE_REASONS = {
@@ -25,22 +21,21 @@ FAILURE_REASONS = {
 T = TypeVar("T")
 
 
-class InvalidShardAnswer(Exception):
-    """A shard's answer contradicts the plan or the model: unknown or missing sequences, wrong counts, or a token
-    outside the vocabulary.
-    """
+class InvalidShardAnswer(ShardsLost):
+    """A shard's answer contradicts the plan or the model, such as by a token outside the vocabulary."""
+
+    def __init__(self, defect: str) -> None:
+        super().__init__(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}")
 
 
 def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
-    """Return the ranks' descriptions of themselves as one. Raises InvalidShardAnswer if they serve different models.
-
-    The smallest cache of all ranks counts.
-    """
+    """Return the ranks' descriptions of themselves as one; the smallest cache counts. Raises ShardsLost if they serve
+    different models."""
     first = infos[0]
     for info in infos[1:]:
         if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
                                                                       first.max_positions):
-            raise InvalidShardAnswer(f"rank {info.rank} serves another model than rank {first.rank}")
+            raise ShardsLost(ShardLossReason.DEFECT, f"rank {info.rank} serves another model than rank {first.rank}")
     warmup = first.warmup
     return ModelInfo(
         model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
@@ -57,16 +52,27 @@ def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
 
 def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
     """Return the resources that a rank has loaded."""
-    ids_by_kind = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
-    return frozenset(LoadableResource(kind, resource_id)
-                     for kind in RESOURCE_KINDS for resource_id in ids_by_kind[kind])
+    ids_by_kind = {ADAPTER: info.loaded_adapters, GRAMMAR: info.loaded_grammars}
+    return frozenset(LoadableResource(kind, resource_id) for kind, ids in ids_by_kind.items() for resource_id in ids)
 
 
-def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
+def decode_answer(answer: Any, plan: StepPlan, model_info: ModelInfo) -> StepResult:
     """Decode rank 0's answer to the last message of a plan. Raises InvalidShardAnswer."""
-    check_answer(answer, plan)
+    if (answer.epoch, answer.order) != (plan.epoch, plan.last_message_number):
+        raise InvalidShardAnswer(
+            f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.last_message_number}")
+    if isinstance(answer, pb.Acknowledgement):  # to a plan without a step
+        return StepResult(plan.epoch, 0.0, {}, {})
+    if not 0.0 <= answer.forward_seconds < 1e6:
+        raise InvalidShardAnswer(f"a step that took {answer.forward_seconds} seconds")
+    if isinstance(answer, pb.EmbedAnswer):
+        return _decode_embed_answer(answer, plan, model_info)
+    return _decode_step_answer(answer, plan, model_info)
+
+
+def _decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
     rows = _decode_rows(answer, model_info)
-    failed = decode_failure_reasons(answer)
+    failed = _decode_failure_reasons(answer)
     if (not set(plan.output_ids) <= rows.keys() | failed.keys()
         or not rows.keys() <= set(plan.output_ids) - failed.keys()):
         raise InvalidShardAnswer(
@@ -104,33 +110,17 @@ def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: Model
         raise InvalidShardAnswer(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
     if ids and max(ids) >= model_info.vocabulary_size:
         raise InvalidShardAnswer(f"top token {max(ids)} outside the vocabulary of {model_info.vocabulary_size}")
-    pairs = list(zip(ids, logprobs, strict=True))
-    return list(split_by_counts(pairs, counts))
+    return split_by_counts(list(zip(ids, logprobs, strict=True)), counts)
 
 
-def decode_acknowledgement(answer: pb.Acknowledgement, plan: StepPlan) -> StepResult:
-    """Decode the answer to a plan without a step. Raises InvalidShardAnswer."""
-    check_answer(answer, plan)
-    return StepResult(plan.epoch, 0.0, {}, {})
-
-
-def check_answer(answer: pb.StepAnswer | pb.EmbedAnswer | pb.Acknowledgement, plan: StepPlan) -> None:
-    """Check epoch, message number and duration of an answer. Raises InvalidShardAnswer."""
-    if (answer.epoch, answer.order) != (plan.epoch, plan.last_message_number):
-        raise InvalidShardAnswer(
-            f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.last_message_number}")
-    if not isinstance(answer, pb.Acknowledgement) and not 0.0 <= answer.forward_seconds < 1e6:
-        raise InvalidShardAnswer(f"a step that took {answer.forward_seconds} seconds")
-
-
-def decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
+def _decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
     """Return the reasons of failures, by sequence id (for an EmbedAnswer, by index)."""
     if len(answer.failed) != len(answer.failures):
         raise InvalidShardAnswer(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
     if not answer.failed:
         return {}
-    reasons = [FAILURE_REASONS.get(failure, "the shard gave no reason") for failure in answer.failures]
-    return dict(zip(answer.failed, reasons, strict=True))
+    return {place: FAILURE_REASONS.get(failure, "the shard gave no reason")
+            for place, failure in zip(answer.failed, answer.failures, strict=True)}
 
 
 def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[PromptLogprobs]:
@@ -146,12 +136,10 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
     return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, strict=True)]
 
 
-def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
-    """Decode rank 0's answer to a plan whose step is a pooling step. Raises InvalidShardAnswer."""
-    check_answer(answer, plan)
+def _decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
     step = plan.messages[-1]
     assert isinstance(step, PoolingStep)
-    reasons_by_index = decode_failure_reasons(answer)
+    reasons_by_index = _decode_failure_reasons(answer)
     if any(place >= len(plan.member_ids) for place in reasons_by_index):
         raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.member_ids)}")
     succeeded = [new_sequence for place, new_sequence in enumerate(step.new_sequences) if place not in reasons_by_index]
@@ -163,17 +151,17 @@ def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: Mode
     return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
 
 
-def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Iterator[PoolingOutput]:
+def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Sequence[PoolingOutput]:
     values, width = list(answer.values), answer.width
     if len(values) != width * num_texts or (num_texts and not width):
         raise InvalidShardAnswer(f"{len(values)} values for {num_texts} embeddings of {width}")
     if not all(map(isfinite, values)):
         raise InvalidShardAnswer("an embedding with a value that is no number")
-    yield from split_by_counts(values, repeat(width, num_texts))
+    return split_by_counts(values, [width] * num_texts)
 
 
 def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
-                         model_info: ModelInfo) -> Iterator[PoolingOutput]:
+                         model_info: ModelInfo) -> Sequence[PoolingOutput]:
     counts, labels, scores = list(answer.num_labels), list(answer.labels), list(answer.scores)
     if counts != prompt_lengths or not sum(counts) == len(labels) == len(scores):
         raise InvalidShardAnswer(
@@ -182,11 +170,8 @@ def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
         raise InvalidShardAnswer(f"label {max(labels)}, where there are {len(model_info.labels)}")
     if not all(map(isfinite, scores)):
         raise InvalidShardAnswer("a score that is no number")
-    yield from map(TokenClassificationOutput, split_by_counts(labels, counts), split_by_counts(scores, counts))
+    return [*map(TokenClassificationOutput, split_by_counts(labels, counts), split_by_counts(scores, counts))]
 
 
-def split_by_counts(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:
-    start = 0
-    for count in counts:
-        yield values[start:start + count]
-        start += count
+def split_by_counts(values: list[T], counts: Sequence[int]) -> list[list[T]]:
+    return [values[end - count:end] for count, end in zip(counts, accumulate(counts), strict=True)]

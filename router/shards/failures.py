@@ -26,11 +26,8 @@ class ShardsLost(Exception):
 
     def __init__(self, loss_reason: ShardLossReason, reason: str, *, needs_restart: bool = False,
                  shard_reason: str = "", is_warmup_rejected: bool = False) -> None:
-        """`shard_reason` is the reason that the shard itself gave.
-
-        `needs_restart`: the processes are alive but cannot continue. `is_warmup_rejected`: the shards rejected the
-        settings of their warm-up, which will never fit their model.
-        """
+        """`shard_reason` is the reason that the shard itself gave. `needs_restart`: the processes are alive but cannot
+        continue. `is_warmup_rejected`: the settings of the warm-up will never fit the shards' model."""
         super().__init__(reason)
         self.loss_reason = loss_reason
         self.needs_restart = needs_restart

@@ -6,11 +6,10 @@ from functools import reduce
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.request import LoadableResource
-from router.scheduler.fault_isolation import ShardLossReason
-from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, loaded_resources
-from router.shards.failures import ShardsLost
+from router.shards.answer_decoding import combine_rank_infos, loaded_resources
 from router.shards.request_encoding import make_warmup_request
 from router.shards.shard_group import ShardGroup
+from shard.pb import shard_pb2 as pb
 
 CALL_TIMEOUT_SECONDS = 10.0  # for calls without a forward pass
 # A large model without a GPU takes many minutes; after this one it counts as hung.
@@ -30,16 +29,12 @@ class HandshakeResult:
 async def perform_handshake(shards: ShardGroup, config: RouterConfig, last_epoch: int) -> HandshakeResult:
     """Connect and begin an epoch, with a number above `last_epoch` and all epochs of the shards. Raises ShardsLost."""
     await shards.connect()
-    infos = await shards.info(CALL_TIMEOUT_SECONDS)
+    infos = await shards.call(pb.InfoRequest(), CALL_TIMEOUT_SECONDS)
     if not all(info.HasField("warmup") for info in infos):
         max_total_tokens = config.max_total_tokens or min(info.max_positions for info in infos)
-        await shards.warmup(make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT_SECONDS)
-        infos = await shards.info(CALL_TIMEOUT_SECONDS)
+        await shards.call(make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT_SECONDS)
+        infos = await shards.call(pb.InfoRequest(), CALL_TIMEOUT_SECONDS)
     epoch = max(last_epoch, *(info.epoch for info in infos)) + 1
-    await shards.reset(epoch, CALL_TIMEOUT_SECONDS)
-    loaded = [loaded_resources(info) for info in infos]
-    try:
-        model_info = combine_rank_infos(infos)
-    except InvalidShardAnswer as defect:
-        raise ShardsLost(ShardLossReason.DEFECT, str(defect)) from None
+    await shards.call(pb.ResetRequest(epoch=epoch), CALL_TIMEOUT_SECONDS)
+    model_info, loaded = combine_rank_infos(infos), [loaded_resources(info) for info in infos]
     return HandshakeResult(model_info, epoch, reduce(frozenset.intersection, loaded), reduce(frozenset.union, loaded))

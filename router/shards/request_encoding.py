@@ -1,7 +1,4 @@
-"""Encoding of the scheduler's messages into the columns of proto/shard.proto.
-
-Rows become columns here and nowhere else; `answer_decoding.py` turns the columns of the answers into rows.
-"""
+"""Encoding of the scheduler's messages, from rows to the columns of proto/shard.proto."""
 
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -10,7 +7,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from router.config import RouterConfig
-from router.request import LoadableResource, Request, RequestKind, SamplingParams
+from router.request import ADAPTER, GRAMMAR, Request, RequestKind, SamplingParams
 from router.scheduler.messages import (
     BlockGrant,
     Concat,
@@ -25,58 +22,47 @@ from router.scheduler.messages import (
 )
 from shard.pb import shard_pb2 as pb
 
-RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
+RESOURCE_KINDS: dict[str, "pb.Kind"] = {ADAPTER: pb.KIND_ADAPTER, GRAMMAR: pb.KIND_GRAMMAR}
 WANTED_BY_KIND: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
 NO_SAMPLING = SamplingParams()
 SAMPLING_FIELDS = [(field.name, field.default, attrgetter(field.name)) for field in fields(SamplingParams)]
 
 T = TypeVar("T")
 
-TraceparentLookup = Callable[[int], str]  # of a sequence, by its number
+TraceparentLookup = Callable[[int], str]  # of a sequence
 ShardRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 
-def no_traceparent(_sequence: int) -> str:
-    return ""
-
-
-def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = no_traceparent) -> list[ShardRequest]:
+def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = lambda _: "") -> list[ShardRequest]:
     """Encode the messages of a plan. `get_traceparent` returns the parent span of a sequence's chunks."""
-    first_number = plan.last_message_number - len(plan.messages) + 1
-    return [_encode_message(message, plan.epoch, first_number + index, get_traceparent)
-            for index, message in enumerate(plan.messages)]
+    requests = [_encode_message(message, get_traceparent) for message in plan.messages]
+    for message_number, request in enumerate(requests, plan.last_message_number - len(requests) + 1):
+        request.epoch, request.order = plan.epoch, message_number
+    return requests
 
 
-def _encode_message(message: ShardMessage, epoch: int, message_number: int,
-                    get_traceparent: TraceparentLookup) -> ShardRequest:
+def _encode_message(message: ShardMessage, get_traceparent: TraceparentLookup) -> ShardRequest:
     match message:
         case Prefill():
-            return pb.PrefillRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                     sequences=(_encode_sequences(message.new_sequences) if message.new_sequences
-                                                else None),
-                                     chunks=_encode_chunks(message.chunks, get_traceparent),
-                                     alongside=message.includes_decodes,
-                                     grants=_encode_grants(message.grants) if message.grants else None,
-                                     keep=None if message.keep is None else pb.Keep(sequences=message.keep))
+            return pb.PrefillRequest(
+                batch=message.batch, alongside=message.includes_decodes,
+                sequences=_encode_sequences(message.new_sequences) if message.new_sequences else None,
+                chunks=_encode_chunks(message.chunks, get_traceparent),
+                grants=_encode_grants(message.grants) if message.grants else None,
+                keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Decode():
-            return pb.DecodeRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    grants=_encode_grants(message.grants) if message.grants else None,
-                                    keep=None if message.keep is None else pb.Keep(sequences=message.keep))
+            return pb.DecodeRequest(
+                batch=message.batch, grants=_encode_grants(message.grants) if message.grants else None,
+                keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Filter():
-            return pb.FilterRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    keep=pb.Keep(sequences=message.keep))
+            return pb.FilterRequest(batch=message.batch, keep=pb.Keep(sequences=message.keep))
         case Concat():
-            return pb.ConcatRequest(epoch=epoch, order=message_number, batches=message.batches)
+            return pb.ConcatRequest(batches=message.batches)
         case PoolingStep():
-            return _encode_embed(message, epoch, message_number)
-
-
-def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.EmbedRequest:
-    requests = [new_sequence.request for new_sequence in message.new_sequences]
-    return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=WANTED_BY_KIND[message.kind],
-                           num_tokens=[len(r.prompt) for r in requests],
-                           tokens=chain.from_iterable(request.prompt for request in requests),
-                           adapters=_encode_adapters(requests))
+            requests = [new_sequence.request for new_sequence in message.new_sequences]
+            return pb.EmbedRequest(wanted=WANTED_BY_KIND[message.kind], adapters=_encode_adapters(requests),
+                                   num_tokens=[len(request.prompt) for request in requests],
+                                   tokens=chain.from_iterable(request.prompt for request in requests))
 
 
 def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
@@ -102,10 +88,8 @@ def _encode_adapters(requests: list[Request]) -> list[int]:
 
 
 def _encode_sampling(requests: list[Request]) -> pb.Sampling:
-    """Encode sampling parameters; a field that holds a tuple becomes a ragged column.
-
-    End tokens are sent only for sequences that must not always be able to choose them (`min_tokens` or a grammar).
-    """
+    """Encode sampling parameters; a field that holds a tuple becomes a ragged column. End tokens are sent only for
+    sequences that must not always be able to choose them (`min_tokens` or a grammar)."""
     columns = _encode_ragged_column("end_tokens", [
         sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
     rows = [request.sampling for request in requests]
@@ -142,11 +126,3 @@ def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.Warmu
         block_size=config.block_size, max_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.max_batch_size, max_total_tokens=max_total_tokens,
         max_cache_tokens=config.max_batch_total_tokens or 0)
-
-
-def make_load_request(resource: LoadableResource, source: str, epoch: int) -> pb.LoadRequest:
-    return pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source)
-
-
-def make_unload_request(resource: LoadableResource, epoch: int) -> pb.UnloadRequest:
-    return pb.UnloadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id)

@@ -1,13 +1,9 @@
-"""Loader of adapters and grammars: numbers them, and loads and unloads them on every rank.
-
-The scheduler decides what to load and unload, and gets the results. Restarted shards get everything again that should
-be loaded.
-"""
+"""Loader of adapters and grammars: numbers them, and loads and unloads them on every rank."""
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,36 +13,30 @@ from router.request import ADAPTER, LoadableResource
 from router.scheduler.messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
-from router.shards.request_encoding import make_load_request, make_unload_request
+from router.shards.request_encoding import RESOURCE_KINDS
+from shard.pb import shard_pb2 as pb
 
 MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
 now = time.monotonic
 
 
 class ResourceRpcClient(Protocol):
-    """Loads and unloads on all ranks. Both methods return why some rank failed, or an empty string."""
-
-    async def load_resource(self, request: Any) -> str: ...
-
-    async def unload_resource(self, request: Any) -> str: ...
+    async def load_or_unload(self, request: Any) -> str:
+        """Load or unload on all ranks; return why some rank failed, or an empty string. Raises ShardsLost."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCallbacks:
-    """Callbacks for the results: a resource was loaded, could not be loaded (with the reason), or was unloaded."""
+    """Callbacks for the results. A load that has failed ends with the reason, another one with an empty string."""
 
-    on_loaded: Callable[[LoadableResource], None]
-    on_load_failed: Callable[[LoadableResource, str], None]
+    on_load_ended: Callable[[LoadableResource, str], None]
     on_unloaded: Callable[[LoadableResource], None]
-    # seconds of a load, and why it failed, if it did
-    on_load_timed: Callable[[LoadableResource, float, str], None] = lambda *_: None
+    on_load_timed: Callable[[LoadableResource, float, str], None]  # its seconds, and why it failed, if it did
 
 
 class ResourceLoader:
-    """Resources by kind and source, and which of them the shards have loaded.
-
-    It sends the loads and unloads on which the scheduler's LoadableResourceCache has decided.
-    """
+    """Resources by kind and source, and which of them the shards have loaded. It sends the loads and unloads on which
+    the scheduler has decided; restarted shards get everything again that should be loaded."""
 
     def __init__(self, shards: ResourceRpcClient, callbacks: LoadCallbacks) -> None:
         self._shards = shards
@@ -58,8 +48,7 @@ class ResourceLoader:
         self._sources: WeakKeyDictionary[LoadableResource, str] = WeakKeyDictionary()
         self._loaded: dict[LoadableResource, None] = {}  # loaded, as far as the scheduler knows
         self._pinned: dict[LoadableResource, None] = {}  # never unloaded
-        # number of loads by adapter source, the latest at the end
-        self._load_counts: OrderedDict[str, int] = OrderedDict()
+        self._load_counts: OrderedDict[str, int] = OrderedDict()  # by adapter source, the latest at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
@@ -80,8 +69,7 @@ class ResourceLoader:
         return (source for source_kind, source in self._resources_by_source if source_kind == kind)
 
     def num_loads(self, source: str) -> int:
-        """Return how often this source's adapter was loaded; 0 if it is not among the MAX_COUNTED_ADAPTERS loaded
-        last."""
+        """Return how often an adapter was loaded; 0 if it is not among the MAX_COUNTED_ADAPTERS loaded last."""
         return self._load_counts.get(source, 0)
 
     async def load_and_pin(self, resource: LoadableResource) -> str:
@@ -97,7 +85,9 @@ class ResourceLoader:
         assert self._epoch is not None
         for command in commands:
             execute_command = self._load_and_report if isinstance(command, LoadResource) else self._unload_and_report
-            self._start_task(execute_command(command.resource, self._epoch))
+            task = asyncio.create_task(execute_command(command.resource, self._epoch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def end_epoch(self, *, resources_lost: bool) -> None:
         """End the epoch. `resources_lost`: the shards have also lost the loaded resources."""
@@ -109,9 +99,8 @@ class ResourceLoader:
         """Restore the resources after a handshake: unload those that should not be loaded, load missing ones."""
         self._epoch = handshake.epoch
         unexpected = handshake.loaded_on_any_rank - self._loaded.keys() - self._pinned.keys()
-        for unexpected_resource in unexpected:
-            self._last_ids[unexpected_resource.kind] = max(self._last_ids.get(unexpected_resource.kind, 0),
-                                                           unexpected_resource.id)
+        for resource in unexpected:
+            self._last_ids[resource.kind] = max(self._last_ids.get(resource.kind, 0), resource.id)
         await asyncio.gather(*map(self._unload, unexpected))
         for resource in [*self._loaded, *(pinned for pinned in self._pinned if pinned not in self._loaded)]:
             if resource not in handshake.loaded_on_all_ranks:
@@ -121,16 +110,14 @@ class ResourceLoader:
 
     async def close(self) -> None:
         self._epoch = None
-        tasks = [*self._tasks]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # -- internals
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _load(self, resource: LoadableResource, epoch: int) -> str:
         started_at, source = now(), self._sources[resource]
-        reason = await self._shards.load_resource(make_load_request(resource, source, epoch))
+        reason = await self._shards.load_or_unload(
+            pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source))
         self._callbacks.on_load_timed(resource, now() - started_at, reason)
         if not reason and resource.kind == ADAPTER:
             self._load_counts[source] = self._load_counts.pop(source, 0) + 1
@@ -149,7 +136,7 @@ class ResourceLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            self._callbacks.on_load_failed(resource, reason)
+            self._callbacks.on_load_ended(resource, reason)
         else:
             self._mark_loaded(resource)
 
@@ -163,13 +150,9 @@ class ResourceLoader:
         """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
         if self._epoch is not None:
             with suppress(ShardsLost):
-                await self._shards.unload_resource(make_unload_request(resource, self._epoch))
+                await self._shards.load_or_unload(
+                    pb.UnloadRequest(epoch=self._epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id))
 
     def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None
-        self._callbacks.on_loaded(resource)
-
-    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._callbacks.on_load_ended(resource, "")

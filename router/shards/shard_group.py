@@ -1,12 +1,9 @@
-"""Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer.
-
-A failure is raised as `ShardsLost` with the kind of the loss, but a load or unload that fails while its shard is
-connected returns the reason.
-"""
+"""Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer. A failure is raised
+as `ShardsLost`, but a load or unload that fails while its shard is connected returns the reason."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing, suppress
 from itertools import cycle
 from typing import Any
 
@@ -15,10 +12,17 @@ from google.protobuf.message import Message
 
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE, STEP_FIELD_BY_METHOD
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
 
+# The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
+VERBS: dict[type, tuple[str, Any]] = {
+    pb.InfoRequest: ("Info", pb.InfoAnswer), pb.WarmupRequest: ("Warmup", pb.WarmupAnswer),
+    pb.ResetRequest: ("Reset", pb.ResetAnswer), pb.LoadRequest: ("Load", pb.LoadAnswer),
+    pb.UnloadRequest: ("Unload", pb.UnloadAnswer), pb.PrefillRequest: ("Prefill", pb.StepAnswer),
+    pb.DecodeRequest: ("Decode", pb.StepAnswer), pb.FilterRequest: ("Filter", pb.Acknowledgement),
+    pb.ConcatRequest: ("Concat", pb.Acknowledgement), pb.EmbedRequest: ("Embed", pb.EmbedAnswer),
+}
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -35,13 +39,9 @@ DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 FIRST_HEALTH_TIMEOUT_SECONDS = 5.0  # seconds for the first health response of a shard that listens
 HANG_PROBE_TIMEOUT_SECONDS = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
 UNIX_SCHEME = "unix:"
-ANSWER_TYPE_BY_REQUEST_TYPE = {request_type: ANSWER_TYPES[method]
-                               for request_type, method in METHOD_BY_REQUEST_TYPE.items()}
 # In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
 LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
 EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service name
-
-UnaryCall = Callable[..., Awaitable[Any]]
 
 
 class RankConnection:
@@ -52,43 +52,33 @@ class RankConnection:
         self._on_disconnect = on_disconnect
         self._use_stream = use_stream
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._unary_calls: dict[str, UnaryCall] = {
-            name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
-            for name, answer in ANSWER_TYPES.items()
+        self._unary_calls: dict[str, Callable[..., Awaitable[Any]]] = {
+            verb: self._channel.unary_unary(f"/weft.shard.Shard/{verb}", response_deserializer=answer.FromString)
+            for verb, answer in VERBS.values()
         }
         self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
         self._health_task: asyncio.Task[None] | None = None
         self._step_stream: StepStreamClient | None = None
 
-    def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
+    def send(self, verb: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
         """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
         if self._use_stream:
             # Opened with the first message: a call that is cancelled while it starts leaves tasks in gRPC's server.
             self._step_stream = self._step_stream or StepStreamClient(self._channel)
             return self._step_stream.send(message, timeout)
-        return asyncio.ensure_future(self.call(method, message, timeout))
+        return asyncio.ensure_future(self.call(verb, message, timeout))
 
-    async def call(self, method: str, message: bytes, timeout: float) -> RpcOutcome:
+    async def call(self, verb: str, message: bytes, timeout: float) -> RpcOutcome:
         try:
-            return await self._unary_calls[method](message, timeout=timeout)
+            return await self._unary_calls[verb](message, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             return RpcFailure(error.code(), error.details() or "")
 
     async def wait_until_ready(self) -> None:
-        """Wait until the shard listens, and watch its health from then on.
+        """Wait until the shard listens, however long it loads its model, and watch its health from then on.
 
-        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS seconds without one.
-        """
-        await self._wait_until_connected()
-        health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
-        pending_read = asyncio.ensure_future(health_call.read())
-        self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
-        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT_SECONDS)
-
-    async def _wait_until_connected(self) -> None:
-        """Wait for the connection, however long the shard loads its model. Raises ShardsLost if the shard is hung.
-
-        A shard counts as hung if it accepts connections and sends nothing.
+        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS without one. Raises ShardsLost if
+        the shard is hung: it accepts connections and sends nothing.
         """
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
@@ -97,13 +87,14 @@ class RankConnection:
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
         finally:
             ready.cancel()
+        health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
+        pending_read = asyncio.ensure_future(health_call.read())
+        self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
+        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT_SECONDS)
 
     async def _monitor_health(self, health_call: Any, pending_read: "asyncio.Future[Any]") -> None:
-        """Read health responses until the call ends, then report that the shard has gone.
-
-        The open call shows each side that the other is alive. A pending read is never cancelled: that would end the
-        call.
-        """
+        """Read health responses until the call ends, then report that the shard has gone. A pending read is never
+        cancelled: that would end the call, which shows each side that the other is alive."""
         with suppress(grpc.aio.AioRpcError):
             while await pending_read is not grpc.aio.EOF:
                 pending_read = asyncio.ensure_future(health_call.read())
@@ -133,10 +124,6 @@ class ShardGroup:
         self._ranks: list[RankConnection] = []
         self._num_connects = 0  # number of calls of `connect`
 
-    @property
-    def world_size(self) -> int:
-        return len(self.addresses)
-
     async def connect(self) -> None:
         """Wait until every rank listens, and watch the health of all."""
         if not self._ranks:
@@ -146,7 +133,12 @@ class ShardGroup:
         await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
         self.is_disconnected = False
         self._num_connects += 1
-        await gather_or_cancel([rank.wait_until_ready() for rank in self._ranks])
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for rank in self._ranks:
+                    tasks.create_task(rank.wait_until_ready())
+        except ExceptionGroup as failures:  # the first failure has cancelled the other tasks
+            raise failures.exceptions[0] from None
 
     def _mark_disconnected(self) -> None:
         self.is_disconnected = True
@@ -156,39 +148,17 @@ class ShardGroup:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.close() for rank in ranks))
 
-    async def info(self, timeout: float) -> list[pb.InfoAnswer]:
-        return await self._call_all_or_raise(pb.InfoRequest(), timeout)
+    async def call(self, request: Message, timeout: float) -> list[Any]:
+        """Send a request that has no `order` number to all ranks; return the answers. Raises ShardsLost."""
+        results = await self._call_all(request, timeout)
+        if (loss := most_severe_loss([request], results, len(self.addresses))) is not None:
+            raise loss
+        return results
 
-    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
-        await self._call_all_or_raise(request, timeout)
-
-    async def reset(self, epoch: int, timeout: float) -> None:
-        await self._call_all_or_raise(pb.ResetRequest(epoch=epoch), timeout)
-
-    async def load_resource(self, request: pb.LoadRequest) -> str:
-        """Load on all ranks; return why some rank failed, or an empty string. Raises ShardsLost if a rank has gone."""
-        return await self._call_outside_steps(request)
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        return await self._call_outside_steps(request)
-
-    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
-        """Send all messages to all ranks, without waiting for answers in between.
-
-        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
-        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
-        answer to the last message; after a failure it raises ShardsLost.
-        """
-        serialized = [self._serialize(message) for message in messages]
-        outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
-        return combine_outcomes(messages, outcomes, len(self._ranks))
-
-    async def _call_outside_steps(self, request: Message) -> str:
-        """Send a message that is not part of a step; return why some rank failed, or an empty string.
-
-        Such an error does not end the epoch. Raises ShardsLost if a rank has gone, which is noted only if the ranks
-        were not connected again meanwhile.
-        """
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        """Load or unload a resource on all ranks; return why some rank failed, which does not end the epoch, or an
+        empty string. Raises ShardsLost if a rank has gone; that is noted only if the ranks were not connected again
+        meanwhile."""
         num_connects = self._num_connects
         failures = [result for result in await self._call_all(request, LOAD_TIMEOUT_SECONDS)
                     if isinstance(result, RpcFailure)]
@@ -198,29 +168,30 @@ class ShardGroup:
             raise ShardsLost(ShardLossReason.DEATH, "a shard went away")
         return failures[0].reason or failures[0].code.name.lower() if failures else ""
 
-    def _serialize(self, message: Any) -> tuple[str, bytes]:
-        method = METHOD_BY_REQUEST_TYPE[type(message)]
-        wire_message = pb.StepMessage(**{STEP_FIELD_BY_METHOD[method]: message}) if self._use_stream else message
-        return method, wire_message.SerializeToString()
+    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
+        """Send all messages to all ranks, without waiting for answers in between.
 
-    async def _call_all_or_raise(self, message: Message, timeout: float) -> list[Any]:
-        results = await self._call_all(message, timeout)
-        loss = most_severe_loss([message], results, self.world_size)
-        if loss is not None:
-            raise loss
-        return results
+        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
+        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
+        answer to the last message; after a failure it raises ShardsLost.
+        """
+        serialized = []
+        for message in messages:
+            verb = VERBS[type(message)][0]
+            sent_message = pb.StepMessage(**{verb.lower(): message}) if self._use_stream else message
+            serialized.append((verb, sent_message.SerializeToString()))
+        outcomes = [rank.send(verb, data, timeout) for rank in self._ranks for verb, data in serialized]
+        return combine_outcomes(messages, outcomes, len(self._ranks))
 
     async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
-        method, data = METHOD_BY_REQUEST_TYPE[type(message)], message.SerializeToString()
-        return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
+        verb, data = VERBS[type(message)][0], message.SerializeToString()
+        return await asyncio.gather(*(rank.call(verb, data, timeout) for rank in self._ranks))
 
 
 def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]",
                      world_size: int) -> "asyncio.Future[Any]":
-    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there.
-
-    After a failure of any rank it raises ShardsLost. `outcomes` are rank by rank, each in the order of the messages.
-    """
+    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there and raises
+    ShardsLost if any rank failed. `outcomes` are rank by rank, each in the order of the messages."""
     last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     num_missing = len(outcomes)
 
@@ -241,33 +212,18 @@ def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutc
     return last_answer
 
 
-async def gather_or_cancel(coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines; if one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
 async def is_hung(address: str) -> bool:
     """Return whether a process accepts connections at this socket and sends nothing: gRPC's servers send first."""
     if not address.startswith(UNIX_SCHEME):
         return False
     try:
         reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX_SCHEME))
-    except OSError:
-        return False  # no process listens yet
-    try:
-        await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT_SECONDS)
+        with closing(writer):
+            await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT_SECONDS)
     except TimeoutError:
         return True
     except OSError:
-        pass  # the process has ended
-    finally:
-        writer.close()
+        pass  # no process listens yet, or it has ended
     return False
 
 
@@ -278,7 +234,7 @@ def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size:
     for result, message in zip(results, cycle(messages), strict=False):
         if isinstance(result, RpcFailure):
             losses.append(loss_from_rpc_failure(result, message, world_size))
-        elif not isinstance(result, ANSWER_TYPE_BY_REQUEST_TYPE[type(message)]):  # a stream may return any outcome
+        elif not isinstance(result, VERBS[type(message)][1]):  # a stream may return any outcome
             losses.append(ShardsLost(ShardLossReason.DEFECT,
                                      f"{type(result).__name__} came as an answer to {type(message).__name__}"))
     if not losses:

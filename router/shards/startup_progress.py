@@ -1,7 +1,5 @@
-"""Startup progress of the shards, read on demand from a small JSON file per shard.
-
-Files are used since a shard has no socket while it loads its model; shard/telemetry/startup_progress.py writes them.
-"""
+"""Startup progress of the shards, from a small JSON file per shard: a shard has no socket while it loads its model.
+shard/telemetry/startup_progress.py writes the files."""
 
 import json
 from collections.abc import Iterable
@@ -22,11 +20,6 @@ class ShardStartupProgress:
     total: int = 0  # 0: unknown
     seconds: float = 0.0
 
-    @property
-    def eta_seconds(self) -> float | None:
-        """Seconds until the end of the phase at the current rate; None if unknown."""
-        return self.seconds * (self.total - self.done) / self.done if 0 < self.done <= self.total else None
-
 
 def read_shard_progress(path: Path) -> ShardStartupProgress:
     """Read the progress of a shard; without a valid file it is at the beginning."""
@@ -38,10 +31,9 @@ def read_shard_progress(path: Path) -> ShardStartupProgress:
 
 
 class StartupProgress:
-    """Startup progress of all shards together."""
+    """Startup progress of all shards together, from the progress file of each."""
 
     def __init__(self, progress_files: Iterable[str] = ()) -> None:
-        """`progress_files` are the progress files, one for each shard."""
         self._progress_files = tuple(Path(file) for file in progress_files)
 
     def is_warm(self) -> bool:
@@ -50,17 +42,16 @@ class StartupProgress:
                                                   for file in self._progress_files)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the progress of the slowest shard's phase, as JSON data for probes.
-
-        Bytes are sums over all shards in that phase. The phase is never `ready`, since the router is not ready yet.
-        """
+        """Return the progress of the slowest shard's phase, as JSON data for probes. Bytes are sums over all shards in
+        that phase, which is never `ready`, since the router is not ready yet. The time until its end is left out unless
+        every shard's rate is known."""
         shard_progress = [read_shard_progress(file) for file in self._progress_files] or [ShardStartupProgress()]
-        phase_index = min(STARTUP_PHASES.index(stage.phase) for stage in shard_progress)
-        slowest_shards = [stage for stage in shard_progress if stage.phase == STARTUP_PHASES[phase_index]]
+        phase_index = min(STARTUP_PHASES.index(shard.phase) for shard in shard_progress)
+        slowest = [shard for shard in shard_progress if shard.phase == STARTUP_PHASES[phase_index]]
         result: dict[str, Any] = {"phase": STARTUP_PHASES[min(phase_index, 2)]}
-        total = sum(stage.total for stage in slowest_shards)
-        if phase_index == 0 and total:
-            result |= {"bytes": sum(stage.done for stage in slowest_shards), "total": total}
-        if all(stage.eta_seconds is not None for stage in slowest_shards):
-            result["eta_seconds"] = round(max(stage.eta_seconds or 0.0 for stage in slowest_shards), 1)
+        if phase_index == 0 and (total := sum(shard.total for shard in slowest)):
+            result |= {"bytes": sum(shard.done for shard in slowest), "total": total}
+        if all(0 < shard.done <= shard.total for shard in slowest):
+            result["eta_seconds"] = round(max(shard.seconds * (shard.total - shard.done) / shard.done
+                                              for shard in slowest), 1)
         return result

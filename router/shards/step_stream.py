@@ -1,7 +1,5 @@
-"""Long-lived call of `Steps` to one rank: messages are sent, and outcomes returned, in the order of `send`.
-
-When the call breaks, all pending messages and all that are sent later get an RpcFailure as their outcome.
-"""
+"""Long-lived call of `Steps` to one rank: messages are sent, and outcomes returned, in the order of `send`. When it
+breaks, all pending messages and all that are sent later get an RpcFailure as their outcome."""
 
 import asyncio
 from collections import deque

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from router.adapters.registry import AdapterStore
 from router.config import ADAPTER_SOURCES
 from router.telemetry.instruments import OTHER_LABEL, MetricRegistry
 
@@ -41,18 +42,10 @@ class AdapterMetrics:
                                               adapter_name or OTHER_LABEL).add(num_tokens)
 
 
-class AdapterStoreInterface(Protocol):
-    """Interface of the adapter store that is instrumented."""
-
-    async def send_request(self, **request: Any) -> Mapping[str, Any]: ...
-
-    async def close(self) -> None: ...
-
-
 class InstrumentedAdapterStore:
     """Store whose fetches are counted and timed."""
 
-    def __init__(self, store: AdapterStoreInterface, metrics: AdapterMetrics) -> None:
+    def __init__(self, store: AdapterStore, metrics: AdapterMetrics) -> None:
         self._store = store
         self._metrics = metrics
 
@@ -60,7 +53,10 @@ class InstrumentedAdapterStore:
         started_at, outcome = now(), "failed"
         try:
             answer = await self._store.send_request(**request)
-            outcome = fetch_outcome(answer)
+            if "error" not in answer:
+                outcome = "ok"
+            elif answer.get("kind") in {"missing", "forbidden"}:
+                outcome = "missing"
         finally:
             if request["op"] == "fetch":
                 self._metrics.observe_fetch(request["source"], outcome, now() - started_at)
@@ -68,9 +64,3 @@ class InstrumentedAdapterStore:
 
     async def close(self) -> None:
         await self._store.close()
-
-
-def fetch_outcome(answer: Mapping[str, Any]) -> str:
-    if "error" not in answer:
-        return "ok"
-    return "missing" if answer.get("kind") in {"missing", "forbidden"} else "failed"

@@ -1,16 +1,12 @@
-"""Counters, gauges and histograms, and their text page for Prometheus.
-
-Counters and histograms accumulate; gauges are read when a page is made. An observation costs a binary search and two
-additions, even if it counts many times. The metrics themselves are defined in `metric_definitions.py`.
-"""
+"""Counters, gauges and histograms, and their text page for Prometheus. Counters and histograms accumulate; gauges are
+read when a page is made. The metrics themselves are defined in `metric_definitions.py`."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from itertools import accumulate, product
-from typing import TypeVar
+from itertools import accumulate, chain, product
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LabelValues = tuple[str, ...]  # of labels
@@ -26,26 +22,17 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricDefinition:
-    """Definition of the metrics of one name.
-
-    The label values of a counter or histogram are fixed: `label_values`, and `second_label_values` for a second label.
-    Or its only label is open: the first `max_label_values` values get a counter each, all later ones are counted under
-    OTHER_LABEL.
-    """
+    """Definition of the metrics of one name. The label values of a counter or histogram are fixed. Or its only label is
+    open: the first `max_label_values` values get a counter each, all later ones are counted under OTHER_LABEL."""
 
     name: str
     metric_type: MetricType
     help: str
     label_names: tuple[str, ...] = ()
     label_values: tuple[str, ...] = ()
-    # upper bounds of a histogram's buckets, ascending; one more bucket has no bound
-    bucket_bounds: tuple[float, ...] = ()
+    bucket_bounds: tuple[float, ...] = ()  # of a histogram, ascending; one more bucket has no bound
     second_label_values: tuple[str, ...] = ()  # values of the second label
     max_label_values: int = 0  # maximum number of values of an open label; 0: the values are fixed
-
-    @property
-    def help_header(self) -> str:
-        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.metric_type}\n"
 
     @property
     def initial_label_values(self) -> list[LabelValues]:
@@ -84,6 +71,7 @@ class Histogram:
         self._sample_prefixes = histogram_sample_prefixes(family, label_values)
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Observe a value. This costs a binary search and two additions, however often it counts."""
         self._bucket_counts[bisect_left(self._bucket_bounds, value)] += times
         self.sum += value * times
 
@@ -107,27 +95,21 @@ def histogram_sample_prefixes(family: MetricDefinition, label_values: LabelValue
             family.sample_prefix(label_values, "_sum"), family.sample_prefix(label_values, "_count")]
 
 
-M = TypeVar("M", Counter, Histogram)
 GaugeValues = Mapping[LabelValues, float]  # values of a gauge, by the values of its labels
 NO_ALIASES: Mapping[str, str] = {}
 
 
 class MetricRegistry:
-    """All counters and histograms: one for each family and combination of its label values.
-
-    Those with fixed label values exist, with 0, from the beginning.
-    """
+    """All counters and histograms: one for each family and combination of its label values. Those with fixed label
+    values exist, with 0, from the beginning."""
 
     def __init__(self, families: Iterable[MetricDefinition]) -> None:
         self.families = {family.name: family for family in families}
-        self._counters = self._create_metrics(Counter, MetricType.COUNTER)
-        self._histograms = self._create_metrics(Histogram, MetricType.HISTOGRAM)
-
-    def _create_metrics(self, metric_class: Callable[[MetricDefinition, LabelValues], M],
-                        metric_type: MetricType) -> dict[str, dict[LabelValues, M]]:
-        """Create the metrics of one kind, by the name of the family and the values of its labels."""
-        return {name: {values: metric_class(family, values) for values in family.initial_label_values}
-                for name, family in self.families.items() if family.metric_type is metric_type}
+        # By the name of the family and the values of its labels.
+        self._counters = {name: {values: Counter(family, values) for values in family.initial_label_values}
+                          for name, family in self.families.items() if family.metric_type is MetricType.COUNTER}
+        self._histograms = {name: {values: Histogram(family, values) for values in family.initial_label_values}
+                            for name, family in self.families.items() if family.metric_type is MetricType.HISTOGRAM}
 
     def counter(self, family_name: str, *label_values: str) -> Counter:
         return self._counters[family_name][label_values]
@@ -140,9 +122,9 @@ class MetricRegistry:
         """Return the counter of a value of an open label, or OTHER_LABEL's if the family is full."""
         counters, family = self._counters[family_name], self.families[family_name]
         if (label_value,) not in counters:
-            label_value = (label_value if len(counters.keys() - {(OTHER_LABEL,)}) < family.max_label_values
-                           else OTHER_LABEL)
-            counters.setdefault((label_value,), Counter(family, (label_value,)))
+            if len(counters.keys() - {(OTHER_LABEL,)}) >= family.max_label_values:
+                return counters[OTHER_LABEL,]
+            counters[label_value,] = Counter(family, (label_value,))
         return counters[label_value,]
 
     def histogram(self, family_name: str, *label_values: str) -> Histogram:
@@ -154,23 +136,17 @@ class MetricRegistry:
                        for family in self.families.values())
 
     def _render_family(self, family: MetricDefinition, gauges: Mapping[str, GaugeValues], alias: str | None) -> str:
-        text = "".join(self._render_lines(family, gauges))
-        if alias is None:
-            return text
-        alias_lines = (line.replace(family.name, alias, 1) for line in text.splitlines(keepends=True))
-        return text + "".join(alias_lines)
-
-    def _render_lines(self, family: MetricDefinition, gauges: Mapping[str, GaugeValues]) -> Iterator[str]:
-        yield family.help_header
+        lines = [f"# HELP {family.name} {family.help}\n", f"# TYPE {family.name} {family.metric_type}\n"]
         if family.metric_type is MetricType.GAUGE:
-            for values, value in gauges[family.name].items():
-                yield f"{family.sample_prefix(values)}{format_number(value)}\n"
-            return
-        metrics: Iterable[Counter | Histogram] = (
-            self._counters[family.name].values() if family.metric_type is MetricType.COUNTER
-            else self._histograms[family.name].values())
-        for metric in metrics:
-            yield from metric.render_lines()
+            lines += [f"{family.sample_prefix(values)}{format_number(value)}\n"
+                      for values, value in gauges[family.name].items()]
+        else:
+            metrics: Mapping[LabelValues, Counter | Histogram] = (
+                self._counters if family.metric_type is MetricType.COUNTER else self._histograms)[family.name]
+            lines += chain.from_iterable(metric.render_lines() for metric in metrics.values())
+        if alias is not None:
+            lines += [line.replace(family.name, alias, 1) for line in lines]
+        return "".join(lines)
 
 
 def format_number(value: float) -> str:

@@ -1,7 +1,5 @@
-"""Metrics of the engine, and records of requests: as they arrive and end, and steps as they are sent and answered.
-
-There is no work per token: metrics change once per step, and when a request begins or ends.
-"""
+"""Metrics of the engine, and records of requests. There is no work per token: counters and histograms change once per
+step, and when a request begins or ends; gauges are computed from the scheduler's state when a page is made."""
 
 import time
 from collections import Counter, OrderedDict
@@ -12,14 +10,14 @@ from math import fsum
 from router.request import FinishReason, Request, Tenant
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, StepPlan, StepResult
+from router.scheduler.loadable_resource_cache import ABSENT_STATUS
+from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
-from router.telemetry import gauges
 from router.telemetry.adapter_metrics import AdapterMetrics
-from router.telemetry.instruments import Histogram, MetricRegistry
-from router.telemetry.metric_definitions import LORAX_METRIC_NAMES, all_families
+from router.telemetry.instruments import GaugeValues, Histogram, MetricRegistry
+from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
@@ -72,10 +70,7 @@ class RequestRecordStore:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
-        """Return whether a new request of `tenant` may have this id.
-
-        An id is allowed if it is unknown, or if it belongs to a finished request of the same tenant.
-        """
+        """Return whether a new request of `tenant` may have this id: it is unknown, or of its finished requests."""
         record = self.get(request_id)
         return record is None or (request_id not in self._unfinished and record.tenant_name == tenant.name)
 
@@ -88,25 +83,16 @@ class InterTokenLatency:
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._last_sequence_ids: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery
-        self._last_delivery_at = 0.0  # time of the last delivery
-        # other sequences that have tokens, with the time of their last delivery
-        self._earlier_delivery_times: dict[int, float] = {}
+        self._last_delivery_at = 0.0
+        self._earlier_delivery_times: dict[int, float] = {}  # of other sequences that have tokens
 
     def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
                         now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        if sequence_ids != self._last_sequence_ids:
-            return self._observe_changed_sequences(sequence_ids, unfinished_ids, now)
-        self._histogram.observe(now - self._last_delivery_at, len(sequence_ids))
-        self._last_delivery_at = now
-        return ()
-
-    def remove_sequence(self, sequence_id: int) -> None:
-        """Drop a sequence that has ended."""
-        self._earlier_delivery_times.pop(sequence_id, None)
-
-    def _observe_changed_sequences(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
-                                   now: float) -> Sequence[int]:
+        if sequence_ids == self._last_sequence_ids:
+            self._histogram.observe(now - self._last_delivery_at, len(sequence_ids))
+            self._last_delivery_at = now
+            return ()
         repeated_ids = sequence_ids & self._last_sequence_ids
         self._histogram.observe(now - self._last_delivery_at, len(repeated_ids))
         first_token_ids = []
@@ -122,30 +108,30 @@ class InterTokenLatency:
         self._last_sequence_ids, self._last_delivery_at = sequence_ids, now
         return first_token_ids
 
+    def remove_sequence(self, sequence_id: int) -> None:
+        self._earlier_delivery_times.pop(sequence_id, None)
+
 
 class ServerMetrics:
     """All metrics of a router, and their page."""
 
     def __init__(self, scheduler: Scheduler, limits: TokenLimits, tokens_per_step: int, *,
                  with_adapters: bool = False, with_lorax_names: bool = False) -> None:
-        """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served.
-
-        `with_lorax_names`: whether the page repeats metrics under LoRAX's names.
-        """
+        """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served;
+        `with_lorax_names`: whether the page repeats metrics under LoRAX's names."""
         self._scheduler = scheduler
         self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
         self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
-        self._started_at = time.time()
+        self._started_at = time.time()  # Unix time
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
 
     def render(self, *, is_ready: bool, has_shards: bool) -> str:
-        adapter_gauges = (gauges.no_adapter_gauges(self._started_at) if self.adapters is None
-                          else gauges.adapter_gauges(self._scheduler, time.time()))
-        gauge_values = (gauges.scheduler_gauges(self._scheduler) | adapter_gauges
-                        | gauges.health_gauges(is_ready=is_ready, has_shards=has_shards))
-        return self._registry.render(gauge_values, self._aliases)
+        gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
+        gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self._started_at}} if self.adapters is None
+                   else adapter_gauges(self._scheduler, time.time()))
+        return self._registry.render(gauges, self._aliases)
 
 
 class RequestMetrics:
@@ -161,23 +147,19 @@ class RequestMetrics:
         self._max_new_tokens = histogram("tgi_request_max_new_tokens")
         self._generated_tokens = histogram("tgi_request_generated_tokens")
         self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
-            "validation", "queue", "inference", "mean_time_per_token", "time_to_first_token")}
+            "validation", "queue", "inference", "mean_time_per_token")}
+        self.time_to_first_token = histogram("tgi_request_time_to_first_token_duration")
         self._total_seconds = histogram("tgi_request_duration")
         self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
-        self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
-                                                              counter("tgi_prefix_hit_tokens"))
+        self._prefix_query_tokens = counter("tgi_prefix_query_tokens")
+        self._prefix_hit_tokens = counter("tgi_prefix_hit_tokens")
 
     def count_accepted(self, request: Request) -> None:
-        """Count an accepted request."""
         self._prompt_length.observe(len(request.prompt))
         self._max_new_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
-
-    def observe_first_token(self, record: RequestRecord, now: float) -> None:
-        """Observe the time to the first token."""
-        self._phase_seconds["time_to_first_token"].observe(now - record.arrived_at)
 
     def observe_finished(self, record: RequestRecord) -> None:
         """Observe a closed request that was answered to its end."""
@@ -228,8 +210,8 @@ class StepMetrics:
         self._standalone_durations: dict[type, Histogram] = {
             Filter: registry.histogram("tgi_batch_filter_duration", "decode"),
             Concat: registry.histogram("tgi_batch_concat_duration", "decode")}
-        self._num_newcomers, self._join_reasons = (registry.histogram("tgi_batch_next_size"),
-                                                   registry.counters_by_label("tgi_batch_concat"))
+        self._num_newcomers = registry.histogram("tgi_batch_next_size")
+        self._join_reasons = registry.counters_by_label("tgi_batch_concat")
         self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
         self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
         self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
@@ -245,23 +227,16 @@ class StepMetrics:
         if isinstance(step, Prefill):
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.new_sequences:
-                self._count_new_sequences(step.new_sequences)
+                self._num_newcomers.observe(len(step.new_sequences))
+                if len(self._scheduler.running) > len(step.new_sequences):
+                    has_waited = self._num_decodes_since_prefill >= self._scheduler.settings.max_waiting_tokens
+                    self._join_reasons["chunking" if not self._scheduler.policy.pauses_decodes
+                                       else "wait_exceeded" if has_waited else "backpressure"].add()
+                self._num_decodes_since_prefill = 0
         elif isinstance(step, PoolingStep):
             self._prompt_tokens.add(sum(len(new_sequence.request.prompt) for new_sequence in step.new_sequences))
         elif isinstance(step, Decode):
             self._num_decodes_since_prefill += 1
-
-    def _count_new_sequences(self, new_sequences: Sequence[NewSequence]) -> None:
-        self._num_newcomers.observe(len(new_sequences))
-        if len(self._scheduler.running) > len(new_sequences):
-            self._join_reasons[self._join_reason()].add()
-        self._num_decodes_since_prefill = 0
-
-    def _join_reason(self) -> str:
-        settings = self._scheduler.settings
-        if not self._scheduler.policy.pauses_decodes:
-            return "chunking"
-        return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
     def observe_result(self, plan: StepPlan, result: StepResult, round_trip_seconds: float,
                        detokenize_seconds: float) -> None:
@@ -284,7 +259,6 @@ class StepMetrics:
             self._observe_stall(plan, step, result.seconds)
 
     def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
-        """Count delivered tokens, given by sequence."""
         self._generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
 
     def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:
@@ -295,11 +269,8 @@ class StepMetrics:
                 method.num_lost.add()
 
     def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:
-        """Observe by how much prompts delayed the sequences that decode.
-
-        In a mixed step that is its duration beyond the prediction for the decodes alone; if decodes pause, it is the
-        whole step.
-        """
+        """Observe by how much prompts delayed the sequences that decode: in a mixed step its duration beyond the
+        prediction for the decodes alone; if decodes pause, the whole step."""
         if step.includes_decodes:
             costs, empty = self._scheduler.cost_model, StepLoad()
             prompt_seconds = fsum(costs.predict(compute_chunk_load(chunk.start, chunk.length)) - costs.predict(empty)
@@ -311,3 +282,42 @@ class StepMetrics:
                 self._num_stalls_exceeded.add()
         elif self._scheduler.policy.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):
             self._stall_seconds.observe(seconds)
+
+
+def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
+    blocks, num_waiting = scheduler.running.block_pool, len(scheduler.waiting)
+    num_held = blocks.num_blocks - blocks.num_free
+    phase_counts = Counter(str(sequence.timeline.phase) for sequence in scheduler.sequences)
+    usage = num_held / blocks.num_blocks
+    return {
+        "tgi_request_current": {(cause,): phase_counts[cause] for cause in PHASE_NAMES},
+        "tgi_batch_max_stall_duration": {(): scheduler.settings.max_stall_seconds},
+        "tgi_batch_current_size": {(): len(scheduler.running)},
+        "tgi_batch_current_max_tokens": {(): num_held * blocks.block_size},
+        "tgi_batch_max_total_tokens": {(): blocks.num_blocks * blocks.block_size},
+        "tgi_queue_size": {(): num_waiting},
+        "tgi_cache_blocks": {("held",): num_held, ("kept",): blocks.num_evictable,
+                             ("free",): blocks.num_free - blocks.num_evictable},
+        "vllm:num_requests_waiting": {(): num_waiting},
+        "vllm:num_requests_running": {(): scheduler.num_unfinished - num_waiting},
+        "vllm:kv_cache_usage_perc": {(): usage},
+        "vllm:gpu_cache_usage_perc": {(): usage},
+        "vllm:cache_config_info": {(str(blocks.block_size), str(blocks.num_blocks)): 1},
+    }
+
+
+def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
+    """Return the gauges of a server with adapters. `now` is Unix time."""
+    state_by_adapter = {resource: standing.state
+                        for resource, standing in scheduler.resource_cache.adapter_statuses.items()
+                        if standing.state != ABSENT_STATUS}
+    state_counts = Counter(state_by_adapter.values())
+    names_and_running = [(sequence.request.adapter_name, sequence.timeline.phase in RUNNING_PHASES)
+                         for sequence in scheduler.sequences]
+    running, waiting = (",".join(sorted({name for name, runs in names_and_running if name and runs is wanted}))
+                        for wanted in (True, False))
+    return {
+        "weft_adapters": {(state,): state_counts[state] for state in ADAPTER_STATES},
+        "weft_adapter_bytes": {(): sum(resource.max_bytes for resource in state_by_adapter)},
+        "vllm:lora_requests_info": {(str(scheduler.settings.max_active_adapters), running, waiting): now},
+    }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from router.pooling_output import TokenClassificationOutput
+from router.request import TokenClassificationOutput
 from router.text.prompt_encoder import TokenOffsets
 from router.text.tokenizer import Tokenizer
 

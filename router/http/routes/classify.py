@@ -11,8 +11,7 @@ from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.pooling_requests import PoolingResults, run_pooling_requests
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import PoolingRequestOutput, Services
-from router.pooling_output import TokenClassificationOutput
-from router.request import RequestKind
+from router.request import RequestKind, TokenClassificationOutput
 from router.telemetry.spans import CLASSIFICATION_OPERATION
 from router.text.entity_aggregation import Entity, EntityAggregator
 from router.text.prompt_encoder import DialectParameterNames

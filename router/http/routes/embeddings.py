@@ -20,8 +20,7 @@ from router.http.transport.body import RequestBody, UInt32, json_text_response, 
 from router.http.transport.pooling_requests import run_pooling_requests
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import PoolingRequestOutput, Services
-from router.pooling_output import EmbeddingVector, TokenClassificationOutput
-from router.request import RequestKind
+from router.request import EmbeddingVector, RequestKind, TokenClassificationOutput
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS_OR_TOKENS

@@ -137,7 +137,7 @@ class OutputCollector:
 
     async def wait_for_output(self) -> GenerationOutput:
         """Wait for the end and return the output. Raises the request's error if it failed."""
-        self._stream.set_event_callback(self._collect_events)
+        self._stream.on_event = self._collect_events
         self._collect_events()
         final_event = await self._final_event
         return GenerationOutput(self._validated_request, self._tokens, self._prompt_logprobs, final_event)

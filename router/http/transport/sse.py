@@ -153,7 +153,7 @@ class EventPump:
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
-        self._stream.set_event_callback(partial(self._pump_flusher.add, self))
+        self._stream.on_event = partial(self._pump_flusher.add, self)
         while not self._renderer.is_finished:
             self.write(self.render_queued_events())
             await self._wake_future

@@ -98,7 +98,7 @@ def test_concurrent_requests_are_limited_to_max_handlers(tmp_path: Path) -> None
         request_tasks = [asyncio.create_task(post_inference(weft, {"prompt": "a", "num_tokens": 40})) for _ in range(6)]
         max_unfinished = 0
         while not all(task.done() for task in request_tasks):
-            max_unfinished = max(max_unfinished, weft.engine.num_unfinished_requests)
+            max_unfinished = max(max_unfinished, len(weft.engine._client_streams))
             await asyncio.sleep(0)
         assert max_unfinished == 2
         assert {(await task)[0] for task in request_tasks} == {200}

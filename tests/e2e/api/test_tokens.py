@@ -86,11 +86,11 @@ def test_request_waiting_for_a_resource_can_be_cancelled(tmp_path, monkeypatch):
         async def load_forever(_):
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(weft.engine._shards, "load_resource", load_forever)
+        monkeypatch.setattr(weft.engine._shards, "load_or_unload", load_forever)
         adapter = weft.engine.resource_controller.loader.get_or_create("adapter", "far")
         stream = weft.submit("a loom", 6, adapter=adapter)
         await weft.check_streams(make_text_request("another"))
-        assert weft.engine.num_unfinished_requests == 1
+        assert len(weft.engine._client_streams) == 1
         stream.close()
         await weft.check_idle()
     play_scenario(scenario, tmp_path)

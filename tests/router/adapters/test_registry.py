@@ -30,17 +30,15 @@ FACTS = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=6
 
 
 class FakeShardRanks:
-    async def load_resource(self, _: Any) -> str:
+    async def load_or_unload(self, request: Any) -> str:
         return ""
-
-    unload_resource = load_resource
 
 
 class RegistrySetup:
     def __init__(self, **settings: Any) -> None:
         self.adapter_store = FakeAdapterStore()
         self.resource_loader = ResourceLoader(FakeShardRanks(),
-                                              LoadCallbacks(lambda _: None, lambda *_: None, lambda _: None))
+                                              LoadCallbacks(lambda *_: None, lambda _: None, lambda *_: None))
         self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
     async def resolve(self, name: str, token: str = "", **reference_fields: Any) -> ResolvedAdapter:

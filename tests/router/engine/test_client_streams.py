@@ -286,9 +286,9 @@ def test_only_finished_requests_count_as_answered(end: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 def test_waiting_for_empty_streams_lasts_until_the_last_request_has_ended(end: str) -> None:
     async def scenario(setup: StreamsSetup) -> None:
-        await setup.client_streams.wait_until_empty()
+        await setup.client_streams.all_finished.wait()
         first, last = setup.open(), setup.open()
-        waiting = asyncio.create_task(setup.client_streams.wait_until_empty())
+        waiting = asyncio.create_task(setup.client_streams.all_finished.wait())
         setup.dispatch(SequenceFinished(first, FinishReason.LENGTH))
         await wait_for_timers()
         assert not waiting.done()
@@ -424,7 +424,7 @@ def test_client_that_does_not_read_in_time_is_cancelled(num_earlier_suspensions:
             setup.generate(sequence_id, TOKENS_BEYOND_BUFFER)
             setup.take_text(sequence_id)
         setup.generate(sequence_id, TOKENS_BEYOND_BUFFER)
-        await setup.client_streams.wait_until_empty()
+        await setup.client_streams.all_finished.wait()
         failure = setup.streams[sequence_id].failure
         assert (type(failure), str(failure)) == (Cancelled, "the client did not read for 0.0 seconds")
         assert setup.scheduler.sequences.get(sequence_id) is None

@@ -129,9 +129,9 @@ def test_drained_waits_until_no_request_is_unfinished(tmp_path):
     async def scenario(weft):
         await weft.engine.wait_until_drained()
         streams = [weft.submit("a loom", length) for length in (3, 9)]
-        assert weft.engine.num_unfinished_requests == 2
+        assert len(weft.engine._client_streams) == 2
         await weft.engine.wait_until_drained()
-        assert weft.engine.num_unfinished_requests == 0
+        assert len(weft.engine._client_streams) == 0
         for stream in streams:
             ReceivedStream(stream.request).add_events(await stream.wait_for_events())
     play_scenario(scenario, tmp_path)
@@ -309,7 +309,7 @@ def test_slow_client_is_suspended_while_others_continue(tmp_path):
         await weft.wait_for_steps_in_flight()
         assert not len(weft.scheduler.running)
         assert not weft.ranks[0].worker.shard_state.sequences
-        assert weft.engine.num_unfinished_requests == 1
+        assert len(weft.engine._client_streams) == 1
         (await ReceivedStream.from_stream(slow)).check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, **SLOW_CLIENT_SETTINGS)
@@ -585,7 +585,7 @@ def test_step_events_are_delivered_before_expirations(tmp_path):
         weft.engine._client_streams.dispatch_events = dispatched.append
         override_methods(weft.scheduler, on_timer=lambda now: ["expired"])
         weft.engine._queued_events = ["said"]
-        weft.engine._on_timer()
+        weft.engine._wake_timer._fire()
         assert dispatched == [["said", "expired"]]
     play_scenario(scenario, tmp_path)
 

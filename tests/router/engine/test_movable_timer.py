@@ -2,8 +2,8 @@
 
 import asyncio
 
-from router.engine import movable_timer as alarm
-from router.engine.movable_timer import MovableTimer
+from router.engine import engine as alarm
+from router.engine.engine import MovableTimer
 
 
 class CallCounter:

@@ -36,13 +36,10 @@ class ScriptedShards:
         self.calls: list[tuple[str, int]] = []  # verb and id
         self.failure_reason = ""
 
-    async def load_resource(self, request: pb.LoadRequest) -> str:
-        self.calls.append(("load", request.id))
-        return self.failure_reason
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        self.calls.append(("unload", request.id))
-        return ""
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        is_load = isinstance(request, pb.LoadRequest)
+        self.calls.append(("load" if is_load else "unload", request.id))
+        return self.failure_reason if is_load else ""
 
 
 class ControllerSetup:
@@ -126,6 +123,16 @@ def test_all_callers_of_an_adapter_share_one_load() -> None:
         await setup.run_commands()
         assert [await task for task in tasks] == ["", "", ""]
         assert setup.shards.calls == [("load", 1)]
+    run_scenario(scenario)
+
+
+def test_caller_that_leaves_does_not_affect_the_others() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        leaves, stays = await setup.start_loading(*[setup.make_adapter()] * 2)
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        await setup.run_commands()
+        assert await stays == ""
     run_scenario(scenario)
 
 

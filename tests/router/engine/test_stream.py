@@ -15,8 +15,7 @@ from router.engine.stream import (
     TopToken,
 )
 from router.errors import Cancelled, GenerationFailed
-from router.pooling_output import TokenClassificationOutput
-from router.request import FinishReason, Request
+from router.request import FinishReason, Request, TokenClassificationOutput
 
 TOKEN_EVENT = TokenEvent(104, "h", -1.0, special=False)
 FINAL_EVENT = FinishedEvent(FinishReason.LENGTH, "h", 1, make_finished_timeline())
@@ -60,7 +59,7 @@ def test_burst_of_events_wakes_the_reader_once():
 def test_listener_is_called_once_until_its_events_are_taken():
     async def scenario(stream):
         calls = []
-        stream.set_event_callback(lambda: calls.append(stream.num_bytes))
+        stream.on_event = lambda: calls.append(stream.num_bytes)
         stream.put(TOKEN_EVENT)
         stream.put(TOKEN_EVENT)
         assert len(calls) == 1

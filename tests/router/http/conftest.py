@@ -20,8 +20,7 @@ from router.http.app import create_app
 from router.http.server import PROTOCOL_OPTIONS
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
-from router.pooling_output import TokenClassificationOutput
-from router.request import LoadableResource, Request, RequestKind, Tenant
+from router.request import LoadableResource, Request, RequestKind, Tenant, TokenClassificationOutput
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings

@@ -5,16 +5,10 @@ from math import nan
 import pytest
 
 from router.model_info import ModelInfo
-from router.pooling_output import TokenClassificationOutput
-from router.request import Request, RequestKind
+from router.request import LoadableResource, Request, RequestKind, TokenClassificationOutput
 from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
-from router.shards.answer_decoding import (
-    InvalidShardAnswer,
-    combine_rank_infos,
-    decode_acknowledgement,
-    decode_embed_answer,
-    decode_step_answer,
-)
+from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer, loaded_resources
+from router.shards.failures import ShardsLost
 from shard.pb import shard_pb2 as pb
 
 MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2, labels=("O", "B-PER"))
@@ -30,8 +24,8 @@ def make_answer(**fields):
     return pb.StepAnswer(**defaults | fields)
 
 
-def decode_answer(message):
-    return decode_step_answer(message, make_plan(Decode(1)), MODEL_INFO)
+def decode_step(message):
+    return decode_answer(message, make_plan(Decode(1)), MODEL_INFO)
 
 
 def make_pooling_plan(kind: RequestKind, *lengths: int) -> StepPlan:
@@ -53,26 +47,26 @@ def make_labels_answer(**fields: object) -> pb.EmbedAnswer:
 
 
 def test_every_text_gets_its_vector() -> None:
-    answer = decode_embed_answer(make_vectors_answer(), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
+    answer = decode_answer(make_vectors_answer(), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
     assert (answer.pooling_outputs, answer.failures, answer.seconds) == ({11: [1.0, 2.0], 12: [3.0, 4.0]}, {}, 0.5)
 
 
 def test_every_token_gets_its_label() -> None:
-    answer = decode_embed_answer(make_labels_answer(), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
+    answer = decode_answer(make_labels_answer(), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
     assert answer.pooling_outputs == {11: TokenClassificationOutput([0, 1], [0.5, 0.25]),
                                       12: TokenClassificationOutput([1], [1.0])}
 
 
 def test_failed_text_has_no_output() -> None:
-    answer = decode_embed_answer(make_vectors_answer(failed=[1], failures=[pb.NON_FINITE]),
-                                 make_pooling_plan(RequestKind.EMBED, 3, 1, 2), MODEL_INFO)
+    answer = decode_answer(make_vectors_answer(failed=[1], failures=[pb.NON_FINITE]),
+                           make_pooling_plan(RequestKind.EMBED, 3, 1, 2), MODEL_INFO)
     assert answer.pooling_outputs.keys() == {11, 13}
     assert answer.failures == {12: "the model's output was not a number"}
 
 
 def test_all_texts_may_fail() -> None:
-    answer = decode_embed_answer(make_vectors_answer(failed=[0], failures=[1], width=0, values=[]),
-                                 make_pooling_plan(RequestKind.EMBED, 3), MODEL_INFO)
+    answer = decode_answer(make_vectors_answer(failed=[0], failures=[1], width=0, values=[]),
+                           make_pooling_plan(RequestKind.EMBED, 3), MODEL_INFO)
     assert (answer.pooling_outputs, answer.failures.keys()) == ({}, {11})
 
 
@@ -82,7 +76,7 @@ def test_all_texts_may_fail() -> None:
     {"failed": [0], "failures": [1]}])
 def test_invalid_vectors_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidShardAnswer):
-        decode_embed_answer(make_vectors_answer(**wrong), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
+        decode_answer(make_vectors_answer(**wrong), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -90,26 +84,26 @@ def test_invalid_vectors_are_rejected(wrong: dict[str, object]) -> None:
     {"scores": [0.5, nan, 1.0]}, {"failed": [1], "failures": [1]}])
 def test_invalid_labels_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidShardAnswer):
-        decode_embed_answer(make_labels_answer(**wrong), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
+        decode_answer(make_labels_answer(**wrong), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
 
 
 def test_answer_is_decoded_into_rows():
-    rows = decode_answer(make_answer(num_tokens=[2, 1], tokens=[7, 8, 9], logprobs=[-1.0, -2.0, -3.0])).rows
+    rows = decode_step(make_answer(num_tokens=[2, 1], tokens=[7, 8, 9], logprobs=[-1.0, -2.0, -3.0])).rows
     assert (rows[1].tokens, rows[2].tokens, rows[2].logprobs) == ([7, 8], [9], [-3.0])
 
 
 def test_top_tokens_are_assigned_to_their_token():
-    rows = decode_answer(make_answer(num_top_tokens=[2, 0], top_tokens=[3, 4], top_logprobs=[-0.5, -1.5])).rows
+    rows = decode_step(make_answer(num_top_tokens=[2, 0], top_tokens=[3, 4], top_logprobs=[-0.5, -1.5])).rows
     assert (rows[1].top_logprobs, rows[2].top_logprobs) == ([[(3, -0.5), (4, -1.5)]], [[]])
 
 
 def test_any_member_may_fail_even_without_expected_output():
-    result = decode_answer(make_answer(failed=[3], failures=[pb.NON_FINITE]))
+    result = decode_step(make_answer(failed=[3], failures=[pb.NON_FINITE]))
     assert result.failures == {3: "the model's output was not a number"}
 
 
 def test_failed_sequence_needs_no_output():
-    result = decode_answer(make_answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
+    result = decode_step(make_answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
     assert set(result.rows) == {1}
 
 
@@ -138,17 +132,17 @@ def test_failed_sequence_needs_no_output():
 ])
 def test_invalid_answer_is_rejected(wrong):
     with pytest.raises(InvalidShardAnswer):
-        decode_answer(make_answer(**wrong))
+        decode_step(make_answer(**wrong))
 
 
 def test_acknowledgement_must_match_the_last_message():
     plan = make_plan(Filter(1, ()), expects=(), members=())
-    assert decode_acknowledgement(pb.Acknowledgement(epoch=plan.epoch, order=plan.last_message_number),
-                                  plan).rows == {}
+    assert decode_answer(pb.Acknowledgement(epoch=plan.epoch, order=plan.last_message_number), plan,
+                         MODEL_INFO).rows == {}
     for wrong in ({"epoch": plan.epoch + 1, "order": plan.last_message_number},
                   {"epoch": plan.epoch, "order": plan.last_message_number + 1}):
         with pytest.raises(InvalidShardAnswer):
-            decode_acknowledgement(pb.Acknowledgement(**wrong), plan)
+            decode_answer(pb.Acknowledgement(**wrong), plan, MODEL_INFO)
 
 
 def test_smallest_cache_of_all_ranks_counts():
@@ -159,5 +153,10 @@ def test_smallest_cache_of_all_ranks_counts():
 
 
 def test_ranks_with_different_models_are_rejected():
-    with pytest.raises(InvalidShardAnswer, match="rank 1 serves another model than rank 0"):
+    with pytest.raises(ShardsLost, match="rank 1 serves another model than rank 0"):
         combine_rank_infos([pb.InfoAnswer(model="a"), pb.InfoAnswer(model="b", rank=1)])
+
+
+@pytest.mark.parametrize("kind", ["adapter", "grammar"])
+def test_loaded_resources_are_identified_by_kind_and_number(kind):
+    assert loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {LoadableResource(kind, 7)}

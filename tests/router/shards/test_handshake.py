@@ -20,7 +20,7 @@ def make_info(rank: int = 0, **fields: Any) -> pb.InfoAnswer:
 
 
 class ScriptedRanks:
-    """Double of the ranks that answers `info` with one list after the other and repeats the last."""
+    """Double of the ranks that answers an InfoRequest with one list after the other and repeats the last."""
 
     def __init__(self, *infos: list[pb.InfoAnswer]) -> None:
         self.infos = [*infos]
@@ -29,14 +29,12 @@ class ScriptedRanks:
     async def connect(self) -> None:
         self.calls.append("connect")
 
-    async def info(self, timeout: float) -> list[pb.InfoAnswer]:
-        return self.infos.pop(0) if len(self.infos) > 1 else self.infos[0]
-
-    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
-        self.calls.append(("warmup", request.max_total_tokens))
-
-    async def reset(self, epoch: int, timeout: float) -> None:
-        self.calls.append(("reset", epoch))
+    async def call(self, request: Any, timeout: float) -> list[Any]:
+        if isinstance(request, pb.InfoRequest):
+            return self.infos.pop(0) if len(self.infos) > 1 else self.infos[0]
+        self.calls.append(("warmup", request.max_total_tokens) if isinstance(request, pb.WarmupRequest)
+                          else ("reset", request.epoch))
+        return []
 
 
 def run_handshake(ranks: ScriptedRanks, last_epoch: int = 0) -> HandshakeResult:

@@ -3,8 +3,6 @@
 from dataclasses import fields
 from itertools import chain
 
-import pytest
-
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, SamplingParams
 from router.scheduler.messages import (
@@ -18,8 +16,7 @@ from router.scheduler.messages import (
     PrefillChunk,
     StepPlan,
 )
-from router.shards.answer_decoding import loaded_resources
-from router.shards.request_encoding import encode_plan, make_load_request, make_unload_request
+from router.shards.request_encoding import encode_plan
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import SamplingParams as ShardSamplingParams
 from shard.state.sequence import read_sampling_params
@@ -56,15 +53,6 @@ def test_end_tokens_are_sent_for_requests_that_may_not_always_choose_them():
     assert list(message.sequences.sampling.num_end_tokens) == [0, 2, 2]
     assert list(message.sequences.sampling.end_tokens) == [2, 9, 2, 9]
     assert list(message.sequences.grammars) == [0, 0, 4]
-
-
-@pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
-def test_resources_are_identified_by_kind_and_number(kind, on_wire):
-    resource = LoadableResource(kind, 7)
-    assert (make_load_request(resource, "source", 4)
-            == pb.LoadRequest(epoch=4, kind=on_wire, id=7, source="source"))
-    assert make_unload_request(resource, 4) == pb.UnloadRequest(epoch=4, kind=on_wire, id=7)
-    assert loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {resource}
 
 
 def test_chunks_carry_their_trace_context():

@@ -25,23 +25,24 @@ class ScriptedRanks:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []  # verb, number, epoch
+        self.requests: list[pb.LoadRequest | pb.UnloadRequest] = []
         self.sources: dict[int, str] = {}
         self.reason = ""
         self.are_disconnected = False
         self.may_finish = asyncio.Event()
         self.may_finish.set()
 
-    async def load_resource(self, request: pb.LoadRequest) -> str:
+    async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
+        self.requests.append(request)
+        if isinstance(request, pb.UnloadRequest):
+            self.calls.append(("unload", request.id, request.epoch))
+            return ""
         self.calls.append(("load", request.id, request.epoch))
         self.sources[request.id] = request.source
         await self.may_finish.wait()
         if self.are_disconnected:
             raise ShardsLost(ShardLossReason.DEATH, "gone")
         return self.reason
-
-    async def unload_resource(self, request: pb.UnloadRequest) -> str:
-        self.calls.append(("unload", request.id, request.epoch))
-        return ""
 
 
 class LoaderSetup:
@@ -50,8 +51,7 @@ class LoaderSetup:
         self.reported_events: list[tuple[str, int, str]] = []
         self.finished_loads: list[tuple[str, float, str]] = []
         self.loader = ResourceLoader(self.ranks, LoadCallbacks(
-            lambda resource: self.reported_events.append(("here", resource.id, "")),
-            lambda resource, reason: self.reported_events.append(("failed", resource.id, reason)),
+            lambda resource, reason: self.reported_events.append(("failed" if reason else "here", resource.id, reason)),
             lambda resource: self.reported_events.append(("removed", resource.id, "")),
             lambda resource, seconds, reason: self.finished_loads.append((resource.kind, seconds, reason))))
 
@@ -96,6 +96,19 @@ def test_resource_kinds_are_numbered_separately() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == LoadableResource("adapter", 1)
         assert setup.loader.get_or_create("grammar", "a") == LoadableResource("grammar", 1)
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
+def test_resources_are_identified_by_kind_and_number(kind: str, on_wire: "pb.Kind") -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = setup.loader.get_or_create(kind, "source")
+        setup.loader.execute_commands([LoadResource(resource)])
+        await setup.wait_for_tasks()
+        setup.loader.execute_commands([UnloadResource(resource)])
+        await setup.wait_for_tasks()
+        assert setup.ranks.requests == [pb.LoadRequest(epoch=1, kind=on_wire, id=1, source="source"),
+                                        pb.UnloadRequest(epoch=1, kind=on_wire, id=1)]
     run_scenario(scenario)
 
 

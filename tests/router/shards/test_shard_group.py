@@ -4,6 +4,7 @@ import asyncio
 import socket
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import get_args
 
 import grpc
 import pytest
@@ -12,13 +13,14 @@ import uvloop
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards import shard_group as module
 from router.shards.failures import ShardsLost
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
-from router.shards.shard_group import ShardGroup, is_hung
+from router.shards.request_encoding import ShardRequest
+from router.shards.shard_group import VERBS, ShardGroup, is_hung
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import GRPC_OPTIONS
 from shard.rpc.service import StepStreamServer
 
 Code = grpc.StatusCode
+ANSWER_TYPES = dict(VERBS.values())
 OUTCOME_FIELDS = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}
 STEP_ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1.0])
 
@@ -239,7 +241,7 @@ def test_responsive_absent_or_closing_server_is_not_unresponsive(tmp_path):
 @pytest.mark.parametrize("before", [pb.FilterRequest(), pb.ConcatRequest()])
 def test_failure_before_a_step_is_not_blamed_on_its_sequences(tmp_path, transport, before):
     async def scenario(shards, rank):
-        rank.answers |= {METHOD_BY_REQUEST_TYPE[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
+        rank.answers |= {VERBS[type(before)][0]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
         with pytest.raises(ShardsLost, match="told so") as lost:
             await shards.send([before, pb.DecodeRequest()], 5.0)
         assert lost.value.loss_reason is ShardLossReason.DEFECT
@@ -271,11 +273,11 @@ def test_restarted_shard_is_found_at_the_same_path(tmp_path):
     async def scenario(shards, rank):
         await rank.stop()
         with pytest.raises(ShardsLost) as lost:
-            await shards.info(5.0)
+            await shards.call(pb.InfoRequest(), 5.0)
         assert lost.value.loss_reason is ShardLossReason.DEATH
         await rank.listen()
         await shards.connect()
-        assert await shards.info(5.0) == [pb.InfoAnswer()]
+        assert await shards.call(pb.InfoRequest(), 5.0) == [pb.InfoAnswer()]
     run_scenario(scenario, tmp_path)
 
 
@@ -315,21 +317,22 @@ def test_restarted_rank_is_monitored_too(tmp_path):
         rank.watch_started.clear()
         await rank.stop()
         with pytest.raises(ShardsLost):
-            await shards.info(5.0)
+            await shards.call(pb.InfoRequest(), 5.0)
         await rank.listen()
         await shards.connect()
         await rank.watch_started.wait()
     run_scenario(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["info", "warmup", "reset", "load_resource", "unload_resource"])
-def test_calls_outside_steps_go_to_all_ranks(tmp_path, name):
-    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest(), 5.0], "reset": [2, 5.0],
-                 "load_resource": [pb.LoadRequest()], "unload_resource": [pb.UnloadRequest()]}
-
+@pytest.mark.parametrize("request_type", [pb.InfoRequest, pb.WarmupRequest, pb.ResetRequest, pb.LoadRequest,
+                                          pb.UnloadRequest])
+def test_calls_outside_steps_go_to_all_ranks(tmp_path, request_type):
     async def scenario(shards, *ranks):
-        await getattr(shards, name)(*arguments[name])
-        assert [rank.received_calls[0][0] for rank in ranks] == [name.removesuffix("_resource").capitalize()] * 2
+        if request_type in {pb.LoadRequest, pb.UnloadRequest}:
+            await shards.load_or_unload(request_type())
+        else:
+            await shards.call(request_type(), 5.0)
+        assert [rank.received_calls[0][0] for rank in ranks] == [VERBS[request_type][0]] * 2
     run_scenario(scenario, tmp_path, num_ranks=2)
 
 
@@ -339,9 +342,9 @@ def test_failed_load_or_unload_on_one_rank_returns_a_reason(tmp_path, name, code
     async def scenario(shards, *ranks):
         ranks[1].answers[name.capitalize()] = code
         request = {"load": pb.LoadRequest(), "unload": pb.UnloadRequest()}[name]
-        assert await getattr(shards, f"{name}_resource")(request) == "told so"
+        assert await shards.load_or_unload(request) == "told so"
         del ranks[1].answers[name.capitalize()]
-        assert await getattr(shards, f"{name}_resource")(request) == ""
+        assert await shards.load_or_unload(request) == ""
         assert not shards.is_disconnected
     run_scenario(scenario, tmp_path, num_ranks=2)
 
@@ -352,7 +355,7 @@ def test_shard_lost_during_a_load_is_marked_as_disconnected(tmp_path):
         shards.on_disconnect = gone.set
         rank.answers["Load"] = Code.UNAVAILABLE
         with pytest.raises(ShardsLost) as lost:
-            await shards.load_resource(pb.LoadRequest())
+            await shards.load_or_unload(pb.LoadRequest())
         assert lost.value.loss_reason is ShardLossReason.DEATH
         assert shards.is_disconnected
         await gone.wait()
@@ -362,7 +365,7 @@ def test_shard_lost_during_a_load_is_marked_as_disconnected(tmp_path):
 def test_late_load_failure_does_not_affect_reconnected_shards(tmp_path):
     async def scenario(shards, rank):
         rank.answers["Load"] = loses = asyncio.Event()
-        loading = asyncio.create_task(shards.load_resource(pb.LoadRequest()))
+        loading = asyncio.create_task(shards.load_or_unload(pb.LoadRequest()))
         await rank.was_called.wait()
         await shards.connect()
         rank.answers["Load"] = Code.UNAVAILABLE
@@ -377,8 +380,8 @@ def test_large_messages_pass_in_both_directions(tmp_path):
     async def scenario(shards, rank):
         large = "x" * 5 * 2**20  # beyond gRPC's default limit of 4 MiB
         rank.answers["Info"] = pb.InfoAnswer(model=large)
-        await shards.load_resource(pb.LoadRequest(source=large))
-        assert await shards.info(30.0) == [pb.InfoAnswer(model=large)]
+        await shards.load_or_unload(pb.LoadRequest(source=large))
+        assert await shards.call(pb.InfoRequest(), 30.0) == [pb.InfoAnswer(model=large)]
     run_scenario(scenario, tmp_path)
 
 
@@ -403,3 +406,22 @@ def test_late_first_health_message_does_not_end_monitoring(tmp_path, monkeypatch
         await gone.wait()
         await rank.listen()
     run_scenario(scenario, tmp_path)
+
+
+# -- verbs, compared with the gRPC contract
+
+
+def test_every_rpc_of_the_contract_is_known():
+    """`Steps` is left out: it only carries the messages of five other methods."""
+    assert {request.DESCRIPTOR.full_name: (verb, answer.DESCRIPTOR.full_name)
+            for request, (verb, answer) in VERBS.items()} == {
+        method.input_type.full_name: (method.name, method.output_type.full_name)
+        for method in pb.DESCRIPTOR.services_by_name["Shard"].methods if method.name != "Steps"}
+
+
+def test_every_field_of_a_step_message_carries_the_request_of_its_verb():
+    """`ShardGroup.send` puts a request into the field that is named by its verb."""
+    requests = {verb.lower(): request.DESCRIPTOR.full_name for request, (verb, _) in VERBS.items()}
+    assert all(requests[field.name] == field.message_type.full_name for field in pb.StepMessage.DESCRIPTOR.fields)
+    assert {field.name for field in pb.StepMessage.DESCRIPTOR.fields} == {
+        VERBS[request][0].lower() for request in get_args(ShardRequest)}

@@ -11,12 +11,12 @@ from router.errors import AdapterLoadFailed
 from router.telemetry import adapter_metrics
 from router.telemetry.adapter_metrics import AdapterMetrics, InstrumentedAdapterStore
 from router.telemetry.instruments import MetricRegistry
-from router.telemetry.metric_definitions import MAX_NAMED_ADAPTERS, adapter_families
+from router.telemetry.metric_definitions import ADAPTER_FAMILIES, MAX_NAMED_ADAPTERS
 
 
 class AdapterMetricsReader:
     def __init__(self) -> None:
-        self._registry = MetricRegistry(family for family in adapter_families() if family.metric_type != "gauge")
+        self._registry = MetricRegistry(family for family in ADAPTER_FAMILIES if family.metric_type != "gauge")
         self.adapter_metrics = AdapterMetrics(self._registry)
 
     def nonzero_samples(self, prefix: str) -> dict[str, float]:

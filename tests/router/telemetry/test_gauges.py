@@ -1,5 +1,6 @@
 """Gauges of a core's current state."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry import gauges
+from router.telemetry.server_metrics import ServerMetrics, adapter_gauges, scheduler_gauges
+from router.text.prompt_encoder import TokenLimits
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, block_size=16, num_blocks=64)
+LIMITS = TokenLimits(63, 64)
 NAMESPACE, BLOCK_HASH = b"somebody", b"the first block"
 
 
@@ -34,7 +37,7 @@ def run_step(core: Scheduler) -> None:
 
 
 def read_gauges(core: Scheduler, *names: str) -> list[float]:
-    readings = gauges.scheduler_gauges(core)
+    readings = scheduler_gauges(core)
     return [readings[name][()] for name in names]
 
 
@@ -43,7 +46,7 @@ def test_gauges_of_an_idle_scheduler_are_zero() -> None:
     assert read_gauges(core, "tgi_queue_size", "tgi_batch_current_size", "tgi_batch_current_max_tokens",
                        "vllm:kv_cache_usage_perc") == [0, 0, 0, 0]
     assert read_gauges(core, "tgi_batch_max_total_tokens", "tgi_batch_max_stall_duration") == [1024, 0.25]
-    assert gauges.scheduler_gauges(core)["vllm:cache_config_info"] == {("16", "64"): 1}
+    assert scheduler_gauges(core)["vllm:cache_config_info"] == {("16", "64"): 1}
 
 
 def test_waiting_and_running_requests_are_reported() -> None:
@@ -57,30 +60,34 @@ def test_requests_are_counted_by_phase() -> None:
     core = make_scheduler(5, 5, 5)
     run_step(core)
     core.plan(0.0)  # the third finds the batch full
-    current = gauges.scheduler_gauges(core)["tgi_request_current"]
+    current = scheduler_gauges(core)["tgi_request_current"]
     assert {cause: count for cause, count in current.items() if count} == {("decode",): 2, ("batch",): 1}
     core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
-    assert gauges.scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
+    assert scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
 
 
 def test_blocks_are_counted_by_state() -> None:
     core = make_scheduler(40)
     run_step(core)
-    assert gauges.scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 3, ("kept",): 0, ("free",): 61}
+    assert scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 3, ("kept",): 0, ("free",): 61}
     assert read_gauges(core, "tgi_batch_current_max_tokens") == [48]
     assert read_gauges(core, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc") == [3 / 64, 3 / 64]
     core.cancel(1, 0.0)
-    assert gauges.scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 0, ("kept",): 2, ("free",): 62}
+    assert scheduler_gauges(core)["tgi_cache_blocks"] == {("held",): 0, ("kept",): 2, ("free",): 62}
 
 
 @pytest.mark.parametrize(("is_ready", "has_shards"), [(True, True), (False, True), (False, False)])
 def test_health_gauges_are_one_or_zero(is_ready: bool, has_shards: bool) -> None:
-    assert gauges.health_gauges(is_ready=is_ready, has_shards=has_shards) == {
-        "tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
+    page = ServerMetrics(make_scheduler(), LIMITS, 1).render(is_ready=is_ready, has_shards=has_shards)
+    assert f"\ntgi_ready {int(is_ready)}\n" in page
+    assert f"\ntgi_shard_ready {int(has_shards)}\n" in page
 
 
-def test_lora_info_gauge_exists_without_adapters() -> None:
-    assert gauges.no_adapter_gauges(1.75e9) == {"vllm:lora_requests_info": {("0", "", ""): 1.75e9}}
+def test_lora_info_gauge_exists_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.75e9)
+    page = ServerMetrics(make_scheduler(), LIMITS, 1).render(is_ready=True, has_shards=True)
+    assert ('vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1750000000\n'
+            in page)
 
 
 def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
@@ -92,7 +99,7 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     core.on_timer(0.0)
     core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
-    assert gauges.adapter_gauges(core, 5.0) == {
+    assert adapter_gauges(core, 5.0) == {
         "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},
         "weft_adapter_bytes": {(): 200},
         "vllm:lora_requests_info": {("3", "a,b", "c"): 5.0}}

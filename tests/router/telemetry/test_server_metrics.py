@@ -102,12 +102,6 @@ def test_times_and_tokens_are_observed_at_the_end():
     assert samples["tgi_request_duration_count"] == 1
 
 
-def test_time_to_first_token_counts_from_the_arrival():
-    harness = MetricsHarness()
-    harness.requests.observe_first_token(RequestRecord("0", "", 15, 1.5, RequestTimeline(2.0)), 4.0)
-    assert harness["tgi_request_time_to_first_token_duration_sum"] == 2.5
-
-
 def test_inter_token_latency_is_observed_for_every_further_token():
     harness = MetricsHarness()
     for moment in (1.0, 1.25, 2.0):

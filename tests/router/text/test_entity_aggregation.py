@@ -1,6 +1,6 @@
 """Grouping of token labels into entities. Agreement with transformers is tested with a real model."""
 
-from router.pooling_output import TokenClassificationOutput
+from router.request import TokenClassificationOutput
 from router.text.entity_aggregation import Entity, EntityAggregator
 from router.text.tokenizer import create_byte_tokenizer
 

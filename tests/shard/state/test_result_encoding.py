@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.model_info import ModelInfo
-from router.pooling_output import TokenClassificationOutput
-from router.request import Request, RequestKind
+from router.request import Request, RequestKind, TokenClassificationOutput
 from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan, StepResult
-from router.shards.answer_decoding import decode_embed_answer, decode_step_answer
+from router.shards.answer_decoding import decode_answer
 from shard.pb import shard_pb2 as pb
 from shard.state.result_encoding import (
     PromptLogprobs,
@@ -53,7 +52,7 @@ def read_by_router(answer: pb.StepAnswer, step: Step) -> StepResult:
     members = [sequence.id for sequence in step.sequences + step.failed_sequences]
     expected = [sequence.id for sequence in step.sampled_sequences + step.failed_sequences]
     plan = StepPlan(0, 0, (Decode(1),), tuple(members), tuple(expected), 0.1)
-    return decode_step_answer(answer, plan, MODEL_INFO)
+    return decode_answer(answer, plan, MODEL_INFO)
 
 
 def make_output(rows: list[tuple[int, float, list[tuple[int, float]]]], *, has_tops: bool) -> SequenceOutput:
@@ -152,8 +151,7 @@ def read_texts_by_router(answer: pb.EmbedAnswer, kind: RequestKind, lengths: lis
     sequences = tuple(NewSequence(number, Request("r", (5,) * length, 0, kind=kind), (), ())
                       for number, length in enumerate(lengths))
     members = tuple(range(len(lengths)))
-    return decode_embed_answer(answer, StepPlan(0, 0, (PoolingStep(kind, sequences),), members, members, 0.1),
-                               MODEL_INFO)
+    return decode_answer(answer, StepPlan(0, 0, (PoolingStep(kind, sequences),), members, members, 0.1), MODEL_INFO)
 
 
 @given(st.integers(1, 4).flatmap(lambda width: st.lists(

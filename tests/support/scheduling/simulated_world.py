@@ -17,13 +17,14 @@ from support.scheduling.waiting_laws import WaitingLawChecker
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
-from router.pooling_output import PoolingOutput, TokenClassificationOutput
 from router.request import (
     POOLING_KINDS,
     FinishReason,
     LoadableResource,
+    PoolingOutput,
     Request,
     RequestKind,
+    TokenClassificationOutput,
     hash_blocks,
     hash_namespace,
 )
@@ -40,12 +41,7 @@ from router.scheduler.messages import LoadResource, PoolingStep, StepPlan, StepR
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.shards.answer_decoding import (
-    InvalidShardAnswer,
-    combine_rank_infos,
-    decode_embed_answer,
-    decode_step_answer,
-)
+from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer
 from router.shards.request_encoding import encode_plan, make_warmup_request
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import MalformedMessage, StepOutOfMemory
@@ -382,8 +378,7 @@ class SimulatedWorld:
         try:
             if isinstance(message, pb.StepAnswer | pb.EmbedAnswer):
                 message.forward_seconds = seconds
-                decode = decode_step_answer if isinstance(message, pb.StepAnswer) else decode_embed_answer
-                answer = decode(message, plan, self.model_info)
+                answer = decode_answer(message, plan, self.model_info)
                 self.answered_plans.append((plan, seconds))
             else:
                 answer = StepResult(plan.epoch, 0.0, {}, {})

@@ -129,7 +129,7 @@ class InProcessWeft:
     def check_blocks_free(self) -> None:
         """Assert that no block is held if no request is unfinished and no step in flight; called after every test."""
         scheduler = self.scheduler
-        if not (self.engine.num_unfinished_requests or self.engine._plans_in_flight or self.engine._loop_task.done()):
+        if not (self.engine._client_streams or self.engine._plans_in_flight or self.engine._loop_task.done()):
             assert not len(scheduler.sequences)
             assert not len(scheduler.running)
             assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks

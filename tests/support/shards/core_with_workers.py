@@ -26,7 +26,7 @@ from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.shards.answer_decoding import combine_rank_infos, decode_step_answer
+from router.shards.answer_decoding import combine_rank_infos, decode_answer
 from router.shards.request_encoding import encode_plan
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
@@ -217,7 +217,7 @@ class ScheduleRun:
             self._scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.0, {}, {}), {}, 0.0)
             return
         message.forward_seconds = plan.predicted_seconds
-        answer = decode_step_answer(message, plan, self._model_info)
+        answer = decode_answer(message, plan, self._model_info)
         for part in answer.prompt_logprobs:
             prompt_logprobs = self._get_output(part.sequence_id).prompt_logprobs
             prompt_logprobs |= dict(enumerate(part.logprobs, part.start))

@@ -39,7 +39,7 @@ def record_num_unfinished(engine):
 
     def submit_and_record(*submit_args):
         stream = submit(*submit_args)
-        seen.append(engine.num_unfinished_requests)
+        seen.append(len(engine._client_streams))
         return stream
 
     engine.submit = submit_and_record
