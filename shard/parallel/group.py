@@ -1,8 +1,6 @@
-"""The group of ranks that share a model: sums, gathers and broadcasts between them.
+"""The group of ranks that share a model, on one machine: sums, gathers and broadcasts between them.
 
 Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists the calls in their order.
-All ranks run on one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to
-others: a call that waits longer than COLLECTIVE_TIMEOUT raises only as a last resort.
 """
 
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in 
 
 from shard.parallel.shared_memory import SharedMemoryExchange
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank that hangs is left to others
 
 
 class RankGroup(Protocol):
@@ -124,14 +122,12 @@ class NcclGroup:
 
 GroupFactory = Callable[[int, int, str], RankGroup]
 
-GROUP_BACKENDS: dict[str, GroupFactory] = {
-    "memory": SharedMemoryGroup,
-    "nccl": NcclGroup,
-}
+GROUP_BACKENDS: dict[str, GroupFactory] = {"memory": SharedMemoryGroup, "nccl": NcclGroup}
 
 
 def join_group(rank: int, world_size: int, backend: str, meeting_point: str) -> RankGroup:
-    """Join the group and return when all ranks have. No other group may have used the file `meeting_point`."""
+    """Join the group and return when all ranks have. They meet at the file `meeting_point`, which no other group may
+    have used."""
     return SingleRankGroup() if world_size == 1 else GROUP_BACKENDS[backend](rank, world_size, meeting_point)
 
 

@@ -1,9 +1,4 @@
-"""The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back.
-
-The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later ones
-of the epoch. A `PendingResult` is waited for in another thread. It is finished in the compute thread: either by a job
-of its own, or earlier by a later message that needs its result.
-"""
+"""The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back."""
 
 import asyncio
 import logging
@@ -69,7 +64,12 @@ class Epoch:
 
 
 class MessageSequencer:
-    """Sequencer of the messages of the current epoch."""
+    """Sequencer of the messages of the current epoch.
+
+    The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later
+    ones of the epoch. A `PendingResult` is waited for in another thread. It is finished in the compute thread: either
+    by a job of its own, or earlier by a later message that needs its result.
+    """
 
     def __init__(self, compute_executor: ThreadPoolExecutor, waiting_executor: ThreadPoolExecutor,
                  gap_timeout: float) -> None:
@@ -115,7 +115,10 @@ class MessageSequencer:
             self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
             epoch.next_order += 1
         if epoch.why_over:
-            self._reject_early_messages(epoch)
+            for pending_call in epoch.early_messages.values():
+                pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
+            epoch.rejected_orders.update(epoch.early_messages)
+            epoch.early_messages.clear()
         if epoch.early_messages or epoch.missing_order:
             self._update_gap_timer(epoch)
 
@@ -191,12 +194,6 @@ class MessageSequencer:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.why_no_more_queued = epoch.why_no_more_queued or reason
         self._queue_ready_messages(epoch)
-
-    def _reject_early_messages(self, epoch: Epoch) -> None:
-        for pending_call in epoch.early_messages.values():
-            pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
-        epoch.rejected_orders.update(epoch.early_messages)
-        epoch.early_messages.clear()
 
 
 def make_pending_call(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:

@@ -1,15 +1,11 @@
 """Replay of captured decode steps (CUDA graphs): the launches of a step are captured once per number of rows, and then
 repeated with other inputs.
-
-A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
-sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
-reads them on the device, and can begin before the host knows them.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -62,14 +58,6 @@ class InFlightReplay:
         return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
 
-@dataclass(frozen=True, slots=True)
-class MaxDecodeSize:
-    """Size of the largest step."""
-
-    max_rows: int  # `iter_capture_sizes` rounds it up
-    max_sequence_length: int
-
-
 class CapturedStep(NamedTuple):
     """Captured calls for one number of rows."""
 
@@ -80,16 +68,22 @@ class CapturedStep(NamedTuple):
 
 class CudaGraphRunner:
     """Captured decode steps of a model with one cache, by number of rows. The largest is captured first so that the
-    others reuse its memory; all share their output buffers."""
+    others reuse its memory; all share their output buffers.
+
+    A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
+    sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
+    reads them on the device, and can begin before the host knows them.
+    """
 
     @torch.inference_mode()
     def __init__(self, model: RunnableModel, attention: CapturableAttentionBackend, cache: KVCache,
-                 max_size: MaxDecodeSize, capture: CaptureFunction, *,
+                 capture: CaptureFunction, *, max_rows: int, max_sequence_length: int,
                  adapter_routing: AdapterRouting | None = None) -> None:
-        """Capture steps of all sizes; with `adapter_routing` also steps in which some rows use adapters."""
-        *smaller_sizes, max_rows = iter_capture_sizes(max_size.max_rows)
+        """Capture steps of all sizes up to `max_rows`, rounded up by `iter_capture_sizes`; with `adapter_routing` also
+        steps in which some rows use adapters."""
+        *smaller_sizes, max_rows = iter_capture_sizes(max_rows)
         self._model, self._attention, self._cache = model, attention, cache
-        self._static_plans = attention.make_static_plans(max_rows, max_size.max_sequence_length, cache)
+        self._static_plans = attention.make_static_plans(max_rows, max_sequence_length, cache)
         self._padding_blocks = [cache.scratch_block]  # block table of padding rows
         self._input_buffers = StaticDeviceBuffers([max_rows] * 3, torch.int64, cache.device)
         # chosen by the last step
