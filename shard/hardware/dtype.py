@@ -1,8 +1,6 @@
-"""Choice of the number type that a model computes with, by the checkpoint's type and the device.
-
-On a CPU it is the faster one of bfloat16 and float32, unless user or checkpoint decide. That is measured, so another
-measurement may differ, and answers would have other bits then: so the first result of rank 0 is kept.
-"""
+"""Choice of the number type that a model computes with. On a CPU it is the faster one of bfloat16 and float32, unless
+user or checkpoint decide. Another measurement may differ, and answers would have other bits then: so the first result
+of rank 0 is kept."""
 
 from collections.abc import Callable
 from time import perf_counter

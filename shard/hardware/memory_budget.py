@@ -51,7 +51,7 @@ def compute_gpu_cache_budget(free: int, total: int, fraction: float | None, num_
     shared = f", shared by {num_sharing_shards} shards" if num_sharing_shards > 1 else ""
     return MemoryBudget(max(0, free - reserved) // num_sharing_shards,
                         f"the {format_gib(free)} of {format_gib(total)} that the GPU has left beside weights and the "
-                        f"work of a step, less " f"{format_gib(reserved)} that stay free{shared}")
+                        f"work of a step, less {format_gib(reserved)} that stay free{shared}")
 
 
 def check_weights_fit(needed_bytes: int, available: AvailableMemory, num_shards: int) -> None:
@@ -97,10 +97,6 @@ def describe_cache_size(num_blocks: int, block_size: int, block_bytes: int, num_
 
 def format_gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading the system
 
 
 def read_gpu_memory(device: int) -> tuple[int, int]:

@@ -1,7 +1,5 @@
-"""The group of ranks that share a model, on one machine: sums, gathers and broadcasts between them.
-
-Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists the calls in their order.
-"""
+"""The group of ranks that share a model, on one machine. Sums follow docs/exactness.md, "Sums in rank order";
+"Collectives of a step" there lists the calls in their order."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,41 +15,33 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank th
 
 
 class RankGroup(Protocol):
-    """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes."""
+    """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes. The methods do
+    here what they do in a group of one rank."""
 
     rank: int
     size: int
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the ranks' partial results, added in rank order."""
+        return x
 
     def gather(self, x: Tensor) -> Tensor | None:
         """Return the ranks' parts concatenated along the last axis on rank 0, None on the others."""
+        return x
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Overwrite `x` with rank 0's values and return it."""
+        return x
 
     def all_reduce_min(self, number: int) -> int:
         """Return the least of the ranks' numbers, once every rank has called."""
+        return number
 
 
-class SingleRankGroup:
+class SingleRankGroup(RankGroup):
     """Group of one rank."""
 
-    rank = 0
-    size = 1
-
-    def all_reduce_sum(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, x: Tensor) -> Tensor | None:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_reduce_min(self, number: int) -> int:
-        return number
+    rank, size = 0, 1
 
 
 class SharedMemoryGroup:
@@ -120,9 +110,7 @@ class NcclGroup:
         return parts
 
 
-GroupFactory = Callable[[int, int, str], RankGroup]
-
-GROUP_BACKENDS: dict[str, GroupFactory] = {"memory": SharedMemoryGroup, "nccl": NcclGroup}
+GROUP_BACKENDS: dict[str, Callable[[int, int, str], RankGroup]] = {"memory": SharedMemoryGroup, "nccl": NcclGroup}
 
 
 def join_group(rank: int, world_size: int, backend: str, meeting_point: str) -> RankGroup:

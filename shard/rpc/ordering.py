@@ -125,7 +125,13 @@ class MessageSequencer:
     def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,
                                                          pending_call)
-        job.add_done_callback(partial(self._resolve_unless_pending, epoch, pending_call))
+
+        def resolve(job: "asyncio.Future[Any]") -> None:
+            outcome = get_job_outcome(job)
+            if not isinstance(outcome, PendingResult):  # which resolves the call later
+                self._resolve(epoch, pending_call, outcome)
+
+        job.add_done_callback(resolve)
 
     def _apply_message(self, epoch: Epoch,
                        pending_call: PendingCall[Answer]) -> Answer | RpcStatus | PendingResult[Answer]:
@@ -166,12 +172,6 @@ class MessageSequencer:
     def _resolve_threadsafe(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
         """Resolve the call from a thread other than the event loop's."""
         pending_call.outcome.get_loop().call_soon_threadsafe(self._resolve, epoch, pending_call, outcome)
-
-    def _resolve_unless_pending(self, epoch: Epoch, pending_call: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
-        """Resolve the call with the outcome of its job, unless that is a `PendingResult`, which resolves it later."""
-        outcome = get_job_outcome(job)
-        if not isinstance(outcome, PendingResult):
-            self._resolve(epoch, pending_call, outcome)
 
     def _resolve(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
         """Set the outcome of the call, in the event loop."""

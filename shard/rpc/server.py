@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shard.config import ShardConfig
 from shard.errors import StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
-from shard.rpc.service import ShardService, Worker, no_delay
+from shard.rpc.service import ShardService, Worker
 from shard.simulator.worker import SimulatedWorker
 from shard.telemetry.logs import start_logging
 from shard.telemetry.startup_progress import (
@@ -138,7 +138,7 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
                               stop_event: asyncio.Event, on_progress: OnProgress, *,
                               span_sender: SpanSender | None = None) -> None:
     """Serve until `stop_event` is set."""
-    answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else no_delay
+    answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else None
     with open_step_log(config.step_log) as call_verb:
         service = ShardService(worker, config.gap_timeout, answer_delay,
                                trace_steps(span_sender, config.rank, call_verb), compute_executor,

@@ -7,9 +7,9 @@ import asyncio
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
@@ -27,8 +27,6 @@ from shard.rpc.ordering import (
 )
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
 from shard.telemetry.step_log import VerbCaller
-
-Received = TypeVar("Received")
 
 
 class Worker(Protocol):
@@ -60,20 +58,19 @@ class StreamedMessage:
     step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
-class StepStreamServer(Generic[Received]):
+@dataclass(eq=False, slots=True)
+class StepStreamServer:
     """One open `Steps` call: answers messages in the order in which they arrived."""
 
-    def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:
-        """Create the stream. `receive` is called when a message arrives, `await_outcome` when its answer is due."""
-        self._receive = receive
-        self._await_outcome = await_outcome
-        self._received_messages: asyncio.Queue[Received | None] = asyncio.Queue()
+    receive: Callable[[Any], Any]  # called when a message arrives
+    await_outcome: Callable[[Any], Awaitable[Any]]  # called with its result when the answer is due
+    _received_messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, init=False)
 
     async def serve(self, messages: AsyncIterator[Any], context: Any) -> None:
         reader = asyncio.create_task(self._read_messages(messages))
         try:
             while (received := await self._received_messages.get()) is not None:
-                await context.write(await self._await_outcome(received))
+                await context.write(await self.await_outcome(received))
         finally:
             reader.cancel()
             await asyncio.wait([reader])
@@ -81,7 +78,7 @@ class StepStreamServer(Generic[Received]):
     async def _read_messages(self, messages: AsyncIterator[Any]) -> None:
         try:
             async for message in messages:
-                self._received_messages.put_nowait(self._receive(message))
+                self._received_messages.put_nowait(self.receive(message))
         finally:
             self.end_call()
 
@@ -90,22 +87,18 @@ class StepStreamServer(Generic[Received]):
         self._received_messages.put_nowait(None)
 
 
-def no_delay(_epoch: int, _order: int) -> float:
-    return 0.0
-
-
 class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
-    def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
+    def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] | None = None,
                  call_verb: VerbCaller = operator.call, compute_executor: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = ignore_progress) -> None:
         """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
-        order, is delayed. `call_verb` calls the verb with the request, in the compute thread: that of
+        order, is delayed; None delays none. `call_verb` calls the verb with the request, in the compute thread: that of
         `compute_executor`, in which the worker was made if it must be made where it computes. The service owns
         `compute_executor` from now on. `on_progress` is called when the shard is warm."""
         self.worker = worker
-        self._answer_delay = answer_delay
+        self._answer_delay = answer_delay or (lambda _epoch, _order: 0.0)
         self._call_verb = call_verb
         self._on_progress = on_progress
         self._compute_executor = compute_executor or ThreadPoolExecutor(1, "compute")
@@ -113,7 +106,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._sequencer = MessageSequencer(self._compute_executor, self._waiting_executor, gap_timeout)
         self._loading_executor = ThreadPoolExecutor(1, "loading")
         self._open_calls: set[asyncio.Task[Any]] = set()
-        self._step_streams: set[StepStreamServer[StreamedMessage]] = set()
+        self._step_streams: set[StepStreamServer] = set()
 
     def stop(self) -> None:
         """Begin no new work, and let the calls under way end soon."""
@@ -196,6 +189,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         outcome = await asyncio.shield(pending_call.outcome)
         if isinstance(outcome, RpcStatus):
             await context.abort(outcome.code, outcome.reason)
+            raise AssertionError("abort raises")
         return outcome
 
     # -- messages with an order

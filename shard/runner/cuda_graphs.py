@@ -64,6 +64,7 @@ class CapturedStep(NamedTuple):
     forward: LaunchFunction
     sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `forward`
     sample_random: LaunchFunction  # draws tokens from them instead
+    forward_with_adapters: LaunchFunction | None  # in place of `forward` if some rows use adapters
 
 
 class CudaGraphRunner:
@@ -96,17 +97,14 @@ class CudaGraphRunner:
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
         self._captured_steps: dict[int, CapturedStep] = {}
-        # `forward` for steps in which some rows use adapters
-        self._forwards_with_adapters: dict[int, LaunchFunction] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            calls = (partial(forward, None),
-                     partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows),
-                     partial(self._sample_into_buffers, self._device_sampler.sample_random, rows))
-            self._captured_steps[rows] = CapturedStep(*map(capture, calls))
-            if adapter_routing is not None:
-                self._forwards_with_adapters[rows] = capture(partial(forward, self._lora_work.view_rows(rows)))
+            self._captured_steps[rows] = CapturedStep(
+                capture(partial(forward, None)),
+                capture(partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows)),
+                capture(partial(self._sample_into_buffers, self._device_sampler.sample_random, rows)),
+                None if adapter_routing is None else capture(partial(forward, self._lora_work.view_rows(rows))))
 
     @torch.inference_mode()
     def run(self, layout: StepLayout, cache: KVCache) -> GraphOutputs | None:
@@ -148,9 +146,10 @@ class CudaGraphRunner:
         captured = self._captured_steps[rows]
         adapters = [sequence.adapter_id for sequence in layout.sequences]
         if any(adapters):
-            if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
+            if (self._adapter_routing is None or captured.forward_with_adapters is None
+                or not self._adapter_routing.write_static_work(self._lora_work, adapters)):
                 return None
-            captured = captured._replace(forward=self._forwards_with_adapters[rows])
+            captured = captured._replace(forward=captured.forward_with_adapters)
         # a token -1 - row refers to that row of the last step's tokens
         tokens = (sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id]
                   for sequence in layout.sequences)

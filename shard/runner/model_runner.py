@@ -1,7 +1,5 @@
-"""The model runner: from a step of the shard's state to the tokens of every sequence, or its failure.
-
-Model, attention, sampling and the group of ranks meet here. All ranks run the same steps; rank 0 alone samples, and
-broadcasts the tokens: docs/exactness.md, "Collectives of a step".
+"""The model runner: from a step of the shard's state to the tokens of every sequence, or its failure. All ranks run the
+same steps; rank 0 alone samples, and broadcasts the tokens: docs/exactness.md, "Collectives of a step".
 """
 
 from dataclasses import dataclass
@@ -41,20 +39,17 @@ class StepOutputs:
         return {sequence_id: output.tokens for sequence_id, output in self.by_sequence.items()}
 
 
+@dataclass(eq=False)
 class ModelRunner:
     """Model runner of one rank."""
 
+    model: RunnableModel
+    attention: AttentionBackend
+    sampler: Sampler
+    group: RankGroup
+    adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
+    device: torch.device
     cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
-
-    def __init__(self, model: RunnableModel, attention: AttentionBackend, sampler: Sampler, group: RankGroup,
-                 adapter_routing: AdapterRouting, *, device: torch.device) -> None:
-        """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
-        self.model = model
-        self._attention = attention
-        self._sampler = sampler
-        self._group = group
-        self._adapter_routing = adapter_routing
-        self._device = device
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
@@ -80,7 +75,7 @@ class ModelRunner:
         if layout.sampled_sequences:
             if captured is None:
                 if step.chunks or layout.num_dummy_rows:  # else every row is sampled, and its adapter is set already
-                    self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
+                    self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
                                                     for sequence in layout.sampled_sequences])
                 logits = self.model.compute_logits(hidden_states[inputs.sampled_rows])  # [sequences, vocabulary]
             else:
@@ -95,27 +90,27 @@ class ModelRunner:
 
     def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
-        inputs = build_forward_inputs(layout, cache, self._attention, self._device)
+        inputs = build_forward_inputs(layout, cache, self.attention, self.device)
         adapter_spans = [AdapterRowSpan(sequence.adapter_id, span.length)
                          for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
         if layout.num_dummy_rows:
             adapter_spans.append(AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows))
-        self._adapter_routing.set_rows(adapter_spans)
-        return inputs, self.model.forward(inputs, cache, self._attention)
+        self.adapter_routing.set_rows(adapter_spans)
+        return inputs, self.model.forward(inputs, cache, self.attention)
 
     def _sample_tokens(self, sequences: list[Sequence],
                        logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
         """Choose tokens. Return those of each sequence, and the failures of the others. Rank 0, which has the logits,
         broadcasts a token or the negative code of a failure for each sequence."""
-        sampled = None if logits is None else self._sampler.sample(logits, sequences)
+        sampled = None if logits is None else self.sampler.sample(logits, sequences)
         if sampled is None:
-            codes = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+            codes = self.group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self.device)).tolist()
         else:
             codes = [-pb.GRAMMAR if not fits_grammar else token if is_finite else -pb.NON_FINITE
                      for token, is_finite, fits_grammar in zip(sampled.tokens, sampled.is_finite, sampled.fits_grammar,
                                                                strict=True)]
-            if self._group.size > 1:
-                self._group.broadcast(torch.tensor(codes, device=self._device))
+            if self.group.size > 1:
+                self.group.broadcast(torch.tensor(codes, device=self.device))
         outputs: dict[int, SequenceOutput] = {}
         failures: dict[int, pb.Failure] = {}
         for row, (sequence, code) in enumerate(zip(sequences, codes, strict=True)):
@@ -134,7 +129,7 @@ class ModelRunner:
         """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
         sequences these are, since all ranks must know."""
         finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
-        broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
+        broadcast_flags = self.group.broadcast(torch.tensor(finite_flags, device=self.device)).tolist()
         return {sequence_id for sequence_id, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
                 if not is_finite}
 
@@ -147,10 +142,10 @@ class ModelRunner:
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = first_row + first
-            self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
+            self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
             logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
-                logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
+                logprobs += self.sampler.compute_prompt_logprobs(logits, target_tokens)
         return PromptLogprobs(chunk.start + 1, logprobs)
 
 

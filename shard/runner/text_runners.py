@@ -1,9 +1,7 @@
-"""Runners of texts, which leave no state behind: from tokens to one embedding per text, or to one label per token.
-
-All ranks do the same.
-"""
+"""Runners of texts, which leave no state behind: from tokens to one embedding per text, or to one label per token."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,26 +19,25 @@ from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
 
+@dataclass(eq=False)
 class EncoderRunner:
     """Runs texts through an encoder."""
 
-    def __init__(self, model: Encoder, pooling: Pooling, adapter_routing: AdapterRouting, device: torch.device) -> None:
-        """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
-        self._model = model
-        self._pooling = pooling
-        self._adapter_routing = adapter_routing
-        self._device = device
+    model: Encoder
+    pooling: Pooling
+    adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
+    device: torch.device
 
     @torch.inference_mode()
     def embed(self, texts: list[PoolingText]) -> list[list[float] | None]:
         """Return the embedding of each text; None where it is not finite."""
-        return self._pooling.compute_embeddings(self._compute_hidden_states(texts),
+        return self.pooling.compute_embeddings(self._compute_hidden_states(texts),
                                                 [len(text.tokens) for text in texts])
 
     @torch.inference_mode()
     def label_tokens(self, texts: list[PoolingText]) -> list[TokenLabels | None]:
         """Return the labels of each text's tokens; None where a probability is not finite."""
-        probabilities = self._model.compute_label_probabilities(self._compute_hidden_states(texts))  # [tokens, labels]
+        probabilities = self.model.compute_label_probabilities(self._compute_hidden_states(texts))  # [tokens, labels]
         scores, labels = probabilities.max(-1)
         is_finite = probabilities.isfinite().all(-1)
         return [TokenLabels(labels[rows].tolist(), scores[rows].tolist()) if bool(is_finite[rows].all()) else None
@@ -48,8 +45,8 @@ class EncoderRunner:
 
     def _compute_hidden_states(self, texts: list[PoolingText]) -> Tensor:
         """Return the hidden states `[tokens, hidden]`."""
-        self._adapter_routing.set_rows([AdapterRowSpan(text.adapter_id, len(text.tokens)) for text in texts])
-        return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))
+        self.adapter_routing.set_rows([AdapterRowSpan(text.adapter_id, len(text.tokens)) for text in texts])
+        return self.model.forward(build_encoder_inputs(texts, self.model.config, self.device))
 
 
 class DecoderEmbedder:

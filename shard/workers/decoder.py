@@ -1,7 +1,6 @@
-"""Worker with a model that generates: it applies messages to the shard's state, runs steps and returns answers.
-
-It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load_resource` and `unload_resource`
-come from one thread."""
+"""Worker with a model that generates: it applies messages to the shard's state, runs steps and returns answers. It owns
+the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load_resource` and `unload_resource` come
+from one thread."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -37,7 +36,6 @@ from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.overlap import OverlapQueue
 from shard.workers.step_profiler import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
 
-NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
 logger = logging.getLogger(__name__)
@@ -165,14 +163,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         self._finish_overlapped_steps()
-        texts = self.shard_state.read_embed_texts(request)
-        started_at = perf_counter()
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        embeddings = self._run_collective(partial(self._loaded_model.embedder.embed, texts))
-        if self._loaded_model.group.rank == 0:
-            write_embeddings(answer, embeddings)
-        answer.forward_seconds = perf_counter() - started_at
-        return answer
+        return self._run_texts(request, self._loaded_model.embedder.embed, write_embeddings)
 
     def _finish_overlapped_steps(self) -> None:
         if self._overlap_queue is not None:
@@ -206,7 +197,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,
                      outputs: Mapping[int, SequenceOutput], seconds: float,
-                     prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPT_LOGPROBS) -> pb.StepAnswer:
+                     prompt_logprobs: Mapping[int, PromptLogprobs] | None = None) -> pb.StepAnswer:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
         if self._loaded_model.group.rank == 0:
             if prompt_logprobs:

@@ -1,7 +1,5 @@
-"""Survey of this machine and of a model's needs, as JSON on stdout: `python -P -m shard.workers.doctor_survey JSON`.
-
-It reads and estimates, and leaves the diagnosis to `weft doctor`; it loads no weights.
-"""
+"""Survey of this machine and of a model's needs, as JSON on stdout: `python -P -m shard.workers.doctor_survey JSON`. It
+leaves the diagnosis to `weft doctor`, and loads no weights."""
 
 import json
 import os

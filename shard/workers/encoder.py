@@ -5,7 +5,6 @@ All calls but `info`, `close`, `load_resource` and `unload_resource` come from o
 
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
@@ -63,17 +62,6 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         raise AssertionError("the shard's state refuses whatever generates")
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        texts = self.shard_state.read_embed_texts(request)
-        started_at = perf_counter()
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        loaded = self._loaded_model
         if request.wanted == pb.LABELS:
-            labels_by_text = self._run_collective(partial(loaded.runner.label_tokens, texts))
-            if loaded.group.rank == 0:
-                write_labels(answer, labels_by_text)
-        else:
-            embeddings = self._run_collective(partial(loaded.runner.embed, texts))
-            if loaded.group.rank == 0:
-                write_embeddings(answer, embeddings)
-        answer.forward_seconds = perf_counter() - started_at
-        return answer
+            return self._run_texts(request, self._loaded_model.runner.label_tokens, write_labels)
+        return self._run_texts(request, self._loaded_model.runner.embed, write_embeddings)

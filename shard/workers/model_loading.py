@@ -51,12 +51,7 @@ from shard.ops.linear import can_pack
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
-from shard.runner.exactness_gate import (
-    QUICK_GATE_SIZES,
-    THOROUGH_GATE_SIZES,
-    ExactnessGate,
-    find_encoder_difference,
-)
+from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
 from shard.runner.text_runners import DecoderEmbedder, EncoderRunner
@@ -200,7 +195,7 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     inexact_reason = context.check_exactness(model_config, on_progress, gate.find_difference, attention=backend)
     grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
-    runner = ModelRunner(model, attention, sampler, group, context.adapter_registry.adapter_routing, device=device)
+    runner = ModelRunner(model, attention, sampler, group, context.adapter_registry.adapter_routing, device)
     embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
                                                         cache_type=TransientKVCache))
     return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,

@@ -4,7 +4,9 @@ calls, which all ranks complete, or the group of shards is replaced (docs/exactn
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from torch import cuda
@@ -15,6 +17,7 @@ from shard.hardware.dtype import dtype_name
 from shard.hardware.memory_budget import is_out_of_memory
 from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
+from shard.state.pooling_text import PoolingText
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import ShardState
 from shard.workers.model_loading import LoadedDecoder, LoadedEncoder
@@ -67,6 +70,18 @@ class ModelWorker(Generic[AnyLoadedModel]):
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
         self.shard_state.apply_concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def _run_texts(self, request: pb.EmbedRequest, run: Callable[[list[PoolingText]], Result],
+                   write: Callable[[pb.EmbedAnswer, Result], None]) -> pb.EmbedAnswer:
+        """Return the answer that `write` fills on rank 0 with the results of `run`. No state of the texts is kept."""
+        texts = self.shard_state.read_embed_texts(request)
+        started_at = perf_counter()
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
+        results = self._run_collective(partial(run, texts))
+        if self._loaded_model.group.rank == 0:
+            write(answer, results)
+        answer.forward_seconds = perf_counter() - started_at
+        return answer
 
     def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Load an adapter or a grammar, in a separate thread while steps run."""
