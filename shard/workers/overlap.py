@@ -166,4 +166,3 @@ class OverlapQueue:
                 in_flight.replay.wait()
                 in_flight.replay = None
                 self._shard_state.roll_back_placeholders(in_flight.step, in_flight.placeholder_indices)
-
