@@ -20,9 +20,8 @@ from benchmarks.harness.random_inputs import make_random_cache, make_random_sequ
 from benchmarks.harness.results import format_json_line, report_results, save_report
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
-from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.step import MIN_ROWS, Step
-from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 # share of matmuls by batch size, for qwen2.5-0.5b at context 256
 MATMUL_SHARE_GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}
@@ -68,8 +67,7 @@ class DecodeStepPoint:
 
 def measure(loaded_model: LoadedDecoder, settings: DecodeStepSettings, batch: int) -> DecodeStepPoint:
     cache, step = prepare_decode_step(loaded_model, batch, settings.context)
-    loaded_model.runner.set_cuda_graph_runner(loaded_model.capture_decode_steps(cache,
-                                                                                MaxDecodeSize(batch, settings.context)))
+    loaded_model.runner.cuda_graph_runner = loaded_model.capture_decode_steps(cache, batch, settings.context)
     run_matmuls = make_matmul_runner(loaded_model, batch)
 
     def run_step() -> None:

@@ -23,9 +23,8 @@ from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_sha
 from benchmarks.harness.random_inputs import measure_seconds
 from benchmarks.harness.results import report_results
 from shard.config import ShardConfig
-from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.step import Step
-from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 # Highest cost in percent of the throughput, by number of adapters: 16 streams, rank 16, shape qwen2.5-0.5b.
 COST_GOALS_PERCENT = {1: 15, 8: 25, 16: 35}
@@ -77,8 +76,7 @@ def write_random_adapter(shape: str, rank: int, folder: Path) -> Path:
 
 def measure(loaded_model: LoadedDecoder, settings: LoraStepSettings) -> list[LoraStepPoint]:
     cache, _ = prepare_decode_step(loaded_model, settings.streams, settings.context)
-    loaded_model.runner.set_cuda_graph_runner(
-        loaded_model.capture_decode_steps(cache, MaxDecodeSize(settings.streams, settings.context)))
+    loaded_model.runner.cuda_graph_runner = loaded_model.capture_decode_steps(cache, settings.streams, settings.context)
     steps = {}
     for num_adapters in (0, *settings.adapters):
         _, steps[num_adapters] = prepare_decode_step(loaded_model, settings.streams, settings.context)

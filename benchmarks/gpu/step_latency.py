@@ -11,7 +11,7 @@ from benchmarks.gpu.throughput import ModelPlacement
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
 from shard.config import ShardConfig
 from shard.hardware.dtype import dtype_name
-from shard.workers.load_decoder import load_decoder_model
+from shard.workers.model_loading import load_decoder_model
 
 # Goals on an H200.
 LARGEST_SHAPE = "llama-3.1-8b"

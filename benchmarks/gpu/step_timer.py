@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from time import perf_counter
 
 from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, num_blocks_for, synchronize_gpu
-from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import PrefillChunk, Step
-from shard.workers.load_decoder import LoadedDecoder
+from shard.workers.model_loading import LoadedDecoder
 
 NUM_TIMED_STEPS = 50  # decode steps that are timed together
 NOT_FINITE_ERROR = "a step with random weights came to something that is no number"
@@ -24,9 +23,9 @@ class StepTimer:
         self._runner, self._vocabulary = loaded_model.runner, loaded_model.config.vocabulary_size
         self._blocks_per_sequence = num_blocks_for(max_context_length)
         self._cache = make_random_cache(loaded_model, max_batch_size * self._blocks_per_sequence)
-        cuda_graphs = loaded_model.capture_decode_steps(self._cache, MaxDecodeSize(max_batch_size, max_context_length))
-        self.uses_cuda_graphs = cuda_graphs is not None
-        self._runner.set_cuda_graph_runner(cuda_graphs)
+        self._cuda_graphs = loaded_model.capture_decode_steps(self._cache, max_batch_size, max_context_length)
+        self.uses_cuda_graphs = self._cuda_graphs is not None
+        self._runner.cuda_graph_runner = self._cuda_graphs
 
     def time_decode_steps(self, batch_size: int, context_length: int, num_repetitions: int) -> list[float]:
         """Return the seconds per decode step of each repetition; one more before them does not count.
@@ -45,14 +44,14 @@ class StepTimer:
                                                       for number in range(batch_size)]) for _ in range(2))
         for sequence in placeholder_step.decodes:
             sequence.tokens[-1] = PLACEHOLDER_TOKEN
-        latest_handle = self._runner.begin_step(first_step, self._cache, None)
-        if latest_handle is None:
+        cuda_graphs = self._cuda_graphs
+        if cuda_graphs is None or (latest_handle := cuda_graphs.begin_step(first_step, self._cache, None)) is None:
             return self._time_step(first_step)
         latest_handle.wait()
         started_at = perf_counter()
         for _ in range(NUM_TIMED_STEPS):
-            previous_handle, latest_handle = latest_handle, self._runner.begin_step(placeholder_step, self._cache,
-                                                                                    latest_handle)
+            previous_handle, latest_handle = latest_handle, cuda_graphs.begin_step(placeholder_step, self._cache,
+                                                                                   latest_handle)
             assert latest_handle is not None, "what was replayed once can be replayed again"
             if previous_handle.get_sampled_tokens() is None:
                 raise ValueError(NOT_FINITE_ERROR)

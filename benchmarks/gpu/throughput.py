@@ -28,7 +28,7 @@ from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.harness.processes import HOST, run_router_and_shard
 from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 from shard.config import ShardConfig
-from shard.workers.load_decoder import load_decoder_model
+from shard.workers.model_loading import load_decoder_model
 
 MAX_PREFILL_TOKENS = 4096  # per step, with and without a server
 TRANSFORMERS_TIMEOUT_SECONDS = 300.0  # seconds for an answer of transformers

@@ -11,7 +11,7 @@ import torch
 
 from shard.attention.kv_cache import KVCache
 from shard.state.sequence import Sequence
-from shard.workers.load_decoder import LoadedDecoder
+from shard.workers.model_loading import LoadedDecoder
 
 BLOCK_SIZE = 16
 

@@ -1,3 +1,1 @@
-"""The machine that a shard runs on: device, number type, memory, control groups, and a cache of what was measured at
-startup.
-"""
+"""The machine that a shard runs on: device, number type, memory, control groups, cache of startup measurements."""

@@ -1,7 +1,5 @@
-"""Resources that the system grants this process: control groups with their limits, and cores.
-
-They are read from files below a root folder, which a test may choose.
-"""
+"""Resources that the system grants this process: control groups with their limits, and cores. They are read from files
+below a root folder, which a test may choose."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -35,14 +33,11 @@ def count_usable_cores(root: Path = ROOT_FOLDER, allowed_cpus: Collection[int] |
     """Return how many cores this process may keep busy: physical cores that it may run on, whatever their number of
     hardware threads, but no more than the CPU quotas of its control groups allow."""
     numbers = os.sched_getaffinity(0) if allowed_cpus is None else allowed_cpus
-    cores = {read_core_key(root / f"sys/devices/system/cpu/cpu{number}/topology", number) for number in numbers}
+    cores = set()  # for each a text that all its hardware threads have in common
+    for number in numbers:
+        path = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+        cores.add(path.read_text().strip() if path.exists() else str(number))
     return max(1, min([len(cores), *(int(quota) for quota in read_cpu_quotas(root))]))
-
-
-def read_core_key(topology_folder: Path, cpu_number: int) -> str:
-    """Return a key that all hardware threads of one core have in common."""
-    path = topology_folder / "thread_siblings_list"
-    return path.read_text().strip() if path.exists() else str(cpu_number)
 
 
 def read_cpu_quotas(root: Path) -> Iterator[float]:

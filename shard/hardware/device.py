@@ -1,11 +1,14 @@
-"""Device and threads of one rank."""
+"""Device and threads of one rank, and the settings of cuBLAS for `--exact`."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 MAX_CORES_SHARED_WITH_ROUTER = 4  # up to this many cores the shards use all, and the router runs in between
+# in KiB: eight buffers of 16, and 1; without workspace for the parts of a sum cuBLAS does not split it
+WORKSPACE_VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
 
 def choose_device(requested: str, rank: int, num_gpus: int) -> torch.device:
@@ -50,3 +53,11 @@ def device_guard(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def disable_split_k() -> None:
+    """Keep cuBLAS from splitting sums: docs/exactness.md, "cuBLAS splits no sums". Call this before the first product:
+    cuBLAS reads its settings once."""
+    os.environ.update(WORKSPACE_VARIABLES)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    matmul = torch.backends.cuda.matmul
+    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        setattr(matmul, name, (False, False))  # no sums of reduced precision, no split-k

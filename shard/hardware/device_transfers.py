@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, cycle
 
 import torch
@@ -66,21 +67,21 @@ def merge_slices(slices: Sequence[slice]) -> list[slice]:
     return merged
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class HostCopy:
     """Copy from the device that may be under way."""
 
-    def __init__(self, host_rows: Tensor, done_event: cuda.Event | None) -> None:
-        self._host_rows = host_rows
-        self._done_event = done_event
+    host_rows: Tensor
+    done_event: cuda.Event | None  # None: it is complete
 
     def wait(self) -> None:
         """Wait until the copy is complete. Any thread may call this."""
-        if self._done_event is not None:
-            self._done_event.synchronize()
+        if self.done_event is not None:
+            self.done_event.synchronize()
 
     def read_rows(self) -> list[list[float]]:
         self.wait()
-        rows: list[list[float]] = self._host_rows.tolist()
+        rows: list[list[float]] = self.host_rows.tolist()
         return rows
 
 

@@ -1,23 +1,17 @@
-"""Choice of the number type that a model computes with, by the checkpoint's type and the device.
-
-On a CPU it is the faster one of bfloat16 and float32, unless user or checkpoint decide. That is measured, so another
-measurement may differ, and answers would have other bits then: so the first result of rank 0 is kept.
-"""
+"""Choice of the number type that a model computes with. On a CPU it is the faster one of bfloat16 and float32, unless
+user or checkpoint decide. Another measurement may differ, and answers would have other bits then: so the first result
+of rank 0 is kept."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
+from shard.hardware.probe_cache import ProbeCache
 from shard.parallel.group import RankGroup
 
-DTYPE_BY_NAME = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUM_PROBE_ROWS = 8
 PROBE_WEIGHT_SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
 NUM_PROBE_ROUNDS = 5
@@ -25,19 +19,11 @@ NUM_PROBE_ROUNDS = 5
 MatmulFunction = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class DtypeChoice:
+class DtypeChoice(NamedTuple):
     """The chosen number type, and a note for the user if it is not the one requested."""
 
     dtype: torch.dtype
-    user_note: str = ""  # for users, is logged
-
-
-class ProbeCache(Protocol):
-    """Store of short texts by key that outlives the process."""
-
-    def get(self, key: str) -> str | None: ...
-    def put(self, key: str, value: str) -> None: ...
+    user_note: str = ""
 
 
 def choose_dtype(requested: str, checkpoint_dtype: torch.dtype, device: str,
@@ -62,14 +48,10 @@ def measure_fastest_dtype(can_pack: Callable[[torch.dtype], bool],
     best_seconds = {dtype: float("inf") for dtype in matmuls}
     for _ in range(NUM_PROBE_ROUNDS):
         for dtype, matmul in matmuls.items():
-            best_seconds[dtype] = min(best_seconds[dtype], time_matmul(matmul))
+            started_at = perf_counter()
+            matmul()
+            best_seconds[dtype] = min(best_seconds[dtype], perf_counter() - started_at)
     return min(best_seconds, key=lambda dtype: best_seconds[dtype])
-
-
-def time_matmul(matmul: MatmulFunction) -> float:
-    began = perf_counter()
-    matmul()
-    return perf_counter() - began
 
 
 def make_packed_matmul(dtype: torch.dtype) -> MatmulFunction:
@@ -83,17 +65,14 @@ def agree_on_dtype(group: RankGroup, probe_cache: ProbeCache, key: str,
                    find_fastest: Callable[[], torch.dtype]) -> torch.dtype:
     """Return on every rank the type that rank 0 has in its probe cache, or measures now."""
     names = list(DTYPE_BY_NAME)
-    name_index = names.index(get_or_measure_dtype_name(probe_cache, key,
-                                                       find_fastest)) if group.rank == 0 else len(names)
+    name_index = len(names)
+    if group.rank == 0:
+        name = probe_cache.get(key)
+        if name not in DTYPE_BY_NAME:
+            name = dtype_name(find_fastest())
+            probe_cache.put(key, name)
+        name_index = names.index(name)
     return DTYPE_BY_NAME[names[group.all_reduce_min(name_index)]]
-
-
-def get_or_measure_dtype_name(probe_cache: ProbeCache, key: str, find_fastest: Callable[[], torch.dtype]) -> str:
-    cached = probe_cache.get(key)
-    if cached not in DTYPE_BY_NAME:
-        cached = dtype_name(find_fastest())
-        probe_cache.put(key, cached)
-    return cached
 
 
 def dtype_name(dtype: torch.dtype) -> str:

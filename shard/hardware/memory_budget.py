@@ -1,25 +1,23 @@
-"""Memory that the cache may take, and the reason in a sentence.
+"""Memory that the cache may take, and the reason in a sentence. Reading the system is separate from the arithmetic."""
 
-Reading the system (`read_host_memory`, `read_gpu_memory`) is separate from the arithmetic.
-"""
-
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 import torch
 from torch import cuda
 
-from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.errors import StartupOutOfMemory
 from shard.hardware.cgroups import ROOT_FOLDER, iter_cgroup_folders, read_named_numbers
-
-Result = TypeVar("Result")
 
 DEFAULT_HOST_FRACTION = 0.5
 DEFAULT_GPU_FRACTION = 0.9
 # in messages of torch, CUDA and its libraries
 OUT_OF_MEMORY_MESSAGES = "can't allocate memory", "out of memory", "ALLOC_FAILED"
+# names in each version of control groups of the limit, the usage, and its parts that can be dropped at any time
+CGROUP_MEMORY_FILES = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +36,6 @@ class MemoryBudget:
     reason: str
 
 
-class CgroupMemoryFiles(NamedTuple):
-    """Names in one version of control groups of the limit, the usage, and its part that can be dropped at any time."""
-
-    limit_file: str
-    usage_file: str
-    page_cache_keys: tuple[str, str]
-
-
-CGROUP_MEMORY_FILES = (
-    CgroupMemoryFiles("memory.max", "memory.current", ("active_file", "inactive_file")),
-    CgroupMemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
-)
-
-
 def compute_host_cache_budget(available: AvailableMemory, fraction: float | None, num_shards: int) -> MemoryBudget:
     """Return the room on the host. A step's work space is ignored: it is small compared with what stays available."""
     share = DEFAULT_HOST_FRACTION if fraction is None else fraction
@@ -67,12 +51,7 @@ def compute_gpu_cache_budget(free: int, total: int, fraction: float | None, num_
     shared = f", shared by {num_sharing_shards} shards" if num_sharing_shards > 1 else ""
     return MemoryBudget(max(0, free - reserved) // num_sharing_shards,
                         f"the {format_gib(free)} of {format_gib(total)} that the GPU has left beside weights and the "
-                        f"work of a step, less " f"{format_gib(reserved)} that stay free{shared}")
-
-
-def compute_adapter_budget(available: AvailableMemory, fraction: float, num_sharing_shards: int) -> int:
-    """Return the bytes that one shard's adapters may take."""
-    return int(available.bytes * fraction) // num_sharing_shards
+                        f"work of a step, less {format_gib(reserved)} that stay free{shared}")
 
 
 def check_weights_fit(needed_bytes: int, available: AvailableMemory, num_shards: int) -> None:
@@ -120,10 +99,6 @@ def format_gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading the system
-
-
 def read_gpu_memory(device: int) -> tuple[int, int]:
     """Return free and total bytes; memory that this process has cached counts as used."""
     free, total = cuda.mem_get_info(device)
@@ -131,35 +106,19 @@ def read_gpu_memory(device: int) -> tuple[int, int]:
 
 
 def read_host_memory(root: Path = ROOT_FOLDER) -> AvailableMemory:
-    system_bytes = read_named_numbers(root / "proc/meminfo")["MemAvailable"] * 1024
-    groups = [AvailableMemory(free, "that the control group of this process may still use")
-              for free in iter_cgroup_bytes_left(root)]
-    return min([AvailableMemory(system_bytes, "that the system has available"), *groups],
-               key=lambda available: available.bytes)
-
-
-def iter_cgroup_bytes_left(root: Path) -> Iterator[int]:
-    """Yield the bytes that the control group of this process, and each of its parents, has left of its limit."""
+    """Return the least of what the system has available, and what the control group of this process and each of its
+    parents has left of its limit."""
+    available = AvailableMemory(read_named_numbers(root / "proc/meminfo")["MemAvailable"] * 1024,
+                                "that the system has available")
     for folder in iter_cgroup_folders("memory", root):
         for limit_file, usage_file, page_cache_keys in CGROUP_MEMORY_FILES:
             if (folder / limit_file).exists() and (limit_text := (folder / limit_file).read_text().strip()) != "max":
                 stat = read_named_numbers(folder / "memory.stat")
                 used = int((folder / usage_file).read_text()) - sum(stat[name] for name in page_cache_keys)
-                yield max(0, int(limit_text) - max(0, used))
-
-
-def convert_out_of_memory(device: torch.device, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`. If there is no memory for it, release all its tensors, then raise
-    StepOutOfMemory."""
-    try:
-        return call()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0] or "there is no memory"
-    if device.type == "cuda":
-        cuda.empty_cache()  # cached pieces have other sizes than later steps need
-    raise StepOutOfMemory(reason)
+                left = max(0, int(limit_text) - max(0, used))
+                if left < available.bytes:
+                    available = AvailableMemory(left, "that the control group of this process may still use")
+    return available
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,25 +14,17 @@ from pathlib import Path
 import torch
 
 DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+# of the libraries that compute beside torch
 LIBRARY_PACKAGES = "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"
 
 logger = logging.getLogger(__name__)
 
 
-class NoProbeCache:
-    """Cache that keeps nothing: everything is measured at every start."""
-
-    def get(self, key: str) -> str | None:  # noqa: ARG002 - there is none
-        return None
-
-    def put(self, key: str, value: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class FileProbeCache:
-    """Cache in a file. If the file is missing or damaged, everything is measured again."""
+class ProbeCache:
+    """Cache in a file. If the file is missing or damaged, or None, everything is measured again."""
 
-    path: Path
+    path: Path | None
 
     def get(self, key: str) -> str | None:
         cached = self._read_entries().get(key)
@@ -40,6 +32,8 @@ class FileProbeCache:
 
     def put(self, key: str, value: str) -> None:
         """Keep a result. An error of the file is only logged: the result is measured again at the next start."""
+        if self.path is None:
+            return
         temporary_path = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +44,7 @@ class FileProbeCache:
 
     def _read_entries(self) -> dict[str, object]:
         try:
-            entries = json.loads(self.path.read_text())
+            entries = json.loads(self.path.read_text()) if self.path is not None else {}
         except (OSError, ValueError):
             return {}
         return entries if isinstance(entries, dict) else {}
@@ -58,27 +52,15 @@ class FileProbeCache:
 
 def make_probe_key(subject: Mapping[str, object]) -> str:
     """Return one key for machine, libraries and subject."""
-    machine = {"processor": read_processor_model(), "torch": torch.__version__, "threads": torch.get_num_threads(),
-               "capability": torch.backends.cpu.get_cpu_capability(), "driver": read_driver_version(),
-               "programs": read_library_versions()}
-    return hashlib.sha256(json.dumps(machine | dict(subject), sort_keys=True, default=str).encode()).hexdigest()
-
-
-def read_library_versions() -> dict[str, str]:
-    """Return the versions of installed libraries that compute beside torch."""
-    versions: dict[str, str] = {}
+    driver, library_versions = "", dict[str, str]()
+    with suppress(OSError):
+        driver = DRIVER_VERSION_FILE.read_text()
     for name in LIBRARY_PACKAGES:
         with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def read_driver_version() -> str:
-    """Return the version text of the GPU driver, or an empty string."""
-    try:
-        return DRIVER_VERSION_FILE.read_text()
-    except OSError:
-        return ""
+            library_versions[name] = version(name)
+    machine = {"processor": read_processor_model(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+               "capability": torch.backends.cpu.get_cpu_capability(), "driver": driver, "programs": library_versions}
+    return hashlib.sha256(json.dumps(machine | dict(subject), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_processor_model() -> str:

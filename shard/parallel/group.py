@@ -1,9 +1,5 @@
-"""The group of ranks that share a model: sums, gathers and broadcasts between them.
-
-Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists the calls in their order.
-All ranks run on one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to
-others: a call that waits longer than COLLECTIVE_TIMEOUT raises only as a last resort.
-"""
+"""The group of ranks that share a model, on one machine. Sums follow docs/exactness.md, "Sums in rank order";
+"Collectives of a step" there lists the calls in their order."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,45 +11,37 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in 
 
 from shard.parallel.shared_memory import SharedMemoryExchange
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank that hangs is left to others
 
 
 class RankGroup(Protocol):
-    """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes."""
+    """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes. The methods do
+    here what they do in a group of one rank."""
 
     rank: int
     size: int
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the ranks' partial results, added in rank order."""
+        return x
 
     def gather(self, x: Tensor) -> Tensor | None:
         """Return the ranks' parts concatenated along the last axis on rank 0, None on the others."""
+        return x
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Overwrite `x` with rank 0's values and return it."""
+        return x
 
     def all_reduce_min(self, number: int) -> int:
         """Return the least of the ranks' numbers, once every rank has called."""
+        return number
 
 
-class SingleRankGroup:
+class SingleRankGroup(RankGroup):
     """Group of one rank."""
 
-    rank = 0
-    size = 1
-
-    def all_reduce_sum(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, x: Tensor) -> Tensor | None:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_reduce_min(self, number: int) -> int:
-        return number
+    rank, size = 0, 1
 
 
 class SharedMemoryGroup:
@@ -122,16 +110,12 @@ class NcclGroup:
         return parts
 
 
-GroupFactory = Callable[[int, int, str], RankGroup]
-
-GROUP_BACKENDS: dict[str, GroupFactory] = {
-    "memory": SharedMemoryGroup,
-    "nccl": NcclGroup,
-}
+GROUP_BACKENDS: dict[str, Callable[[int, int, str], RankGroup]] = {"memory": SharedMemoryGroup, "nccl": NcclGroup}
 
 
 def join_group(rank: int, world_size: int, backend: str, meeting_point: str) -> RankGroup:
-    """Join the group and return when all ranks have. No other group may have used the file `meeting_point`."""
+    """Join the group and return when all ranks have. They meet at the file `meeting_point`, which no other group may
+    have used."""
     return SingleRankGroup() if world_size == 1 else GROUP_BACKENDS[backend](rank, world_size, meeting_point)
 
 

@@ -89,7 +89,9 @@ class SharedMemoryExchange:
                     peer_socket = (connect_with_retries(f"{meeting_point}-{peer_rank}", timeout_seconds)
                                    if peer_rank < self._rank else listener.accept()[0])
                     self._peer_sockets.append(peer_socket)
-                    set_receive_timeout(peer_socket, timeout_seconds)
+                    # Each read stays a single system call; settimeout() would make it two.
+                    peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack(
+                        "ll", int(timeout_seconds), int(timeout_seconds % 1 * 1e6)))
                     self._exchange_descriptors(peer_socket, own_descriptor)
             except (TimeoutError, BlockingIOError):
                 raise PeerLost(f"a peer of rank {self._rank} did not come within {timeout_seconds:g} seconds") from None
@@ -121,12 +123,6 @@ def create_anonymous_file(num_bytes: int) -> int:
 
 def map_descriptor(descriptor: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
-
-
-def set_receive_timeout(peer_socket: socket.socket, seconds: float) -> None:
-    """Set a timeout for reads. Each read stays a single system call; settimeout() would make it two."""
-    peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO,
-                           struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
 def connect_with_retries(path: str, timeout_seconds: float) -> socket.socket:

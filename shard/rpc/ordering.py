@@ -1,9 +1,4 @@
-"""The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back.
-
-The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later ones
-of the epoch. A `PendingResult` is waited for in another thread. It is finished in the compute thread: either by a job
-of its own, or earlier by a later message that needs its result.
-"""
+"""The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back."""
 
 import asyncio
 import logging
@@ -69,7 +64,12 @@ class Epoch:
 
 
 class MessageSequencer:
-    """Sequencer of the messages of the current epoch."""
+    """Sequencer of the messages of the current epoch.
+
+    The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later
+    ones of the epoch. A `PendingResult` is waited for in another thread. It is finished in the compute thread: either
+    by a job of its own, or earlier by a later message that needs its result.
+    """
 
     def __init__(self, compute_executor: ThreadPoolExecutor, waiting_executor: ThreadPoolExecutor,
                  gap_timeout: float) -> None:
@@ -115,14 +115,23 @@ class MessageSequencer:
             self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
             epoch.next_order += 1
         if epoch.why_over:
-            self._reject_early_messages(epoch)
+            for pending_call in epoch.early_messages.values():
+                pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
+            epoch.rejected_orders.update(epoch.early_messages)
+            epoch.early_messages.clear()
         if epoch.early_messages or epoch.missing_order:
             self._update_gap_timer(epoch)
 
     def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,
                                                          pending_call)
-        job.add_done_callback(partial(self._resolve_unless_pending, epoch, pending_call))
+
+        def resolve(job: "asyncio.Future[Any]") -> None:
+            outcome = get_job_outcome(job)
+            if not isinstance(outcome, PendingResult):  # which resolves the call later
+                self._resolve(epoch, pending_call, outcome)
+
+        job.add_done_callback(resolve)
 
     def _apply_message(self, epoch: Epoch,
                        pending_call: PendingCall[Answer]) -> Answer | RpcStatus | PendingResult[Answer]:
@@ -164,12 +173,6 @@ class MessageSequencer:
         """Resolve the call from a thread other than the event loop's."""
         pending_call.outcome.get_loop().call_soon_threadsafe(self._resolve, epoch, pending_call, outcome)
 
-    def _resolve_unless_pending(self, epoch: Epoch, pending_call: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
-        """Resolve the call with the outcome of its job, unless that is a `PendingResult`, which resolves it later."""
-        outcome = get_job_outcome(job)
-        if not isinstance(outcome, PendingResult):
-            self._resolve(epoch, pending_call, outcome)
-
     def _resolve(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
         """Set the outcome of the call, in the event loop."""
         if not pending_call.outcome.done():  # the shard may stop while a step ends
@@ -191,12 +194,6 @@ class MessageSequencer:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.why_no_more_queued = epoch.why_no_more_queued or reason
         self._queue_ready_messages(epoch)
-
-    def _reject_early_messages(self, epoch: Epoch) -> None:
-        for pending_call in epoch.early_messages.values():
-            pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
-        epoch.rejected_orders.update(epoch.early_messages)
-        epoch.early_messages.clear()
 
 
 def make_pending_call(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:

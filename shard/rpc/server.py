@@ -1,7 +1,5 @@
-"""Process of one shard: a worker behind gRPC on a unix socket.
-
-It listens once the model is loaded. It ends on SIGTERM or SIGINT, some seconds after its parent is gone, and some time
-after the router that watched its health is gone.
+"""Process of one shard: a worker behind gRPC on a unix socket, once the model is loaded. It ends on SIGTERM or SIGINT,
+some seconds after its parent is gone, and some time after the router that watched its health is gone.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shard.config import ShardConfig
 from shard.errors import StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
-from shard.rpc.service import ShardService, Worker, no_delay
+from shard.rpc.service import ShardService, Worker
 from shard.simulator.worker import SimulatedWorker
 from shard.telemetry.logs import start_logging
 from shard.telemetry.startup_progress import (
@@ -123,7 +121,11 @@ async def serve(config: ShardConfig) -> int:
             # the router reports it, too
             span_sender = make_span_sender(config.traces, f"shard {config.rank}", logger.debug)
         except (ValueError, OSError) as error:
-            report_start_failure(config.ready_fd, str(error))
+            reason = " ".join(str(error).split())
+            if config.ready_fd >= 0:
+                write_line_and_close_pipe(config.ready_fd, f"failed {reason}")
+            else:
+                sys.stderr.write(f"weft: {reason}\n")
             return choose_exit_code(error)
         await serve_until_stopped(config, worker, compute_executor, stop_event, on_progress, span_sender=span_sender)
         if span_sender is not None:
@@ -135,7 +137,7 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
                               stop_event: asyncio.Event, on_progress: OnProgress, *,
                               span_sender: SpanSender | None = None) -> None:
     """Serve until `stop_event` is set."""
-    answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else no_delay
+    answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else None
     with open_step_log(config.step_log) as call_verb:
         service = ShardService(worker, config.gap_timeout, answer_delay,
                                trace_steps(span_sender, config.rank, call_verb), compute_executor,
@@ -143,7 +145,8 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
         async with serve_grpc(config.socket, service, HealthService(config.router_grace, stop_event.set)):
             for number in STOP_SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
-            freeze_garbage_collector()
+            gc.collect()
+            gc.freeze()  # present objects are never freed
             on_progress(WARM_UP_PHASE, 0, 0)
             write_line_and_close_pipe(config.ready_fd, "ready")
             await stop_event.wait()
@@ -195,24 +198,9 @@ def import_without_gc(module_name: str) -> ModuleType:
         gc.enable()
 
 
-def freeze_garbage_collector() -> None:
-    """Exempt all present objects from garbage collection, since they are never freed."""
-    gc.collect()
-    gc.freeze()
-
-
 def choose_exit_code(error: ValueError | OSError) -> int:
     """Return 2 if every start will fail like this one until a setting, the model or the machine changes, else 1."""
     return 1 if isinstance(error, OSError | StartupOutOfMemory) and not isinstance(error, PermissionError) else 2
-
-
-def report_start_failure(descriptor: int, reason: str) -> None:
-    """Report once why the shard does not start: to the parent, or to stderr if there is none."""
-    line = " ".join(reason.split())
-    if descriptor >= 0:
-        write_line_and_close_pipe(descriptor, f"failed {line}")
-    else:
-        sys.stderr.write(f"weft: {line}\n")
 
 
 def write_line_and_close_pipe(descriptor: int, line: str) -> None:
@@ -224,16 +212,15 @@ def write_line_and_close_pipe(descriptor: int, line: str) -> None:
 
 def watch_parent(descriptor: int, grace_seconds: float, on_parent_gone: Callable[[], object]) -> None:
     """Call `on_parent_gone` some seconds after the other end of the pipe was closed."""
+    loop = asyncio.get_running_loop()
+
+    def read_pipe() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            loop.call_later(grace_seconds, on_parent_gone)
+
     if descriptor >= 0:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, partial(_read_parent_pipe, loop, descriptor, grace_seconds, on_parent_gone))
-
-
-def _read_parent_pipe(loop: asyncio.AbstractEventLoop, descriptor: int, grace_seconds: float,
-                      on_parent_gone: Callable[[], object]) -> None:
-    if not os.read(descriptor, 4096):
-        loop.remove_reader(descriptor)
-        loop.call_later(grace_seconds, on_parent_gone)
+        loop.add_reader(descriptor, read_pipe)
 
 
 def force_exit_after(seconds: float) -> None:

@@ -1,7 +1,5 @@
-"""The gRPC service of a shard: the calls of the contract, and the status codes of errors.
-
-Messages with an order pass through `ordering.py`, whether they arrive as separate calls or on a `Steps` stream. The one
-compute thread lives as long as the service.
+"""The gRPC service of a shard: the calls of the contract, and the status codes of errors. Messages with an order pass
+through `ordering.py`, whether they arrive as separate calls or on a `Steps` stream.
 """
 # ruff: noqa: N802 - gRPC names a method as the contract does
 
@@ -9,9 +7,9 @@ import asyncio
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol
 
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
@@ -29,20 +27,6 @@ from shard.rpc.ordering import (
 )
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
 from shard.telemetry.step_log import VerbCaller
-
-Received = TypeVar("Received")
-
-
-class AbortableContext(Protocol):
-    """The part of grpc.aio.ServicerContext that is used."""
-
-    async def abort(self, code: Any, details: str) -> NoReturn: ...
-
-
-class WritableContext(Protocol):
-    """The part of grpc.aio.ServicerContext that is used."""
-
-    async def write(self, message: Any) -> None: ...
 
 
 class Worker(Protocol):
@@ -74,20 +58,19 @@ class StreamedMessage:
     step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
-class StepStreamServer(Generic[Received]):
+@dataclass(eq=False, slots=True)
+class StepStreamServer:
     """One open `Steps` call: answers messages in the order in which they arrived."""
 
-    def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:
-        """Create the stream. `receive` is called when a message arrives, `await_outcome` when its answer is due."""
-        self._receive = receive
-        self._await_outcome = await_outcome
-        self._received_messages: asyncio.Queue[Received | None] = asyncio.Queue()
+    receive: Callable[[Any], Any]  # called when a message arrives
+    await_outcome: Callable[[Any], Awaitable[Any]]  # called with its result when the answer is due
+    _received_messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, init=False)
 
-    async def serve(self, messages: AsyncIterator[Any], context: WritableContext) -> None:
+    async def serve(self, messages: AsyncIterator[Any], context: Any) -> None:
         reader = asyncio.create_task(self._read_messages(messages))
         try:
             while (received := await self._received_messages.get()) is not None:
-                await context.write(await self._await_outcome(received))
+                await context.write(await self.await_outcome(received))
         finally:
             reader.cancel()
             await asyncio.wait([reader])
@@ -95,7 +78,7 @@ class StepStreamServer(Generic[Received]):
     async def _read_messages(self, messages: AsyncIterator[Any]) -> None:
         try:
             async for message in messages:
-                self._received_messages.put_nowait(self._receive(message))
+                self._received_messages.put_nowait(self.receive(message))
         finally:
             self.end_call()
 
@@ -104,22 +87,18 @@ class StepStreamServer(Generic[Received]):
         self._received_messages.put_nowait(None)
 
 
-def no_delay(_epoch: int, _order: int) -> float:
-    return 0.0
-
-
 class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
-    def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
+    def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] | None = None,
                  call_verb: VerbCaller = operator.call, compute_executor: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = ignore_progress) -> None:
         """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
-        order, is delayed. `call_verb` calls the verb with the request, in the compute thread: that of
+        order, is delayed; None delays none. `call_verb` calls the verb with the request, in the compute thread: that of
         `compute_executor`, in which the worker was made if it must be made where it computes. The service owns
         `compute_executor` from now on. `on_progress` is called when the shard is warm."""
         self.worker = worker
-        self._answer_delay = answer_delay
+        self._answer_delay = answer_delay or (lambda _epoch, _order: 0.0)
         self._call_verb = call_verb
         self._on_progress = on_progress
         self._compute_executor = compute_executor or ThreadPoolExecutor(1, "compute")
@@ -127,7 +106,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._sequencer = MessageSequencer(self._compute_executor, self._waiting_executor, gap_timeout)
         self._loading_executor = ThreadPoolExecutor(1, "loading")
         self._open_calls: set[asyncio.Task[Any]] = set()
-        self._step_streams: set[StepStreamServer[StreamedMessage]] = set()
+        self._step_streams: set[StepStreamServer] = set()
 
     def stop(self) -> None:
         """Begin no new work, and let the calls under way end soon."""
@@ -149,17 +128,17 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     # -- the calls
 
-    async def Info(self, request: pb.InfoRequest, context: AbortableContext) -> pb.InfoAnswer:  # noqa: ARG002
+    async def Info(self, request: pb.InfoRequest, context: Any) -> pb.InfoAnswer:  # noqa: ARG002
         answer = self.worker.info()
         answer.epoch = self._sequencer.epoch.number  # current, though its Reset may still be queued
         return answer
 
-    async def Warmup(self, request: pb.WarmupRequest, context: AbortableContext) -> pb.WarmupAnswer:
+    async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmupAnswer:
         answer = await self._run_unordered(self._compute_executor, partial(self.worker.warmup, request), context)
         self._on_progress(READY_PHASE, 0, 0)
         return answer
 
-    async def Reset(self, request: pb.ResetRequest, context: AbortableContext) -> pb.ResetAnswer:
+    async def Reset(self, request: pb.ResetRequest, context: Any) -> pb.ResetAnswer:
         current_epoch = self._sequencer.epoch.number
         if request.epoch <= current_epoch:
             await context.abort(StatusCode.FAILED_PRECONDITION,
@@ -167,19 +146,19 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         pending_call = self._sequencer.begin_epoch(request.epoch, partial(self.worker.reset, request))
         return await self._await_answer(pending_call, context)
 
-    async def Prefill(self, request: pb.PrefillRequest, context: AbortableContext) -> pb.StepAnswer:
+    async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.StepAnswer:
         return await self._answer_step(request, self.worker.prefill, context)
 
-    async def Decode(self, request: pb.DecodeRequest, context: AbortableContext) -> pb.StepAnswer:
+    async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.StepAnswer:
         return await self._answer_step(request, self.worker.decode, context)
 
-    async def Filter(self, request: pb.FilterRequest, context: AbortableContext) -> pb.Acknowledgement:
+    async def Filter(self, request: pb.FilterRequest, context: Any) -> pb.Acknowledgement:
         return await self._await_answer(self._sequencer.receive(request, self.worker.filter), context)
 
-    async def Concat(self, request: pb.ConcatRequest, context: AbortableContext) -> pb.Acknowledgement:
+    async def Concat(self, request: pb.ConcatRequest, context: Any) -> pb.Acknowledgement:
         return await self._await_answer(self._sequencer.receive(request, self.worker.concat), context)
 
-    async def Embed(self, request: pb.EmbedRequest, context: AbortableContext) -> pb.EmbedAnswer:
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedAnswer:
         return await self._answer_step(request, self.worker.embed, context)
 
     async def Steps(self, messages: AsyncIterator[pb.StepMessage], context: Any) -> None:
@@ -191,11 +170,11 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         finally:
             self._step_streams.discard(stream)
 
-    async def Load(self, request: pb.LoadRequest, context: AbortableContext) -> pb.LoadAnswer:
+    async def Load(self, request: pb.LoadRequest, context: Any) -> pb.LoadAnswer:
         await self._check_epoch(request.epoch, context)
         return await self._run_unordered(self._loading_executor, partial(self.worker.load_resource, request), context)
 
-    async def Unload(self, request: pb.UnloadRequest, context: AbortableContext) -> pb.UnloadAnswer:
+    async def Unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadAnswer:
         await self._check_epoch(request.epoch, context)
         return await self._run_unordered(self._loading_executor, partial(self.worker.unload_resource, request), context)
 
@@ -205,17 +184,18 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._open_calls.add(call)
         call.add_done_callback(self._open_calls.discard)
 
-    async def _await_answer(self, pending_call: PendingCall[Answer], context: AbortableContext) -> Answer:
+    async def _await_answer(self, pending_call: PendingCall[Answer], context: Any) -> Answer:
         self._track_call()
         outcome = await asyncio.shield(pending_call.outcome)
         if isinstance(outcome, RpcStatus):
             await context.abort(outcome.code, outcome.reason)
+            raise AssertionError("abort raises")
         return outcome
 
     # -- messages with an order
 
     async def _answer_step(self, request: Any, verb: Callable[[Any], Answer | PendingResult[Answer]],
-                           context: AbortableContext) -> Answer:
+                           context: Any) -> Answer:
         answer: Answer = await self._await_answer(self._sequencer.receive(request, partial(self._call_verb, verb)),
                                                   context)
         if delay := self._answer_delay(request.epoch, request.order):
@@ -223,22 +203,14 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return answer
 
     def _receive_message(self, message: pb.StepMessage) -> StreamedMessage:
-        match message.WhichOneof("verb"):
-            case "prefill":
-                return self._receive_step(message.prefill, self.worker.prefill)
-            case "decode":
-                return self._receive_step(message.decode, self.worker.decode)
-            case "embed":
-                return self._receive_step(message.embed, self.worker.embed)
-            case "filter":
-                return StreamedMessage(self._sequencer.receive(message.filter, self.worker.filter), None)
-            case "concat":
-                return StreamedMessage(self._sequencer.receive(message.concat, self.worker.concat), None)
-        pending_call = make_pending_call(lambda: None)
-        fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
-        return StreamedMessage(pending_call, None)
-
-    def _receive_step(self, request: Any, verb: Callable[[Any], Any]) -> StreamedMessage:
+        name = message.WhichOneof("verb")
+        if name is None:
+            pending_call = make_pending_call(lambda: None)
+            fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
+            return StreamedMessage(pending_call, None)
+        request, verb = getattr(message, name), getattr(self.worker, name)
+        if name in {"filter", "concat"}:
+            return StreamedMessage(self._sequencer.receive(request, verb), None)
         return StreamedMessage(self._sequencer.receive(request, partial(self._call_verb, verb)), request)
 
     async def _await_outcome(self, streamed: StreamedMessage) -> pb.StepOutcome:
@@ -256,12 +228,12 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     # -- messages without an order
 
     async def _run_unordered(self, executor: ThreadPoolExecutor, call: Callable[[], Answer],
-                             context: AbortableContext) -> Answer:
+                             context: Any) -> Answer:
         pending_call = make_pending_call(call)
         job = asyncio.get_running_loop().run_in_executor(executor, call_or_status, call)
         job.add_done_callback(partial(resolve_with_job, pending_call))
         return await self._await_answer(pending_call, context)
 
-    async def _check_epoch(self, epoch_number: int, context: AbortableContext) -> None:
+    async def _check_epoch(self, epoch_number: int, context: Any) -> None:
         if epoch_number != self._sequencer.epoch.number:
             await context.abort(StatusCode.FAILED_PRECONDITION, self._sequencer.describe_wrong_epoch(epoch_number))

@@ -1,15 +1,11 @@
 """Replay of captured decode steps (CUDA graphs): the launches of a step are captured once per number of rows, and then
 repeated with other inputs.
-
-A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
-sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
-reads them on the device, and can begin before the host knows them.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -62,34 +58,33 @@ class InFlightReplay:
         return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
 
-@dataclass(frozen=True, slots=True)
-class MaxDecodeSize:
-    """Size of the largest step."""
-
-    max_rows: int  # `iter_capture_sizes` rounds it up
-    max_sequence_length: int
-
-
 class CapturedStep(NamedTuple):
     """Captured calls for one number of rows."""
 
     forward: LaunchFunction
     sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `forward`
     sample_random: LaunchFunction  # draws tokens from them instead
+    forward_with_adapters: LaunchFunction | None  # in place of `forward` if some rows use adapters
 
 
 class CudaGraphRunner:
     """Captured decode steps of a model with one cache, by number of rows. The largest is captured first so that the
-    others reuse its memory; all share their output buffers."""
+    others reuse its memory; all share their output buffers.
+
+    A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
+    sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
+    reads them on the device, and can begin before the host knows them.
+    """
 
     @torch.inference_mode()
     def __init__(self, model: RunnableModel, attention: CapturableAttentionBackend, cache: KVCache,
-                 max_size: MaxDecodeSize, capture: CaptureFunction, *,
+                 capture: CaptureFunction, *, max_rows: int, max_sequence_length: int,
                  adapter_routing: AdapterRouting | None = None) -> None:
-        """Capture steps of all sizes; with `adapter_routing` also steps in which some rows use adapters."""
-        *smaller_sizes, max_rows = iter_capture_sizes(max_size.max_rows)
+        """Capture steps of all sizes up to `max_rows`, rounded up by `iter_capture_sizes`; with `adapter_routing` also
+        steps in which some rows use adapters."""
+        *smaller_sizes, max_rows = iter_capture_sizes(max_rows)
         self._model, self._attention, self._cache = model, attention, cache
-        self._static_plans = attention.make_static_plans(max_rows, max_size.max_sequence_length, cache)
+        self._static_plans = attention.make_static_plans(max_rows, max_sequence_length, cache)
         self._padding_blocks = [cache.scratch_block]  # block table of padding rows
         self._input_buffers = StaticDeviceBuffers([max_rows] * 3, torch.int64, cache.device)
         # chosen by the last step
@@ -102,17 +97,14 @@ class CudaGraphRunner:
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
         self._captured_steps: dict[int, CapturedStep] = {}
-        # `forward` for steps in which some rows use adapters
-        self._forwards_with_adapters: dict[int, LaunchFunction] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            calls = (partial(forward, None),
-                     partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows),
-                     partial(self._sample_into_buffers, self._device_sampler.sample_random, rows))
-            self._captured_steps[rows] = CapturedStep(*map(capture, calls))
-            if adapter_routing is not None:
-                self._forwards_with_adapters[rows] = capture(partial(forward, self._lora_work.view_rows(rows)))
+            self._captured_steps[rows] = CapturedStep(
+                capture(partial(forward, None)),
+                capture(partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows)),
+                capture(partial(self._sample_into_buffers, self._device_sampler.sample_random, rows)),
+                None if adapter_routing is None else capture(partial(forward, self._lora_work.view_rows(rows))))
 
     @torch.inference_mode()
     def run(self, layout: StepLayout, cache: KVCache) -> GraphOutputs | None:
@@ -154,9 +146,10 @@ class CudaGraphRunner:
         captured = self._captured_steps[rows]
         adapters = [sequence.adapter_id for sequence in layout.sequences]
         if any(adapters):
-            if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
+            if (self._adapter_routing is None or captured.forward_with_adapters is None
+                or not self._adapter_routing.write_static_work(self._lora_work, adapters)):
                 return None
-            captured = captured._replace(forward=self._forwards_with_adapters[rows])
+            captured = captured._replace(forward=captured.forward_with_adapters)
         # a token -1 - row refers to that row of the last step's tokens
         tokens = (sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id]
                   for sequence in layout.sequences)

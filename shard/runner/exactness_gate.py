@@ -1,11 +1,8 @@
-"""The exactness gate at start: whether a sequence gets the same bits alone, in any batch, and with any chunks.
+"""The exactness gates at start: whether a sequence gets the same bits alone, in any batch, and with any chunks. They
+run one layer of each kind and the head of a decoder, or one layer and the classifier of an encoder, on this machine.
+docs/exactness.md, "How it is checked", tells what a difference leads to."""
 
-It runs one layer of each kind and the head of the model on this machine and compares bits, not closeness.
-docs/exactness.md, "How it is checked", describes what a difference leads to.
-"""
-
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,12 +13,16 @@ from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import RunnableModel
+from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.state.block_usage import MIN_BLOCK_SIZE
-from shard.state.sequence import Sequence
+from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
 
 OBSERVED_LENGTH = 300  # tokens of the observed sequence: its slots are gathered as 64, 128, 256 and 512
 FIRST_CHUNK_SHARE = 0.45  # share of them in the first chunk
+# tokens of the texts that are compared with an encoder, and of those in the batch before the text and behind it
+TEXT_LENGTHS = (1, 7, 100)
+NEIGHBOUR_LENGTHS = ((1,), (16,), (299,), (3, 2, 40))
 
 TensorsByName = dict[str, Tensor]
 
@@ -69,53 +70,34 @@ class ExactnessGate:
         """Return the first difference, or an empty string. Each case reads what the cases before it wrote to the cache,
         which has the right bits as long as none of them differs. All cases are run after a difference, too: other ranks
         may have found none yet."""
-        expected, difference = self._run_alone(), ""
-        for name, run_case in self._list_cases():
-            outputs = run_case()
+        length = self._observed_length
+        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(self._other_sequences[0], 0, length)])))
+        prompt_step = Step(chunks=[PrefillChunk(self._observed_sequence, 0, length)])
+        expected, difference = self._compute_observed_outputs(prompt_step, length - 1), ""
+        for name, step, row in self._iter_cases():
+            outputs = self._compute_observed_outputs(step, row)
             different = [output_name for output_name in outputs
                          if not have_same_bits(outputs[output_name], expected[output_name])]
             if different and not difference:
                 difference = f"{name} has other bits in {' and '.join(different)} than the same prompt alone"
         return difference
 
-    def _list_cases(self) -> list[tuple[str, Callable[[], TensorsByName]]]:
-        return [
-            ("a prompt in two chunks", self._run_in_two_chunks),
-            ("a token decoded alone", partial(self._run_decode_batch, 1)),
-            *((f"a token in a batch of {size}", partial(self._run_decode_batch, size))
-              for size in self._sizes.batch_sizes),
-            ("a chunk beside decodes", partial(self._run_chunk_beside_decodes, self._sizes.batch_sizes[0])),
-            *((f"a prompt among {count} others", partial(self._run_among_prompts, count))
-              for count in self._sizes.prompt_counts),
-        ]
-
-    def _run_alone(self) -> TensorsByName:
-        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(self._other_sequences[0], 0, self._observed_length)])))
-        return self._compute_observed_outputs(
-            Step(chunks=[PrefillChunk(self._observed_sequence, 0, self._observed_length)]), self._observed_length - 1)
-
-    def _run_in_two_chunks(self) -> TensorsByName:
-        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(self._observed_sequence, 0, self._first_chunk_length)])))
-        return self._compute_observed_outputs(Step(chunks=[self._make_second_chunk()]),
-                                              self._observed_length - self._first_chunk_length - 1)
-
-    def _run_decode_batch(self, batch_size: int) -> TensorsByName:
-        others, index = self._other_sequences[:batch_size - 1], (batch_size - 1) // 2
-        return self._compute_observed_outputs(Step(decodes=[*others[:index], self._observed_sequence, *others[index:]]),
-                                              index)
-
-    def _run_chunk_beside_decodes(self, num_decodes: int) -> TensorsByName:
-        step = Step(decodes=self._other_sequences[:num_decodes], chunks=[self._make_second_chunk()])
-        return self._compute_observed_outputs(step, num_decodes + self._observed_length - self._first_chunk_length - 1)
-
-    def _run_among_prompts(self, num_prompts: int) -> TensorsByName:
-        prompts = [PrefillChunk(other, 0, self._observed_length) for other in self._other_sequences[:num_prompts]]
-        step = Step(chunks=[*prompts, PrefillChunk(self._observed_sequence, 0, self._observed_length)])
-        return self._compute_observed_outputs(step, len(step.chunks) * self._observed_length - 1)
-
-    def _make_second_chunk(self) -> PrefillChunk:
-        return PrefillChunk(self._observed_sequence, self._first_chunk_length,
-                            self._observed_length - self._first_chunk_length)
+    def _iter_cases(self) -> Iterator[tuple[str, Step, int]]:
+        """Yield each case's name, its step, and the row of the observed sequence's last token in it."""
+        observed, others, length = self._observed_sequence, self._other_sequences, self._observed_length
+        second_chunk = PrefillChunk(observed, self._first_chunk_length, length - self._first_chunk_length)
+        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(observed, 0, self._first_chunk_length)])))
+        yield "a prompt in two chunks", Step(chunks=[second_chunk]), second_chunk.length - 1
+        for size in (1, *self._sizes.batch_sizes):
+            index = (size - 1) // 2
+            yield ("a token decoded alone" if size == 1 else f"a token in a batch of {size}",
+                   Step(decodes=[*others[:index], observed, *others[index:size - 1]]), index)
+        num_decodes = self._sizes.batch_sizes[0]
+        yield ("a chunk beside decodes", Step(decodes=others[:num_decodes], chunks=[second_chunk]),
+               num_decodes + second_chunk.length - 1)
+        for count in self._sizes.prompt_counts:
+            prompts = [PrefillChunk(sequence, 0, length) for sequence in (*others[:count], observed)]
+            yield f"a prompt among {count} others", Step(chunks=prompts), len(prompts) * length - 1
 
     def _run_model(self, layout: StepLayout) -> Tensor:
         inputs = build_forward_inputs(layout, self._cache, self._attention, self._device)
@@ -134,6 +116,37 @@ class ExactnessGate:
             return outputs
         return outputs | {"logits": logits[index - first].clone(),
                           "logprobs": logits.log_softmax(-1)[index - first].clone()}
+
+
+@torch.inference_mode()
+def find_encoder_difference(model: Encoder, device: torch.device) -> str:
+    """Return what differs, or an empty string. `model` needs one layer."""
+    for length in TEXT_LENGTHS:
+        text = make_random_pooling_text(model, length)
+        alone = compute_outputs(model, [text], 0, device)
+        for lengths in NEIGHBOUR_LENGTHS:
+            neighbours = [make_random_pooling_text(model, neighbour_length) for neighbour_length in lengths]
+            batch = [*neighbours, text, *neighbours]
+            if not all(map(have_same_bits, compute_outputs(model, batch, len(neighbours), device), alone)):
+                return f"a text of {len(text.tokens)} tokens has other bits among {len(batch)} texts than alone"
+    return ""
+
+
+def make_random_pooling_text(model: Encoder, length: int) -> PoolingText:
+    config, generator = model.config, torch.Generator().manual_seed(length)
+    length = min(length, config.max_positions)
+    return PoolingText(torch.randint(config.vocabulary_size, (length,), generator=generator).tolist())
+
+
+def compute_outputs(model: Encoder, texts: list[PoolingText], index: int, device: torch.device) -> list[Tensor]:
+    """Return the hidden states of the text at this index, and its probabilities of labels if there is a classifier.
+    """
+    hidden_states = model.forward(build_encoder_inputs(texts, model.config, device))
+    first = sum(len(text.tokens) for text in texts[:index])
+    rows = slice(first, first + len(texts[index].tokens))
+    outputs = [hidden_states] if model.classifier is None else [hidden_states,
+                                                                model.compute_label_probabilities(hidden_states)]
+    return [output[rows].contiguous() for output in outputs]
 
 
 def have_same_bits(first: Tensor, second: Tensor) -> bool:

@@ -1,7 +1,5 @@
-"""The model runner: from a step of the shard's state to the tokens of every sequence, or its failure.
-
-Model, attention, sampling and the group of ranks meet here. All ranks run the same steps; rank 0 alone samples, and
-broadcasts the tokens: docs/exactness.md, "Collectives of a step".
+"""The model runner: from a step of the shard's state to the tokens of every sequence, or its failure. All ranks run the
+same steps; rank 0 alone samples, and broadcasts the tokens: docs/exactness.md, "Collectives of a step".
 """
 
 from dataclasses import dataclass
@@ -11,13 +9,13 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import build_forward_inputs
+from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
 from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
-from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
+from shard.runner.cuda_graphs import CudaGraphRunner
 from shard.sampling.sampler import Sampler
 from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
@@ -41,80 +39,78 @@ class StepOutputs:
         return {sequence_id: output.tokens for sequence_id, output in self.by_sequence.items()}
 
 
+@dataclass(eq=False)
 class ModelRunner:
     """Model runner of one rank."""
 
-    def __init__(self, model: RunnableModel, attention: AttentionBackend, sampler: Sampler, group: RankGroup,
-                 adapter_routing: AdapterRouting, *, device: torch.device) -> None:
-        """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
-        self.model = model
-        self._attention = attention
-        self._sampler = sampler
-        self._group = group
-        self._adapter_routing = adapter_routing
-        self._device = device
-        self._cuda_graph_runner: CudaGraphRunner | None = None
-
-    def set_cuda_graph_runner(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
-        """Use these captured steps from now on wherever they fit; None uses none."""
-        self._cuda_graph_runner = cuda_graph_runner
-
-    @property
-    def has_captured_steps(self) -> bool:
-        return self._cuda_graph_runner is not None
+    model: RunnableModel
+    attention: AttentionBackend
+    sampler: Sampler
+    group: RankGroup
+    adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
+    device: torch.device
+    cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
         """Run one step: forward pass, checks, prompt logprobs, tokens."""
         layout = lay_out_step(step)
-        captured = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(layout, cache)
+        captured = None if self.cuda_graph_runner is None else self.cuda_graph_runner.run(layout, cache)
         if captured is None:
-            inputs = build_forward_inputs(layout, cache, self._attention, self._device)
-            self._adapter_routing.set_rows(make_adapter_runs(layout))
-            hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
+            inputs, hidden_states = self.forward(layout, cache)
         else:
             hidden_states = captured.hidden_states
-        non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
-        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, span.first_row, hidden_states)
-                           for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True)
-                           if chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
-                           and chunk.start + 1 < chunk.sequence.num_prompt_tokens}
+        # one sum over all is enough to find that there are only finite ones
+        non_finite_ids = (set() if bool(hidden_states.sum(dtype=torch.float32).isfinite())
+                          else zero_non_finite_sequences(layout, hidden_states, cache))
+        prompt_logprobs: dict[int, PromptLogprobs] = {}
+        for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True):
+            if (chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
+                and chunk.start + 1 < chunk.sequence.num_prompt_tokens):
+                prompt_logprobs[chunk.sequence.id] = self._compute_prompt_logprobs(chunk, span.first_row, hidden_states)
         if prompt_logprobs:
             non_finite_ids |= self._find_non_finite_prompts(prompt_logprobs)
         outputs: dict[int, SequenceOutput] = {}
         failures: dict[int, pb.Failure] = {}
         if layout.sampled_sequences:
-            logits = (self._compute_logits(layout.sampled_sequences, hidden_states[inputs.sampled_rows])
-                      if captured is None else captured.logits)
+            if captured is None:
+                if step.chunks or layout.num_dummy_rows:  # else every row is sampled, and its adapter is set already
+                    self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
+                                                    for sequence in layout.sampled_sequences])
+                logits = self.model.compute_logits(hidden_states[inputs.sampled_rows])  # [sequences, vocabulary]
+            else:
+                logits = captured.logits
             outputs, failures = self._sample_tokens(layout.sampled_sequences, logits)
         for sequence_id in sorted(non_finite_ids):
             failures[sequence_id] = pb.NON_FINITE
             outputs.pop(sequence_id, None)
-        return StepOutputs(outputs, {sequence_id: part for sequence_id, part in prompt_logprobs.items()
-                                     if sequence_id not in failures}, failures)
+        for sequence_id in failures:
+            prompt_logprobs.pop(sequence_id, None)
+        return StepOutputs(outputs, prompt_logprobs, failures)
 
-    def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
-        """Begin a step that chooses its tokens on the device, while the step `previous` may be under way. Return None
-        if that is not possible."""
-        return None if self._cuda_graph_runner is None else self._cuda_graph_runner.begin_step(step, cache, previous)
-
-    def _compute_logits(self, sequences: list[Sequence], hidden_states: Tensor) -> Tensor | None:
-        self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
-        return self.model.compute_logits(hidden_states)  # [sequences, vocabulary]
+    def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
+        """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
+        inputs = build_forward_inputs(layout, cache, self.attention, self.device)
+        adapter_spans = [AdapterRowSpan(sequence.adapter_id, span.length)
+                         for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
+        if layout.num_dummy_rows:
+            adapter_spans.append(AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows))
+        self.adapter_routing.set_rows(adapter_spans)
+        return inputs, self.model.forward(inputs, cache, self.attention)
 
     def _sample_tokens(self, sequences: list[Sequence],
                        logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
         """Choose tokens. Return those of each sequence, and the failures of the others. Rank 0, which has the logits,
         broadcasts a token or the negative code of a failure for each sequence."""
-        sampled = None if logits is None else self._sampler.sample(logits, sequences)
+        sampled = None if logits is None else self.sampler.sample(logits, sequences)
         if sampled is None:
-            codes = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+            codes = self.group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self.device)).tolist()
         else:
             codes = [-pb.GRAMMAR if not fits_grammar else token if is_finite else -pb.NON_FINITE
                      for token, is_finite, fits_grammar in zip(sampled.tokens, sampled.is_finite, sampled.fits_grammar,
                                                                strict=True)]
-            if self._group.size > 1:
-                self._group.broadcast(torch.tensor(codes, device=self._device))
+            if self.group.size > 1:
+                self.group.broadcast(torch.tensor(codes, device=self.device))
         outputs: dict[int, SequenceOutput] = {}
         failures: dict[int, pb.Failure] = {}
         for row, (sequence, code) in enumerate(zip(sequences, codes, strict=True)):
@@ -133,7 +129,7 @@ class ModelRunner:
         """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
         sequences these are, since all ranks must know."""
         finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
-        broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
+        broadcast_flags = self.group.broadcast(torch.tensor(finite_flags, device=self.device)).tolist()
         return {sequence_id for sequence_id, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
                 if not is_finite}
 
@@ -146,25 +142,16 @@ class ModelRunner:
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = first_row + first
-            self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
+            self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
             logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
-                logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
+                logprobs += self.sampler.compute_prompt_logprobs(logits, target_tokens)
         return PromptLogprobs(chunk.start + 1, logprobs)
-
-
-def make_adapter_runs(layout: StepLayout) -> list[AdapterRowSpan]:
-    """Return the adapters of the rows on the token axis."""
-    runs = [AdapterRowSpan(sequence.adapter_id, span.length)
-            for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
-    return [*runs, AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows)] if layout.num_dummy_rows else runs
 
 
 def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:
     """Return the sequences with non-finite hidden states, after setting the blocks that they wrote to zero:
-    docs/exactness.md, "No NaN stays in the cache". One sum over all is enough to find that there are none."""
-    if bool(hidden_states.sum(dtype=torch.float32).isfinite()):
-        return set()
+    docs/exactness.md, "No NaN stays in the cache"."""
     is_finite = hidden_states.isfinite().all(dim=-1).tolist()
     failed_ids = set()
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):

@@ -1,8 +1,5 @@
-"""Pooling: from the hidden states of a text's tokens to its embedding, as configured in the model's folder.
-
-sentence-transformers keeps that in `modules.json` and `1_Pooling/config.json`; settings that are not implemented here
-are rejected by name.
-"""
+"""Pooling: from the hidden states of a text's tokens to its embedding, as sentence-transformers configures it in the
+model's folder. Settings that are not implemented here are rejected by name."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +28,10 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hi
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Pooling of a text's hidden states into one embedding: which tokens count, how many values are kept, whether the
-    result is normalised.
-    """
+    """Pooling of a text's hidden states into one embedding."""
 
     reduction: str  # a key in REDUCTIONS
-    embedding_dim: int  # of the embedding: this many first values are kept
+    embedding_dim: int  # this many first values are kept
     normalizes: bool = False
 
     def compute_embeddings(self, hidden_states: Tensor, lengths: Sequence[int]) -> list[list[float] | None]:
@@ -61,8 +56,14 @@ def read_pooling(folder: Path, default_reduction: str, hidden_size: int, embeddi
         raise ValueError(f"--embedding-dim must be at most {hidden_size}, which is what the model has, got "
                          f"{embedding_dim}")
     module_folders = read_module_folders(folder)
-    path = folder / (module_folders.get("Pooling") or POOLING_FOLDER) / "config.json"
-    reduction = read_reduction(JsonConfig(read_json_object(path), str(path))) if path.is_file() else default_reduction
+    path, reduction = folder / (module_folders.get("Pooling") or POOLING_FOLDER) / "config.json", default_reduction
+    if path.is_file():
+        config = JsonConfig(read_json(path, dict), str(path))
+        modes = [name.removeprefix(MODE_KEY_PREFIX) for name, value in config.values.items()
+                 if value is True and MODE_KEY_PREFIX in name]
+        if len(modes) != 1:
+            raise ValueError(f"{path}: one way of pooling must be chosen, got {', '.join(modes) or 'none'}")
+        reduction = REDUCTION_BY_MODE[config.require_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]
     return Pooling(reduction, embedding_dim or hidden_size, "Normalize" in module_folders)
 
 
@@ -80,19 +81,6 @@ def read_module_folders(folder: Path) -> dict[str, str]:
         module_folders[module_config.require_supported("module", name, SUPPORTED_MODULES)] = str(
             module_config.get("path") or "")
     return module_folders
-
-
-def read_reduction(config: JsonConfig) -> str:
-    modes = [name.removeprefix(MODE_KEY_PREFIX) for name, value in config.values.items()
-             if value is True and MODE_KEY_PREFIX in name]
-    if len(modes) != 1:
-        raise ValueError(f"{config.source}: one way of pooling must be chosen, got {', '.join(modes) or 'none'}")
-    return REDUCTION_BY_MODE[config.require_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = read_json(path, dict)
-    return value
 
 
 def read_json(path: Path, expected_type: type) -> Any:

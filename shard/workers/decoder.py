@@ -1,9 +1,6 @@
-"""Worker with a real model: it applies messages to the shard's state, runs steps (`runner/model_runner.py`) and returns
-answers.
-
-It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load_resource` and `unload_resource`
-come from one thread.
-"""
+"""Worker with a model that generates: it applies messages to the shard's state, runs steps and returns answers. It owns
+the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load_resource` and `unload_resource` come
+from one thread."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,7 +18,6 @@ from shard.hardware.memory_budget import (
 )
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
-from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.runner.model_runner import StepOutputs
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
@@ -35,18 +31,11 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.overlap import OverlapQueue
-from shard.workers.step_profiler import (
-    SLOW_STEP_SECONDS,
-    DecoderSteps,
-    MaxStepSizes,
-    measure_steps,
-    write_measurements,
-)
+from shard.workers.step_profiler import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
 
-NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
 logger = logging.getLogger(__name__)
@@ -72,7 +61,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.shard_state.check_warmup(request)
-        self._loaded_model.runner.set_cuda_graph_runner(None)  # the captured steps hold the old cache
+        self._loaded_model.runner.cuda_graph_runner = self._overlap_queue = None  # captured steps hold the old cache
         try:
             if self._loaded_model.device.type == "cuda":
                 self._run_warmup(partial(self._run_largest_step, request))
@@ -89,8 +78,9 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         answer.adapter_bytes = adapter_bytes
         self.shard_state.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
-        if self._loaded_model.runner.has_captured_steps:
-            self._overlap_queue = OverlapQueue(self.shard_state, self._loaded_model.runner, self._run_model)
+        if (cuda_graph_runner := self._loaded_model.runner.cuda_graph_runner) is not None:
+            self._overlap_queue = OverlapQueue(self.shard_state, cuda_graph_runner, lambda step: self._run_collective(
+                partial(self._loaded_model.runner.run, step, cache)))
         return answer
 
     def _run_largest_step(self, request: pb.WarmupRequest) -> None:
@@ -98,8 +88,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         as available to the cache."""
         max_sizes = MaxStepSizes.from_request(request, self._max_sequence_length(request))
         cache = self._loaded_model.make_cache(request.block_size, NUM_TRIAL_BLOCKS)
-        captured = self._loaded_model.capture_decode_steps(
-            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length))
+        captured = self._loaded_model.capture_decode_steps(cache, max_sizes.max_rows, max_sizes.max_sequence_length)
         DecoderSteps(self._loaded_model.runner, cache, max_sizes).run_largest()
         del captured  # must exist until the step has run
 
@@ -130,10 +119,10 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
                                                            cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
         loaded = self._loaded_model
-        loaded.runner.set_cuda_graph_runner(loaded.capture_decode_steps(
-            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length)))
+        loaded.runner.cuda_graph_runner = loaded.capture_decode_steps(cache, max_sizes.max_rows,
+                                                                      max_sizes.max_sequence_length)
         step_series = DecoderSteps(loaded.runner, cache, max_sizes).make_series()
-        write_measurements(measure_steps(step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type]), answer)
+        measure_steps(step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type], answer)
         return cache, answer
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
@@ -174,14 +163,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         self._finish_overlapped_steps()
-        texts = self.shard_state.read_embed_texts(request)
-        started_at = perf_counter()
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        embeddings = self._run_collective(partial(self._loaded_model.embedder.embed, texts))
-        if self._loaded_model.group.rank == 0:
-            write_embeddings(answer, embeddings)
-        answer.forward_seconds = perf_counter() - started_at
-        return answer
+        return self._run_texts(request, self._loaded_model.embedder.embed, write_embeddings)
 
     def _finish_overlapped_steps(self) -> None:
         if self._overlap_queue is not None:
@@ -207,17 +189,15 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
         started_at = perf_counter()
-        outputs = self._run_model(step) if step.sequences else StepOutputs({}, {}, {})
+        outputs = (self._run_collective(partial(self._loaded_model.runner.run, step, self._cache)) if step.sequences
+                   else StepOutputs({}, {}, {}))
         self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
         return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at,
                                  outputs.prompt_logprobs)
 
-    def _run_model(self, step: Step) -> StepOutputs:
-        return self._run_collective(partial(self._loaded_model.runner.run, step, self._cache))
-
     def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,
                      outputs: Mapping[int, SequenceOutput], seconds: float,
-                     prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPT_LOGPROBS) -> pb.StepAnswer:
+                     prompt_logprobs: Mapping[int, PromptLogprobs] | None = None) -> pb.StepAnswer:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
         if self._loaded_model.group.rank == 0:
             if prompt_logprobs:

@@ -1,7 +1,5 @@
-"""Survey of this machine and of a model's needs, for `weft doctor`: `python -P -m shard.workers.doctor_survey JSON`.
-
-Writes JSON to stdout. It reads and estimates, and leaves the diagnosis to `weft doctor`; it loads no weights.
-"""
+"""Survey of this machine and of a model's needs, as JSON on stdout: `python -P -m shard.workers.doctor_survey JSON`. It
+leaves the diagnosis to `weft doctor`, and loads no weights."""
 
 import json
 import os
@@ -33,10 +31,11 @@ CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by product
 
 def survey_machine() -> dict[str, Any]:
     memory = read_host_memory()
+    gpus = [(torch.cuda.get_device_name(index), *read_gpu_memory(index)) for index in range(torch.cuda.device_count())]
     return {
         "torch": torch.__version__, "cuda": torch.version.cuda or "", "instructions": read_cpu_features(CPUINFO_PATH),
         "packs_bfloat16": can_pack(torch.bfloat16),
-        "gpus": [survey_gpu(number) for number in range(torch.cuda.device_count())],
+        "gpus": [{"name": name, "free": free, "total": total} for name, free, total in gpus],
         "cores": count_usable_cores(), "processors": os.cpu_count(), "memory": memory.bytes,
         "memory_source": memory.source}
 
@@ -45,11 +44,6 @@ def read_cpu_features(path: Path) -> list[str]:
     lines = (line for line in path.read_text().splitlines() if line.startswith(("flags", "Features")))
     flags = {flag for line in lines for flag in line.split()}
     return [flag for flag in CPU_FEATURES if flag in flags]
-
-
-def survey_gpu(index: int) -> dict[str, Any]:
-    free, total = read_gpu_memory(index)
-    return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
 
 
 def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_shards: int,

@@ -5,23 +5,16 @@ All calls but `info`, `close`, `load_resource` and `unload_resource` come from o
 
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.state.result_encoding import write_embeddings, write_labels
-from shard.state.sequence import ModelLimits, PoolingText
+from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
+from shard.workers.model_loading import LoadedEncoder, load_encoder_model
 from shard.workers.model_worker import ModelWorker, exit_process
-from shard.workers.step_profiler import (
-    SLOW_STEP_SECONDS,
-    MaxStepSizes,
-    make_encoder_series,
-    measure_steps,
-    write_measurements,
-)
+from shard.workers.step_profiler import SLOW_STEP_SECONDS, MaxStepSizes, make_encoder_series, measure_steps
 
 
 class EncoderWorker(ModelWorker[LoadedEncoder]):
@@ -54,8 +47,8 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         loaded = self._loaded_model
         step_series = make_encoder_series(loaded.runner.label_tokens if loaded.config.labels else loaded.runner.embed,
                                           max_sizes)
-        write_measurements(self._run_warmup(partial(measure_steps, step_series, loaded.group,
-                                                    SLOW_STEP_SECONDS[loaded.device.type])), answer)
+        self._run_warmup(partial(measure_steps, step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type],
+                                 answer))
         self.shard_state.apply_warmup(request, num_blocks)
         self._warmup_answer = answer
         return answer
@@ -69,20 +62,6 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         raise AssertionError("the shard's state refuses whatever generates")
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        texts = self.shard_state.read_embed_texts(request)
-        started_at = perf_counter()
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        self._run_collective(partial(self._run_and_write_results, texts, request.wanted, answer))
-        answer.forward_seconds = perf_counter() - started_at
-        return answer
-
-    def _run_and_write_results(self, texts: list[PoolingText], wanted: int, answer: pb.EmbedAnswer) -> None:
-        loaded = self._loaded_model
-        if wanted == pb.LABELS:
-            labels_by_text = loaded.runner.label_tokens(texts)
-            if loaded.group.rank == 0:
-                write_labels(answer, labels_by_text)
-        else:
-            embeddings = loaded.runner.embed(texts)
-            if loaded.group.rank == 0:
-                write_embeddings(answer, embeddings)
+        if request.wanted == pb.LABELS:
+            return self._run_texts(request, self._loaded_model.runner.label_tokens, write_labels)
+        return self._run_texts(request, self._loaded_model.runner.embed, write_embeddings)

@@ -1,4 +1,7 @@
-"""Steps of loading that decoders and encoders share: device, number type, memory check, weights, exactness check."""
+"""Loading of a model from settings: only here device, number type, ranks, weights and attention are put together.
+
+Every user error is a ValueError.
+"""
 
 import logging
 from collections.abc import Callable
@@ -10,32 +13,52 @@ from typing import TypeVar
 import torch
 
 from shard.adapters.registry import AdapterRegistry
+from shard.attention.backend import (
+    AttentionBackend,
+    CapturableAttentionBackend,
+    choose_attention_backend,
+    make_attention_backend,
+)
+from shard.attention.config import AttentionConfig
+from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
 from shard.hardware.cgroups import count_usable_cores
-from shard.hardware.cublas import disable_split_k
-from shard.hardware.device import choose_device, choose_num_threads, count_ranks_on_gpu, get_device_name
-from shard.hardware.dtype import (
-    ProbeCache,
-    agree_on_dtype,
-    choose_dtype,
-    dtype_name,
-    make_packed_matmul,
-    measure_fastest_dtype,
+from shard.hardware.device import (
+    choose_device,
+    choose_num_threads,
+    count_ranks_on_gpu,
+    disable_split_k,
+    get_device_name,
 )
+from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, make_packed_matmul, measure_fastest_dtype
 from shard.hardware.memory_budget import (
     AvailableMemory,
+    MemoryBudget,
     check_weights_fit,
-    compute_adapter_budget,
+    compute_gpu_cache_budget,
+    compute_host_cache_budget,
+    is_out_of_memory,
     read_gpu_memory,
     read_host_memory,
 )
-from shard.hardware.probe_cache import FileProbeCache, NoProbeCache, make_probe_key
+from shard.hardware.probe_cache import ProbeCache, make_probe_key
 from shard.models.config import AnyConfig, ModelConfig
+from shard.models.decoder import LanguageModel
+from shard.models.encoder import EncoderConfig
+from shard.models.registry import load_encoder, load_model, read_model_config
 from shard.ops.linear import can_pack
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
-from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress
+from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
+from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
+from shard.runner.model_runner import ModelRunner
+from shard.runner.pooling import read_pooling
+from shard.runner.text_runners import DecoderEmbedder, EncoderRunner
+from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
+from shard.sampling.sampler import Sampler
+from shard.state.block_usage import MIN_BLOCK_SIZE
+from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress, ignore_progress
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +85,9 @@ class LoadContext:
         """Return the bytes for this shard's adapters."""
         if not self.adapter_registry.supports_adapters:
             return 0
-        total = (read_host_memory() if self.device.type != "cuda"
-                 else AvailableMemory(read_gpu_memory(self.device.index)[1], "that the GPU has"))
-        return compute_adapter_budget(total, self.settings.adapter_memory_fraction, self.num_sharing_shards)
+        total_bytes = (read_host_memory().bytes if self.device.type != "cuda"
+                       else read_gpu_memory(self.device.index)[1])
+        return int(total_bytes * self.settings.adapter_memory_fraction) // self.num_sharing_shards
 
     def load_from_weights(self, model_config: AnyConfig, on_progress: OnProgress,
                           make_model: Callable[[AnyConfig, CheckpointReader, RankGroup], AnyModel]) -> AnyModel:
@@ -74,7 +97,10 @@ class LoadContext:
                               lora_targets=self.adapter_registry.lora_targets,
                               on_progress=partial(on_progress, LOAD_PHASE)) as weights:
             model = make_model(model_config, weights, self.group)
-            check_all_weights_used(weights, folder, model_config)
+            if unclaimed := weights.list_unclaimed_names():
+                raise ValueError(f"{folder}: {model_config.architecture} has no use for {', '.join(unclaimed[:3])}"
+                                 f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this "
+                                 "model?")
         logger.info("loaded %s in %s on %s", model_config.architecture, dtype_name(self.dtype), self.device)
         if weights.quantization_summary:
             logger.info("%s", weights.quantization_summary)
@@ -93,19 +119,129 @@ class LoadContext:
                                    self.group, self.probe_cache, key, is_required=settings.exact)
 
 
+@dataclass(frozen=True)
+class LoadedDecoder(LoadContext):
+    """A model that generates with all that runs it."""
+
+    model: LanguageModel
+    attention: AttentionBackend
+    runner: ModelRunner
+    embedder: DecoderEmbedder
+    inexact_reason: str  # why answers may depend on the rest of the batch, or empty
+    grammars: GrammarRegistry | None  # on rank 0, if the model's tokenizer can be used
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    def make_cache(self, block_size: int, num_blocks: int) -> KVCache:
+        return make_cache(self.model, block_size, num_blocks, self.dtype, self.device)
+
+    def capture_decode_steps(self, cache: KVCache, max_rows: int, max_sequence_length: int) -> CudaGraphRunner | None:
+        """Capture decode steps for this cache. Return None unless captures are enabled, the whole model is on one GPU,
+        and model and attention allow them. Raises ValueError if a capture fails for another reason than memory."""
+        if (not self.settings.cuda_graphs or self.device.type != "cuda" or self.group.size > 1
+            or not self.model.is_capturable or not isinstance(self.attention, CapturableAttentionBackend)):
+            return None
+        self.adapter_registry.adapter_routing.set_rows(())  # not those of an earlier step
+        try:
+            return CudaGraphRunner(self.model, self.attention, cache, make_capture_function(self.device),
+                                   max_rows=max_rows, max_sequence_length=max_sequence_length,
+                                   adapter_routing=self.adapter_registry.capturable_routing)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise ValueError(f"steps cannot be captured as CUDA graphs here ({error.__context__ or error}); "
+                             "--no-cuda-graphs launches them piece by piece") from error
+
+    def bytes_per_block(self, block_size: int) -> int:
+        model = self.model
+        return KVCache.bytes_per_block(model.num_layers, model.num_kv_heads, model.head_dim, block_size, self.dtype)
+
+    def compute_cache_budget(self) -> MemoryBudget:
+        """Return the room for the cache; call this after the largest step has run."""
+        if self.device.type != "cuda":
+            return compute_host_cache_budget(read_host_memory(), self.settings.memory_fraction, self.num_sharing_shards)
+        budget = compute_gpu_cache_budget(*read_gpu_memory(self.device.index), self.settings.memory_fraction,
+                                          self.num_sharing_shards)
+        return replace(budget, bytes=max(0, budget.bytes - self.compute_adapter_budget()))
+
+
+@dataclass(frozen=True)
+class LoadedEncoder(LoadContext):
+    """An encoder with all that runs it."""
+
+    config: EncoderConfig
+    runner: EncoderRunner
+    inexact_reason: str  # why answers may depend on the rest of the batch, or empty
+
+
+def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedDecoder:
+    folder = Path(config.model)
+    model_config = read_model_config(folder)
+    context = prepare_loading(config, model_config)
+    device, group, dtype = context.device, context.group, context.dtype
+    backend = choose_attention_backend(config.attention, device.type)
+    pooling = read_pooling(folder, "last", model_config.hidden_size, config.embedding_dim)
+    model = context.load_from_weights(model_config, on_progress, load_model)
+    attention = make_attention_backend(backend, model_config.num_heads // group.size, model.num_kv_heads,
+                                       model_config.head_dim,
+                                       AttentionConfig(model_config.attention_scale, model_config.attention_softcap,
+                                                       model_config.sliding_windows))
+    gate_model = model.copy_first_layers(model.num_representative_layers)
+    gate = ExactnessGate(gate_model, model_config, attention,
+                         partial(make_cache, gate_model, MIN_BLOCK_SIZE, dtype=dtype, device=device), device,
+                         sizes=THOROUGH_GATE_SIZES if config.exact and device.type == "cuda" else QUICK_GATE_SIZES)
+    inexact_reason = context.check_exactness(model_config, on_progress, gate.find_difference, attention=backend)
+    grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
+    sampler = Sampler(model_config.vocabulary_size, device, grammars)
+    runner = ModelRunner(model, attention, sampler, group, context.adapter_registry.adapter_routing, device)
+    embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
+                                                        cache_type=TransientKVCache))
+    return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,
+                         inexact_reason=inexact_reason, grammars=grammars)
+
+
+def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: torch.dtype,
+               device: torch.device, *, cache_type: type[KVCache] = KVCache) -> KVCache:
+    return cache_type(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size,
+                      num_blocks=num_blocks, dtype=dtype, device=device)
+
+
+def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedEncoder:
+    folder = Path(config.model)
+    model_config = read_model_config(folder)
+    assert isinstance(model_config, EncoderConfig)
+    pooling = read_pooling(folder, "mean", model_config.hidden_size, config.embedding_dim)
+    context = prepare_loading(config, model_config)
+    model = context.load_from_weights(model_config, on_progress, load_encoder)
+    inexact_reason = context.check_exactness(model_config, on_progress,
+                                             partial(find_encoder_difference, model.copy_first_layers(1),
+                                                     context.device))
+    runner = EncoderRunner(model, pooling, context.adapter_registry.adapter_routing, context.device)
+    return LoadedEncoder(**vars(context), config=model_config, runner=runner, inexact_reason=inexact_reason)
+
+
 def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
     """Set up device and group; return when all ranks have joined. Raises ValueError if the weights would not fit."""
-    num_gpus, folder = torch.cuda.device_count(), Path(config.model)
+    num_gpus = torch.cuda.device_count()
     device = choose_device(config.device, config.rank, num_gpus)
     set_up_device(device, config)
     group = join_group(config.rank, config.world_size,
                        choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
                        config.meeting_point)
-    probe_cache: ProbeCache = FileProbeCache(Path(config.memory)) if config.memory else NoProbeCache()
-    dtype = choose_model_dtype(config, model_config.dtype, device, group, probe_cache)
+    probe_cache = ProbeCache(Path(config.memory) if config.memory else None)
+    find_fastest = partial(agree_on_dtype, group, probe_cache, make_probe_key({"asked": "the faster number type"}),
+                           partial(measure_fastest_dtype, can_pack, make_packed_matmul))
+    dtype, user_note = choose_dtype(config.dtype, model_config.dtype, device.type, find_fastest)
+    if user_note:
+        logger.info("%s", user_note)
     num_sharing_shards = count_ranks_on_gpu(group.rank, group.size, num_gpus) if device.type == "cuda" else group.size
-    check_weight_memory(estimate_weight_bytes(folder, model_config, config.quantize, dtype), device, group,
-                        num_sharing_shards)
+    # of all ranks; with quantised weights too little if they are dequantised at load, too much if quantised at load
+    weight_bytes = count_weight_bytes(Path(config.model))
+    if model_config.quantization is None and not config.quantize:
+        weight_bytes = weight_bytes * dtype.itemsize // model_config.dtype.itemsize
+    check_weight_memory(weight_bytes, device, group, num_sharing_shards)
     return LoadContext(config, device, group, dtype, probe_cache,
                        AdapterRegistry(dtype, device, adaptable=config.adaptable), num_sharing_shards)
 
@@ -121,15 +257,6 @@ def set_up_device(device: torch.device, config: ShardConfig) -> None:
         logger.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
 
 
-def estimate_weight_bytes(folder: Path, model_config: ModelConfig, quantize: str, dtype: torch.dtype) -> int:
-    """Return the approximate bytes of the weights of all ranks. With quantised weights it is the size of the files:
-    too little if they are dequantised at load, too much if they are quantised at load."""
-    stored_bytes = count_weight_bytes(folder)
-    if model_config.quantization is not None or quantize:
-        return stored_bytes
-    return stored_bytes * dtype.itemsize // model_config.dtype.itemsize
-
-
 def check_weight_memory(needed_bytes: int, device: torch.device, group: RankGroup, num_sharing_shards: int) -> None:
     """Check that weights of `needed_bytes` bytes on all ranks fit. Every rank measures before any of them begins to
     read."""
@@ -140,23 +267,6 @@ def check_weight_memory(needed_bytes: int, device: torch.device, group: RankGrou
         available = read_host_memory()
     min_available = group.all_reduce_min(available.bytes)
     check_weights_fit(needed_bytes, replace(available, bytes=min_available), num_sharing_shards)
-
-
-def choose_model_dtype(config: ShardConfig, checkpoint_dtype: torch.dtype, device: torch.device, group: RankGroup,
-                       probe_cache: ProbeCache) -> torch.dtype:
-    key = make_probe_key({"asked": "the faster number type"})
-    find_fastest = partial(agree_on_dtype, group, probe_cache, key,
-                           partial(measure_fastest_dtype, can_pack, make_packed_matmul))
-    choice = choose_dtype(config.dtype, checkpoint_dtype, device.type, find_fastest)
-    if choice.user_note:
-        logger.info("%s", choice.user_note)
-    return choice.dtype
-
-
-def check_all_weights_used(weights: CheckpointReader, folder: Path, config: ModelConfig) -> None:
-    if unclaimed := weights.list_unclaimed_names():
-        raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
-                         f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
 
 
 def find_inexact_reason(find_difference: Callable[[], str], group: RankGroup, probe_cache: ProbeCache, key: str, *,

@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Generic, TypeVar
+
+from torch import cuda
 
 from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.hardware.device import use_one_thread
 from shard.hardware.dtype import dtype_name
-from shard.hardware.memory_budget import convert_out_of_memory
-from shard.parallel.group import RankGroup
+from shard.hardware.memory_budget import is_out_of_memory
 from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
-from shard.state.sequence import ModelLimits
+from shard.state.sequence import ModelLimits, PoolingText
 from shard.state.shard_state import ShardState
-from shard.workers.load_decoder import LoadedDecoder
-from shard.workers.load_encoder import LoadedEncoder
+from shard.workers.model_loading import LoadedDecoder, LoadedEncoder
 
 Result = TypeVar("Result")
 AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
@@ -29,19 +30,6 @@ logger = logging.getLogger(__name__)
 def exit_process() -> None:
     """End the process at once, as a crash does."""
     os._exit(70)
-
-
-def run_collective(group: RankGroup, exit: Callable[[], object], call: Callable[[], Result]) -> Result:  # noqa: A002 - what it does
-    """Run a collective call. If it fails on one rank, the ranks are out of step, and some may wait for the others
-    forever: so that rank ends its process, and the group is replaced."""
-    try:
-        return call()
-    except Exception as error:
-        if group.size > 1:
-            # If another rank is the cause, its own log is more useful than a traceback here.
-            logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
-            exit()
-        raise
 
 
 class ModelWorker(Generic[AnyLoadedModel]):
@@ -82,6 +70,18 @@ class ModelWorker(Generic[AnyLoadedModel]):
         self.shard_state.apply_concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
+    def _run_texts(self, request: pb.EmbedRequest, run: Callable[[list[PoolingText]], Result],
+                   write: Callable[[pb.EmbedAnswer, Result], None]) -> pb.EmbedAnswer:
+        """Return the answer that `write` fills on rank 0 with the results of `run`. No state of the texts is kept."""
+        texts = self.shard_state.read_embed_texts(request)
+        started_at = perf_counter()
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
+        results = self._run_collective(partial(run, texts))
+        if self._loaded_model.group.rank == 0:
+            write(answer, results)
+        answer.forward_seconds = perf_counter() - started_at
+        return answer
+
     def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Load an adapter or a grammar, in a separate thread while steps run."""
         self.shard_state.check_load(request)
@@ -105,8 +105,23 @@ class ModelWorker(Generic[AnyLoadedModel]):
         return pb.UnloadAnswer()
 
     def _run_collective(self, call: Callable[[], Result]) -> Result:
-        return convert_out_of_memory(self._loaded_model.device,
-                                     partial(run_collective, self._loaded_model.group, self._exit, call))
+        """Run a collective call. If it fails on one rank, the ranks are out of step, and some may wait for the others
+        forever: so that rank ends its process, and the group is replaced. If there is no memory for the call, release
+        all its tensors, then raise StepOutOfMemory."""
+        try:
+            return call()
+        except Exception as error:
+            if self._loaded_model.group.size > 1:
+                # If another rank is the cause, its own log is more useful than a traceback here.
+                logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
+                self._exit()
+            if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0] or "there is no memory"
+        # outside the handler, since the error's traceback holds the tensors
+        if self._loaded_model.device.type == "cuda":
+            cuda.empty_cache()  # cached pieces have other sizes than later steps need
+        raise StepOutOfMemory(reason)
 
     def _run_warmup(self, call: Callable[[], Result], flags_to_lower: str = "") -> Result:
         """Run steps up to the largest size. Raises StartupOutOfMemory if memory is too small: nothing can be served

@@ -1,9 +1,5 @@
-"""Overlapped decode steps: the next step begins before the results of the last one are known.
-
-Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So
-`ShardState` advances as if the tokens of the step under way were known, and the next step reads them on the device. If
-a result needs the host, that step and the one behind it are run again, one after the other, with the same results as
-without overlap. That costs two steps, so where it happens often, `OverlapBackoff` suspends overlap for some steps.
+"""Overlapped decode steps: the next step begins before the results of the last one are known, so that the device does
+not idle while the host reads tokens, writes answers and prepares the next step.
 """
 
 from collections import deque
@@ -15,8 +11,8 @@ from typing import Any
 from shard.attention.kv_cache import KVCache
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.pending_result import Answer, PendingResult
-from shard.runner.cuda_graphs import InFlightReplay
-from shard.runner.model_runner import ModelRunner, StepOutputs, find_blocks_between
+from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
+from shard.runner.model_runner import StepOutputs, find_blocks_between
 from shard.state.result_encoding import SequenceOutput
 from shard.state.shard_state import ShardState
 from shard.state.step import Step
@@ -43,7 +39,7 @@ class InFlightStep:
 
 
 class OverlapBackoff:
-    """Decides when to stop overlapping: a rerun costs two steps, an overlap saves part of one."""
+    """Decides when to suspend overlap for some steps: a rerun costs two steps, an overlap saves part of one."""
 
     def __init__(self) -> None:
         self._rerun_share = 0.0  # moving average: share of overlapped steps that had to be run again
@@ -63,42 +59,39 @@ class OverlapBackoff:
 
 
 class OverlapQueue:
-    """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread. No step begins while one must be run again.
+    """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread.
+
+    `ShardState` advances as if the tokens of the step under way were known, and the next step reads them on the device.
+    If a result needs the host, that step and the one behind it are run again, one after the other, with the same
+    results as without overlap. No step begins while one must be run again.
     """
 
-    def __init__(self, shard_state: ShardState, runner: ModelRunner, run_synchronously: RunSynchronously) -> None:
+    def __init__(self, shard_state: ShardState, cuda_graph_runner: CudaGraphRunner,
+                 run_synchronously: RunSynchronously) -> None:
         self._shard_state = shard_state
-        self._runner = runner
+        self._cuda_graph_runner = cuda_graph_runner
         self._run_synchronously = run_synchronously
         self._in_flight_steps: deque[InFlightStep] = deque()  # the oldest first
         self._last_ended_at = 0.0  # when the last step ended
         self._backoff = OverlapBackoff()
         self._first_error: Exception | None = None  # of a failed step; all steps behind it raise the same
 
-    @property
-    def _oldest(self) -> InFlightStep:
-        return self._in_flight_steps[0]
-
-    @property
-    def _youngest(self) -> InFlightStep:
-        return self._in_flight_steps[-1]
-
     def wait_for_capacity(self) -> None:
         """Wait until another step may begin; raises the error of an earlier step."""
         if len(self._in_flight_steps) == MAX_IN_FLIGHT_STEPS:
-            self._oldest.pending_result.finish()
-        if self._in_flight_steps and self._youngest.replay is None:
+            self._in_flight_steps[0].pending_result.finish()
+        if self._in_flight_steps and self._in_flight_steps[-1].replay is None:
             self.finish_all()
 
     def finish_all(self) -> None:
         """Finish the steps under way, in order; stops at the first that failed and raises its error."""
         while self._in_flight_steps:  # `finish` ends in `_end_step`, which removes the step
-            self._oldest.pending_result.finish()
+            self._in_flight_steps[0].pending_result.finish()
 
     def discard_all(self) -> None:
         """Finish all steps under way, discarding their results and errors."""
         while self._in_flight_steps:  # `_end_step` removes the step, also if it fails
-            self._oldest.pending_result.finish_without_raising()
+            self._in_flight_steps[0].pending_result.finish_without_raising()
         self._first_error = None
 
     def begin_step(self, step: Step, cache: KVCache, make_answer: MakeAnswer[Answer]) -> PendingResult[Answer] | None:
@@ -106,9 +99,9 @@ class OverlapQueue:
         ended."""
         if self._backoff.should_suspend_next_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
-        previous = self._youngest.replay if self._in_flight_steps else None
+        previous = self._in_flight_steps[-1].replay if self._in_flight_steps else None
         started_at = perf_counter()
-        replay = self._runner.begin_step(step, cache, previous)
+        replay = self._cuda_graph_runner.begin_step(step, cache, previous)
         if replay is None:
             return None
         placeholder_indices = self._shard_state.append_placeholders(step)
@@ -118,9 +111,8 @@ class OverlapQueue:
         return pending_result
 
     def _overwrites_blocks_in_flight(self, step: Step, block_size: int) -> bool:
-        """Return whether the step writes to a block of a sequence that a step under way is the last to compute.
-
-        The step under way may have to be run again and must then find the block as it was."""
+        """Return whether the step writes to a block of a sequence that a step under way is the last to compute: that
+        step may have to be run again and must then find the block as it was."""
         ids = {sequence.id for sequence in step.decodes}
         blocks = {block for in_flight in self._in_flight_steps for sequence in in_flight.step.decodes
                   if sequence.id not in ids for block in sequence.blocks}
@@ -129,7 +121,7 @@ class OverlapQueue:
 
     def _end_step(self, in_flight: InFlightStep, cache: KVCache, make_answer: MakeAnswer[Answer]) -> Answer:
         """Make the answer of the oldest step and remove the step, also if it fails."""
-        assert self._oldest is in_flight, "steps end in their order"
+        assert self._in_flight_steps[0] is in_flight, "steps end in their order"
         try:
             if self._first_error is not None:
                 raise self._first_error
@@ -147,7 +139,11 @@ class OverlapQueue:
     def _compute_outputs(self, in_flight: InFlightStep, cache: KVCache) -> Mapping[int, SequenceOutput]:
         step, replay = in_flight.step, in_flight.replay
         if replay is None:
-            self._drop_failed(in_flight, cache)
+            # sequences that failed in the step before ran in this one too
+            for sequence, index in zip(step.decodes, in_flight.placeholder_indices, strict=True):
+                if sequence.failure is not None:
+                    cache.zero_blocks(find_blocks_between(sequence, index - 1, index, cache.block_size))
+            step.drop_failed()
         elif (sampled_tokens := replay.get_sampled_tokens()) is not None:
             self._backoff.record_step(succeeded=True)
             self._shard_state.fill_placeholders(step, in_flight.placeholder_indices,
@@ -170,10 +166,3 @@ class OverlapQueue:
                 in_flight.replay.wait()
                 in_flight.replay = None
                 self._shard_state.roll_back_placeholders(in_flight.step, in_flight.placeholder_indices)
-
-    def _drop_failed(self, in_flight: InFlightStep, cache: KVCache) -> None:
-        """Drop sequences that failed in the step before. They ran in this one too, so zero the blocks they wrote to."""
-        for sequence, index in zip(in_flight.step.decodes, in_flight.placeholder_indices, strict=True):
-            if sequence.failure is not None:
-                cache.zero_blocks(find_blocks_between(sequence, index - 1, index, cache.block_size))
-        in_flight.step.drop_failed()

@@ -1,11 +1,9 @@
-"""Warm-up: steps that are run and timed before anything is served. The router predicts the time of steps from them; on
-a GPU the largest step also shows how much memory a step needs.
-
-Sizes grow, kind by kind, up to the largest that the limits allow; on a CPU, where a large step takes many seconds and
-its memory need not be measured, only until a step takes long enough to predict larger ones.
+"""Warm-up: steps that are run and timed before anything is served, with sizes that grow kind by kind. The router
+predicts the time of steps from them; on a GPU the largest step also shows how much memory a step needs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
@@ -17,7 +15,8 @@ from shard.runner.model_runner import ModelRunner
 from shard.state.sequence import PoolingText, SamplingParams, Sequence
 from shard.state.step import PrefillChunk, Step
 
-# seconds of a step, by device, after which no larger one of its kind is tried
+# seconds of a step, by device, after which no larger one of its kind is tried; on a CPU, where a large step takes many
+# seconds and its memory need not be measured, such a step is enough to predict larger ones
 SLOW_STEP_SECONDS = {"cpu": 0.1, "cuda": inf}
 MAX_REPEATED_SECONDS = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
 SIZE_GROWTH_FACTOR = 4
@@ -49,29 +48,22 @@ class TimedStep(NamedTuple):
     num_context_tokens: int
 
 
-class StepMeasurement(NamedTuple):
-    """Measured time of a step of a given size."""
-
-    num_rows: int
-    num_chunk_tokens: int
-    num_context_tokens: int
-    seconds: float
-
-
-def measure_steps(step_series: Iterable[Iterator[TimedStep]], group: RankGroup,
-                  slow_step_seconds: float) -> list[StepMeasurement]:
-    """Run and time the steps of each kind. Once one takes `slow_step_seconds`, no larger one of its kind is run."""
-    measurements = []
+def measure_steps(step_series: Iterable[Iterator[TimedStep]], group: RankGroup, slow_step_seconds: float,
+                  answer: pb.WarmupAnswer) -> None:
+    """Run the steps of each kind, and write their sizes and times to the answer. Once one takes `slow_step_seconds`, no
+    larger one of its kind is run."""
     for series in step_series:
         for number, step in enumerate(series):
             seconds = time_step(step, group)
             # where all sizes are run, kernels are compiled on the way
             if seconds <= MAX_REPEATED_SECONDS or slow_step_seconds == inf:
                 seconds = min(seconds, time_step(step, group))  # the first run may have had to set things up
-            measurements.append(StepMeasurement(*step[1:], seconds))
+            answer.rows.append(step.num_rows)
+            answer.chunk_tokens.append(step.num_chunk_tokens)
+            answer.context.append(step.num_context_tokens)
+            answer.seconds.append(seconds)
             if seconds > slow_step_seconds and number:  # one size alone gives no slope
                 break
-    return measurements
 
 
 def time_step(step: TimedStep, group: RankGroup) -> float:
@@ -79,14 +71,6 @@ def time_step(step: TimedStep, group: RankGroup) -> float:
     started_at = perf_counter()
     step.run()
     return -group.all_reduce_min(-round(1e9 * (perf_counter() - started_at))) / 1e9
-
-
-def write_measurements(measurements: Iterable[StepMeasurement], answer: pb.WarmupAnswer) -> None:
-    for measurement in measurements:
-        answer.rows.append(measurement.num_rows)
-        answer.chunk_tokens.append(measurement.num_chunk_tokens)
-        answer.context.append(measurement.num_context_tokens)
-        answer.seconds.append(measurement.seconds)
 
 
 def iter_growing_sizes(first: int, last: int) -> Iterator[int]:
@@ -97,18 +81,18 @@ def iter_growing_sizes(first: int, last: int) -> Iterator[int]:
     yield last
 
 
+@dataclass(frozen=True)
 class DecoderSteps:
     """Steps of a decoder's warm-up. Nothing is served meanwhile, so all their sequences share the cache's first blocks.
     """
 
-    def __init__(self, runner: ModelRunner, cache: KVCache, max_sizes: MaxStepSizes) -> None:
-        self._runner = runner
-        self._cache = cache
-        self._max_sizes = max_sizes
+    runner: ModelRunner
+    cache: KVCache
+    max_sizes: MaxStepSizes
 
     def make_series(self) -> list[Iterator[TimedStep]]:
         """Return the steps of each kind: a growing number of decodes, one decode that grows, one chunk that grows."""
-        max_rows, max_chunk_tokens, max_length = self._max_sizes
+        max_rows, max_chunk_tokens, max_length = self.max_sizes
         return [
             (self._make_timed_step(count, SHORT_CONTEXT_TOKENS, []) for count in iter_growing_sizes(1, max_rows)),
             (self._make_timed_step(1, length, [])
@@ -119,23 +103,21 @@ class DecoderSteps:
 
     def run_largest(self) -> None:
         """Run a step with the end of the longest prompt, which attends to everything before it, beside decodes."""
-        max_rows, num_tokens, length = self._max_sizes
+        max_rows, num_tokens, length = self.max_sizes
         chunk = PrefillChunk(self._make_sequence(max_rows, length), length - num_tokens, num_tokens)
         self._make_timed_step(max_rows, SHORT_CONTEXT_TOKENS, [chunk]).run()
 
     def _make_timed_step(self, num_decodes: int, length: int, chunks: list[PrefillChunk]) -> TimedStep:
-        length = min(length, self._max_sizes.max_sequence_length)
+        length = min(length, self.max_sizes.max_sequence_length)
         step = Step(decodes=[self._make_sequence(sequence_id, length) for sequence_id in range(num_decodes)],
                     chunks=chunks)
-        return TimedStep(lambda: self._runner.run(step, self._cache), num_decodes + len(chunks),
+        return TimedStep(lambda: self.runner.run(step, self.cache), num_decodes + len(chunks),
                          sum(chunk.length for chunk in chunks),
                          sum(len(sequence.tokens) for sequence in step.sequences))
 
     def _make_sequence(self, sequence_id: int, length: int) -> Sequence:
-        blocks = [number % self._cache.num_blocks for number in range(-(-length // self._cache.block_size))]
-        return Sequence(id=sequence_id, tokens=[0] * length, num_prompt_tokens=length, num_initial_tokens=length,
-                        num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=sequence_id,
-                        sampling=WARMUP_SAMPLING_PARAMS, wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+        blocks = [number % self.cache.num_blocks for number in range(-(-length // self.cache.block_size))]
+        return Sequence.from_prompt(sequence_id, [0] * length, blocks, sampling=WARMUP_SAMPLING_PARAMS)
 
 
 def make_encoder_series(run_texts: Callable[[list[PoolingText]], object],

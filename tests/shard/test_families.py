@@ -24,7 +24,7 @@ from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.exactness_gate import ExactnessGate
-from shard.workers.load_decoder import make_cache
+from shard.workers.model_loading import make_cache
 
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]

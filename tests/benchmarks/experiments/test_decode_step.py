@@ -17,7 +17,7 @@ from benchmarks.experiments.decode_step import (
     prepare_decode_step,
 )
 from shard.config import ShardConfig
-from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 
 @pytest.fixture(scope="module")

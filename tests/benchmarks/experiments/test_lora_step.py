@@ -15,7 +15,7 @@ from benchmarks.experiments.lora_step import (
 )
 from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, MODEL_CONFIGS, make_random_checkpoint
 from shard.config import ShardConfig
-from shard.workers.load_decoder import load_decoder_model
+from shard.workers.model_loading import load_decoder_model
 
 
 @pytest.mark.parametrize("shape", LLAMA_SHAPES)

@@ -11,7 +11,7 @@ from benchmarks.gpu.step_timer import StepTimer
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import CudaGraphRunner
 from shard.runner.model_runner import ModelRunner
-from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 
 @pytest.fixture

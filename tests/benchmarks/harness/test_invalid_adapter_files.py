@@ -15,7 +15,7 @@ from benchmarks.harness.invalid_adapter_files import (
 from benchmarks.harness.random_checkpoints import make_random_checkpoint
 from shard.config import ShardConfig
 from shard.errors import RejectedMessage
-from shard.workers.load_decoder import load_decoder_model
+from shard.workers.model_loading import load_decoder_model
 
 NUM_ADAPTERS = 5 * len(DEFECTS)
 

@@ -1,11 +1,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.errors import StartupOutOfMemory
 from shard.hardware.memory_budget import (
     AvailableMemory,
     MemoryBudget,
@@ -13,7 +12,6 @@ from shard.hardware.memory_budget import (
     check_weights_fit,
     compute_gpu_cache_budget,
     compute_host_cache_budget,
-    convert_out_of_memory,
     count_fitting_blocks,
     describe_cache_size,
     explain_num_blocks,
@@ -170,41 +168,3 @@ def test_cache_size_is_described() -> None:
 ])
 def test_number_of_cache_blocks_is_explained(num_blocks: int, expected: str) -> None:
     assert explain_num_blocks(num_blocks, 4096, 3000, MemoryBudget(GIB, "because of the memory")) == expected
-
-
-@pytest.mark.parametrize(("error", "reason"), [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"),
-     "CUDA out of memory. Tried to allocate 2.00 GiB."),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes."), "5 bytes"),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
-    (RuntimeError("Triton Error [CUDA]: out of memory"), "out of memory"),
-    (MemoryError(), "there is no memory")])
-def test_out_of_memory_errors_are_recognized(error: Exception, reason: str) -> None:
-    def raise_error() -> None:
-        raise error
-    with pytest.raises(StepOutOfMemory, match=reason):
-        convert_out_of_memory(torch.device("cpu"), raise_error)
-
-
-def test_out_of_memory_hidden_by_another_error_is_recognized() -> None:
-    """Capturing a CUDA graph raises such an error."""
-    def raise_error_after_out_of_memory() -> None:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        finally:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    with pytest.raises(StepOutOfMemory, match="during capture"):
-        convert_out_of_memory(torch.device("cpu"), raise_error_after_out_of_memory)
-
-
-def test_impossibly_large_allocation_is_out_of_memory() -> None:
-    with pytest.raises(StepOutOfMemory):
-        convert_out_of_memory(torch.device("cpu"), lambda: torch.empty(2**60))
-
-
-def test_other_errors_are_not_converted() -> None:
-    def raise_other_error() -> None:
-        raise RuntimeError("no")
-    with pytest.raises(RuntimeError, match="no"):
-        convert_out_of_memory(torch.device("cpu"), raise_other_error)
-    assert convert_out_of_memory(torch.device("cpu"), lambda: 7) == 7

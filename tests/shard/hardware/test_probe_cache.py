@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 from shard.hardware import probe_cache
-from shard.hardware.probe_cache import FileProbeCache, make_probe_key
+from shard.hardware.probe_cache import ProbeCache, make_probe_key
 
 
 def test_stored_values_are_there_for_the_next_process(tmp_path: Path) -> None:
-    FileProbeCache(tmp_path / "new" / "machine.json").put("key", "found")
-    assert FileProbeCache(tmp_path / "new" / "machine.json").get("key") == "found"
+    ProbeCache(tmp_path / "new" / "machine.json").put("key", "found")
+    assert ProbeCache(tmp_path / "new" / "machine.json").get("key") == "found"
 
 
 def test_damaged_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     for damaged in ("", "[1, 2]", '{"key": 3}', "{"):
         path.write_text(damaged)
-        assert FileProbeCache(path).get("key") is None
-    FileProbeCache(path).put("key", "found")
-    assert FileProbeCache(path).get("key") == "found"
+        assert ProbeCache(path).get("key") is None
+    ProbeCache(path).put("key", "found")
+    assert ProbeCache(path).get("key") == "found"
 
 
 def test_probe_key_is_stable_and_depends_on_the_model_shape() -> None:
@@ -38,7 +38,7 @@ def test_probe_key_depends_on_driver_and_library_versions(monkeypatch: pytest.Mo
 
 
 def test_unwritable_cache_keeps_nothing_and_warns(caplog: pytest.LogCaptureFixture) -> None:
-    cache = FileProbeCache(Path("/dev/null/weft/machine.json"))
+    cache = ProbeCache(Path("/dev/null/weft/machine.json"))
     cache.put("key", "found")
     assert cache.get("key") is None
     assert "cannot remember" in caplog.text

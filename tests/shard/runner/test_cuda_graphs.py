@@ -19,7 +19,6 @@ from shard.attention.kv_cache import KVCache
 from shard.runner.cuda_graphs import (
     CudaGraphRunner,
     LaunchFunction,
-    MaxDecodeSize,
     iter_capture_sizes,
     without_garbage_collection,
 )
@@ -92,12 +91,12 @@ def test_captured_graphs_are_freed_with_their_owner(replayable_model: Replayable
     with without_garbage_collection():
         assert not gc.isenabled()
         cuda_graph_runner = CudaGraphRunner(replayable_model.model, replayable_model.attention, replayable_model.cache,
-                                            MaxDecodeSize(2, MAX_LENGTH), fake_capture)
+                                            fake_capture, max_rows=2, max_sequence_length=MAX_LENGTH)
         weak_reference = weakref.ref(cuda_graph_runner)
-        replayable_model.runner.set_cuda_graph_runner(cuda_graph_runner)
+        replayable_model.runner.cuda_graph_runner = cuda_graph_runner
         replayable_model.runner.run(Step(decodes=replayable_model.make_prefilled_sequences([5], 0)),
                                     replayable_model.cache)
-        replayable_model.runner.set_cuda_graph_runner(None)
+        replayable_model.runner.cuda_graph_runner = None
         del cuda_graph_runner
         assert weak_reference() is None
 

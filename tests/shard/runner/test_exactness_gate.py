@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
+from support.model_runs.encoder_reference import load_encoder_model
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend, make_attention_backend
 from shard.checkpoint.reader import CheckpointReader
-from shard.hardware.probe_cache import FileProbeCache, NoProbeCache
+from shard.hardware.probe_cache import ProbeCache
 from shard.models.decoder import Decoder
+from shard.models.encoder import Encoder
 from shard.models.registry import load_model, read_model_config
 from shard.ops.linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
@@ -22,10 +24,10 @@ from shard.runner.exactness_gate import (
     THOROUGH_GATE_SIZES,
     ExactnessGate,
     ExactnessGateSizes,
+    find_encoder_difference,
     have_same_bits,
 )
-from shard.workers.load_decoder import make_cache
-from shard.workers.model_loading import find_inexact_reason
+from shard.workers.model_loading import find_inexact_reason, make_cache
 
 CPU = torch.device("cpu")
 
@@ -125,7 +127,7 @@ def test_attention_that_depends_on_chunking_is_found(one_layer_decoder: Decoder)
 
 
 def test_gate_result_is_cached(one_layer_decoder: Decoder, tmp_path: Path) -> None:
-    cache, checks = FileProbeCache(tmp_path / "folder" / "machine.json"), []
+    cache, checks = ProbeCache(tmp_path / "folder" / "machine.json"), []
 
     def find_difference() -> str:
         checks.append(1)
@@ -135,12 +137,12 @@ def test_gate_result_is_cached(one_layer_decoder: Decoder, tmp_path: Path) -> No
         assert find_inexact_reason(find_difference, SingleRankGroup(), cache, "key",
                                    is_required=False) == "something differs"
     assert len(checks) == 1
-    find_inexact_reason(find_difference, SingleRankGroup(), NoProbeCache(), "key", is_required=False)
+    find_inexact_reason(find_difference, SingleRankGroup(), ProbeCache(None), "key", is_required=False)
     assert len(checks) == 2
 
 
 def test_demanded_exactness_fails_with_the_difference_found(tmp_path: Path) -> None:
-    cache = FileProbeCache(tmp_path / "machine.json")
+    cache = ProbeCache(tmp_path / "machine.json")
     for _ in range(2):  # measured, then read from the file
         with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
             find_inexact_reason(lambda: "something differs", SingleRankGroup(), cache, "key", is_required=True)
@@ -151,3 +153,29 @@ def test_nan_has_the_same_bits_as_itself() -> None:
     broken = torch.tensor([1.0, torch.nan])
     assert have_same_bits(broken, broken.clone())
     assert not have_same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+# -- encoders
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "with labels"])
+def one_layer_encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = make_tiny_encoder(tmp_path_factory.getbasetemp(), "bert", labels=request.param)
+    return load_encoder_model(folder, torch.float32, SingleRankGroup()).copy_first_layers(1)
+
+
+def test_exact_encoder_passes(one_layer_encoder: Encoder) -> None:
+    assert find_encoder_difference(one_layer_encoder, CPU) == ""
+
+
+def test_linear_of_an_encoder_that_depends_on_the_number_of_rows_is_found(
+        one_layer_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    original_call = PackedLinear.__call__
+
+    def call_depending_on_rows(self: PackedLinear, x: Tensor) -> Tensor:
+        y = original_call(self, x)
+        return y if len(x) <= 200 else y.nextafter(torch.tensor(torch.inf))
+
+    monkeypatch.setattr(PackedLinear, "__call__", call_depending_on_rows)
+    assert find_encoder_difference(
+        one_layer_encoder, CPU) == "a text of 1 tokens has other bits among 3 texts than alone"

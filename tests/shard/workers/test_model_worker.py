@@ -1,5 +1,6 @@
 """Behaviour common to all workers that load a model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from shard.parallel.group import SingleRankGroup
 from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.workers.model_worker import ModelWorker, run_collective
+from shard.workers.model_worker import ModelWorker
 
+SINGLE_RANK = SingleRankGroup()
 MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
+
+
+class TwoRankGroup(SingleRankGroup):
+    rank, size = 0, 2
 
 
 class FakeAdapterRegistry:
@@ -36,15 +42,16 @@ class FakeAdapterRegistry:
 
 class FakeLoadedModel:
     name, inexact_reason = "loom", ""
-    device, dtype, group = torch.device("cpu"), torch.float32, SingleRankGroup()
+    device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, adapter_registry: FakeAdapterRegistry) -> None:
-        self.adapter_registry = adapter_registry
+    def __init__(self, adapter_registry: FakeAdapterRegistry, group: SingleRankGroup) -> None:
+        self.adapter_registry, self.group = adapter_registry, group
 
 
-def make_worker(adapter_registry: FakeAdapterRegistry | None = None) -> Any:
-    model: Any = FakeLoadedModel(adapter_registry or FakeAdapterRegistry())
-    return ModelWorker[Any](model, MESSAGE_LIMITS, lambda: None)
+def make_worker(adapter_registry: FakeAdapterRegistry | None = None, group: SingleRankGroup = SINGLE_RANK,
+                exit: Callable[[], object] = lambda: None) -> Any:  # noqa: A002 - as ModelWorker names it
+    model: Any = FakeLoadedModel(adapter_registry or FakeAdapterRegistry(), group)
+    return ModelWorker[Any](model, MESSAGE_LIMITS, exit)
 
 
 def make_load_request(kind: Any = pb.KIND_ADAPTER) -> pb.LoadRequest:
@@ -93,11 +100,9 @@ def test_unsupported_resource_is_rejected_and_leaves_nothing(is_open: bool, kind
     assert not worker.shard_state.loaded_ids[kind]
 
 
-def test_failed_collective_of_several_ranks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_collective_of_several_ranks_ends_the_process() -> None:
     exits: list[int] = []
-    model: Any = FakeLoadedModel(FakeAdapterRegistry())
-    worker = ModelWorker[Any](model, MESSAGE_LIMITS, lambda: exits.append(1))
-    monkeypatch.setattr(FakeLoadedModel.group, "size", 2, raising=False)
+    worker = make_worker(group=TwoRankGroup(), exit=lambda: exits.append(1))
     with pytest.raises(ZeroDivisionError):
         worker._run_collective(lambda: 1 / 0)
     assert exits == [1]
@@ -116,35 +121,71 @@ def test_out_of_memory_in_a_step_is_reported_as_such() -> None:
 # -- a rank that fails in a step of several ranks exits; a single shard continues
 
 
-class TwoRankGroup(SingleRankGroup):
-    rank, size = 0, 2
-
-
-def raise_out_of_memory() -> None:
-    raise RuntimeError("out of memory")
-
-
 def test_result_is_returned() -> None:
-    assert run_collective(TwoRankGroup(), lambda: None, lambda: 5) == 5
+    assert make_worker(group=TwoRankGroup())._run_collective(lambda: 5) == 5
+    assert make_worker()._run_collective(lambda: 7) == 7
 
 
 @pytest.mark.parametrize(("group", "ends"), [(SingleRankGroup(), 0), (TwoRankGroup(), 1)], ids=["alone", "one of two"])
 def test_failure_ends_the_process_only_in_a_group(group: SingleRankGroup, ends: int) -> None:
+    def raise_out_of_memory() -> None:
+        raise RuntimeError("out of memory")
+
     exits: list[int] = []
-    with pytest.raises(RuntimeError, match="out of memory"):
-        run_collective(group, lambda: exits.append(1), raise_out_of_memory)
+    with pytest.raises(StepOutOfMemory, match="out of memory"):
+        make_worker(group=group, exit=lambda: exits.append(1))._run_collective(raise_out_of_memory)
     assert len(exits) == ends
 
 
 @pytest.mark.parametrize(("error", "traced"), [
-    (RuntimeError("out of memory"), True), (PeerLost("rank 1 is gone"), False)], ids=["its own", "another's"])
+    (RuntimeError("its own"), True), (PeerLost("rank 1 is gone"), False)], ids=["its own", "another's"])
 def test_only_own_failures_are_logged_with_a_traceback(
         error: Exception, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
     def raise_error() -> None:
         raise error
 
     with pytest.raises(type(error)):
-        run_collective(TwoRankGroup(), lambda: None, raise_error)
+        make_worker(group=TwoRankGroup())._run_collective(raise_error)
     [record] = caplog.records
     assert record.getMessage() == f"this shard ends with its group: {error}"
     assert bool(record.exc_info) == traced
+
+
+# -- errors that mean that memory ran out
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"),
+     "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes."), "5 bytes"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "out of memory"),
+    (MemoryError(), "there is no memory")])
+def test_out_of_memory_errors_are_recognized(error: Exception, reason: str) -> None:
+    def raise_error() -> None:
+        raise error
+    with pytest.raises(StepOutOfMemory, match=reason):
+        make_worker()._run_collective(raise_error)
+
+
+def test_out_of_memory_hidden_by_another_error_is_recognized() -> None:
+    """Capturing a CUDA graph raises such an error."""
+    def raise_error_after_out_of_memory() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    with pytest.raises(StepOutOfMemory, match="during capture"):
+        make_worker()._run_collective(raise_error_after_out_of_memory)
+
+
+def test_impossibly_large_allocation_is_out_of_memory() -> None:
+    with pytest.raises(StepOutOfMemory):
+        make_worker()._run_collective(lambda: torch.empty(2**60))
+
+
+def test_other_errors_are_not_converted() -> None:
+    def raise_other_error() -> None:
+        raise RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        make_worker()._run_collective(raise_other_error)

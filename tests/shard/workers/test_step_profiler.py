@@ -3,14 +3,17 @@
 from math import inf
 
 from shard.parallel.group import SingleRankGroup
+from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText
 from shard.workers.step_profiler import MaxStepSizes, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
-    measurements = measure_steps(make_encoder_series(lambda _: None, sizes), SingleRankGroup(), slow_step_seconds)
-    assert all(one.seconds >= 0 for one in measurements)
-    return [(one.num_rows, one.num_chunk_tokens, one.num_context_tokens) for one in measurements]
+    answer = pb.WarmupAnswer()
+    measure_steps(make_encoder_series(lambda _: None, sizes), SingleRankGroup(), slow_step_seconds, answer)
+    assert len(answer.seconds) == len(answer.rows)
+    assert all(seconds >= 0 for seconds in answer.seconds)
+    return [*zip(answer.rows, answer.chunk_tokens, answer.context, strict=True)]
 
 
 def test_steps_grow_in_text_length_and_then_in_number_of_texts() -> None:
@@ -35,5 +38,6 @@ def test_brief_steps_are_run_twice() -> None:
     def record_run(texts: list[PoolingText]) -> None:
         runs.append(len(texts))
 
-    measure_steps(make_encoder_series(record_run, MaxStepSizes(1, 16, 16)), SingleRankGroup(), inf)
+    measure_steps(make_encoder_series(record_run, MaxStepSizes(1, 16, 16)), SingleRankGroup(), inf,
+                  pb.WarmupAnswer())
     assert len(runs) in {2, 3, 4}  # a run on a busy machine may be too slow to be repeated

@@ -16,12 +16,12 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import SingleRankGroup
-from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
+from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction
 from shard.runner.model_runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import PrefillChunk, Step, TokenSpan
-from shard.workers.load_decoder import LoadedDecoder
+from shard.workers.model_loading import LoadedDecoder
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, MAX_ROWS, MAX_LENGTH = 60, 3, 600  # so long that attention has several splits per sequence
@@ -66,9 +66,10 @@ class ReplaceableAttentionPlan:
 
 def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make workers that are created from now on replay their decode steps on a CPU."""
-    def capture_decode_steps(self: LoadedDecoder, cache: KVCache, extent: MaxDecodeSize) -> CudaGraphRunner:
-        return CudaGraphRunner(self.model, CapturableAttentionWrapper(self.attention), cache, extent,
-                               capture_by_calling, adapter_routing=self.adapter_registry.capturable_routing)
+    def capture_decode_steps(self: LoadedDecoder, cache: KVCache, max_rows: int, max_length: int) -> CudaGraphRunner:
+        return CudaGraphRunner(self.model, CapturableAttentionWrapper(self.attention), cache, capture_by_calling,
+                               max_rows=max_rows, max_sequence_length=max_length,
+                               adapter_routing=self.adapter_registry.capturable_routing)
     monkeypatch.setattr(LoadedDecoder, "capture_decode_steps", capture_decode_steps)
 
 
@@ -92,8 +93,9 @@ class ReplayableModel:
             ModelRunner(self.model, attention, Sampler(config.vocabulary_size, device), SingleRankGroup(),
                         adapter_registry.adapter_routing, device=device)
             for attention in (reference_attention, self.attention)]
-        self.replays = CudaGraphRunner(self.model, self.attention, self.cache, MaxDecodeSize(max_rows, MAX_LENGTH),
-                                       capture, adapter_routing=adapter_registry.capturable_routing)
+        self.replays = CudaGraphRunner(self.model, self.attention, self.cache, capture, max_rows=max_rows,
+                                       max_sequence_length=MAX_LENGTH,
+                                       adapter_routing=adapter_registry.capturable_routing)
 
     def make_cache(self, device: torch.device) -> KVCache:
         model = self.model
@@ -101,7 +103,7 @@ class ReplayableModel:
                        dtype=torch.float32, device=device)
 
     def run_step(self, step: Step, *, is_replayed: bool) -> StepOutputs:
-        self.runner.set_cuda_graph_runner(self.replays if is_replayed else None)
+        self.runner.cuda_graph_runner = self.replays if is_replayed else None
         return self.runner.run(step, self.cache)
 
     def check_replay_equals_eager(self, sequences: list[Sequence], tolerance: float) -> None:
@@ -137,7 +139,7 @@ class ReplayableModel:
             sequence.tokens = tokens
         actual, steps_in_flight = [], deque[InFlightReplay]()
         for _ in range(num_steps):
-            started_step = self.runner.begin_step(step, self.cache, steps_in_flight[-1] if steps_in_flight else None)
+            started_step = self.replays.begin_step(step, self.cache, steps_in_flight[-1] if steps_in_flight else None)
             assert started_step is not None
             steps_in_flight.append(started_step)
             for sequence in sequences:
