@@ -31,11 +31,9 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.base_request import OpenAIBaseRequest
-from router.http.openai.chat import ChatRequest, create_response_parser
+from router.http.openai.chat import ChatRequest, OpenAIBaseRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
-from router.http.openai.tool_rendering import raw_token_texts, tool_call_json
-from router.http.openai.tools import required_call_grammar
+from router.http.openai.tools import raw_token_texts, required_call_grammar, tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.adapter_parameters import adapter_for_stream_headers

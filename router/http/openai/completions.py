@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_with_model_adapter
+from router.http.openai.chat import OpenAIBaseRequest, as_list, validate_with_model_adapter
 from router.http.openai.rendering import (
     DONE_EVENT,
     OpenAICompletionStreamRenderer,

@@ -10,8 +10,7 @@ from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import validate_with_model_adapter
-from router.http.openai.chat import ChatRequest
+from router.http.openai.chat import ChatRequest, validate_with_model_adapter
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.request_context import RequestContext
