@@ -3,7 +3,7 @@ models of the bodies. A test compares the catalog with the routes of the applica
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -20,8 +20,7 @@ from router.http.lorax.routes import (
     LoraxGenerateRequest,
     LoraxTokenizeRequest,
 )
-from router.http.openai.chat import ChatRequest
-from router.http.openai.completions import CompletionRequest
+from router.http.openai.routes import ChatRequest, CompletionRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
@@ -179,7 +178,14 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
     _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
     for model in iter_subclasses(RequestBody):
-        add_field_bounds(model, schemas["$defs"].get(model.__name__, {}).get("properties", {}))
+        properties = schemas["$defs"].get(model.__name__, {}).get("properties", {})
+        for name in model.model_fields.keys() & properties.keys():
+            for bounds in model.model_fields[name].metadata:
+                if isinstance(bounds, FieldBounds):
+                    properties[name].update(bounds.keywords)
+    error_schemas = {"Error": TGI_ERROR_SCHEMA}
+    if any(has_openai_error_format(entry.path, compat) for entry in routes):
+        error_schemas["ApiError"] = OPENAI_ERROR_SCHEMA
     paths: dict[str, dict[str, Any]] = {}
     for title, section in sections.items():
         for entry in section:
@@ -189,7 +195,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
         "info": {"title": "weft", "version": version("weft"), "license": LICENSE,
                  "description": "Serves large language models, as text-generation-inference does."},
         "paths": paths,
-        "components": {"schemas": {**schemas["$defs"], **get_error_schemas(routes, compat)},
+        "components": {"schemas": {**schemas["$defs"], **error_schemas},
                        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
@@ -201,24 +207,10 @@ def iter_subclasses(body_model: type[RequestBody]) -> Iterator[type[RequestBody]
         yield from iter_subclasses(subclass)
 
 
-def add_field_bounds(model: type[RequestBody], properties: dict[str, Any]) -> None:
-    """Add the ranges (`FieldBounds`) of the model's fields to the properties of its JSON schema."""
-    for name in model.model_fields.keys() & properties.keys():
-        for bounds in model.model_fields[name].metadata:
-            if isinstance(bounds, FieldBounds):
-                properties[name].update(bounds.keywords)
-
-
-def get_error_schemas(routes: Iterable[DocumentedRoute], compat: str) -> dict[str, Any]:
-    """Return the schemas of the error formats that the routes use."""
-    openai_schema = ({"ApiError": OPENAI_ERROR_SCHEMA}
-                     if any(has_openai_error_format(entry.path, compat) for entry in routes) else {})
-    return {"Error": TGI_ERROR_SCHEMA, **openai_schema}
-
-
 def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str, Any]:
+    path_words = "".join(letter if letter.isalnum() else " " for letter in route.path).split()
     operation_object: dict[str, Any] = {
-        "summary": route.summary, "tags": [title], "operationId": make_operation_id(route),
+        "summary": route.summary, "tags": [title], "operationId": "_".join([route.method.lower(), *path_words]),
         "responses": build_responses(route, compat)}
     if route.body_models:
         schema_references = [{"$ref": SCHEMA_REFERENCE.format(model=body.__name__)} for body in route.body_models]
@@ -227,11 +219,6 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
     if "{id}" in route.path:
         operation_object["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation_object
-
-
-def make_operation_id(route: DocumentedRoute) -> str:
-    words = "".join(letter if letter.isalnum() else " " for letter in route.path).split()
-    return "_".join([route.method.lower(), *words])
 
 
 def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
@@ -244,18 +231,14 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
                       | set(route.extra_error_statuses))
     if "{id}" in route.path:
         error_statuses.add("404")
-    if not has_openai_error_format(route.path, compat):
-        return {"200": success,
-                **{code: build_error_response(ERROR_DESCRIPTIONS[code], "Error") for code in sorted(error_statuses)}}
-    if "422" in error_statuses:
-        error_statuses = error_statuses - {"422"} | {"400"}
-    return {"200": success, **{code: build_error_response(OPENAI_ERROR_DESCRIPTIONS[code], "ApiError")
+    descriptions, schema_name = ERROR_DESCRIPTIONS, "Error"
+    if has_openai_error_format(route.path, compat):
+        descriptions, schema_name = OPENAI_ERROR_DESCRIPTIONS, "ApiError"
+        if "422" in error_statuses:
+            error_statuses = error_statuses - {"422"} | {"400"}
+    content = {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}
+    return {"200": success, **{code: {"description": descriptions[code], "content": content}
                                for code in sorted(error_statuses)}}
-
-
-def build_error_response(description: str, schema_name: str) -> dict[str, Any]:
-    return {"description": description,
-            "content": {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}}
 
 
 class DocsRoutes:
@@ -267,10 +250,6 @@ class DocsRoutes:
     @cached_property
     def _openapi_document(self) -> Mapping[str, Any]:
         return build_openapi_document(self._compat, self._dialect)
-
-    @cached_property
-    def _docs_page(self) -> str:
-        return render_docs_page(self._openapi_document, self._compat, self._dialect)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.get_docs_page), web.get("/api-doc/openapi.json", self.get_openapi_document)]
@@ -284,33 +263,30 @@ class DocsRoutes:
 
 def render_docs_page(openapi_document: Mapping[str, Any], compat: str = "none", dialect: str = "none") -> str:
     info, schemas = openapi_document["info"], openapi_document["components"]["schemas"]
-    sections_html = "".join(f"<h2>{escape(title)}</h2>{''.join(route_html(schemas, entry) for entry in section)}"
-                            for title, section in get_route_sections(compat, dialect).items())
+    parts: list[str] = []
+    for title, section in get_route_sections(compat, dialect).items():
+        parts.append(f"<h2>{escape(title)}</h2>")
+        for route in section:
+            parts.append(f"<p><code>{route.method} {escape(route.path)}</code> {escape(route.summary)}</p>")
+            parts += [schema_html(schemas, body.__name__) for body in route.body_models]
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{info['title']}</title><style>{PAGE_CSS}</style>"
             f"<h1>{info['title']} {info['version']}</h1><p>{escape(info['description'])} "
-            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{sections_html}')
-
-
-def route_html(schemas: Schemas, route: DocumentedRoute) -> str:
-    heading = f"<p><code>{route.method} {escape(route.path)}</code> {escape(route.summary)}</p>"
-    return heading + "".join(schema_html(schemas, body.__name__) for body in route.body_models)
+            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{"".join(parts)}')
 
 
 def schema_html(schemas: Schemas, name: str) -> str:
-    schema = schemas[name]
-    rows = "".join(f"<tr><td><code>{escape(field)}</code><td>{escape(kind)}<td>{escape(default)}"
-                   for field, kind, default in field_rows(schema))
-    referenced_html = "".join(schema_html(schemas, found) for found in referenced_schema_names(schema))
-    return (f"<details><summary>{escape(name)}</summary><table><tr><th>field<th>type<th>default{rows}</table>"
-            f"{referenced_html}</details>")
-
-
-def field_rows(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    required_fields = schema.get("required", ())
-    for field, field_schema in schema.get("properties", {}).items():
-        default = ("needed" if field in required_fields
+    """Render a table of the schema's fields, followed by those of the schemas that they refer to."""
+    rows: list[str] = []
+    type_words: list[str] = []
+    for field, field_schema in schemas[name].get("properties", {}).items():
+        default = ("needed" if field in schemas[name].get("required", ())
                    else json.dumps(field_schema["default"]) if "default" in field_schema else "")
-        yield field, field_type(field_schema), default
+        kind = field_type(field_schema)
+        rows.append(f"<tr><td><code>{escape(field)}</code><td>{escape(kind)}<td>{escape(default)}")
+        type_words += kind.split()
+    referenced_html = "".join(schema_html(schemas, word) for word in dict.fromkeys(type_words) if word[:1].isupper())
+    return (f"<details><summary>{escape(name)}</summary><table><tr><th>field<th>type<th>default{''.join(rows)}</table>"
+            f"{referenced_html}</details>")
 
 
 def field_type(field_schema: Mapping[str, Any]) -> str:
@@ -321,9 +297,3 @@ def field_type(field_schema: Mapping[str, Any]) -> str:
     type_name = str(field_schema.get("type", "anything"))
     return (f"array of {field_type(field_schema['items'])}" if type_name == "array" and "items" in field_schema
             else type_name)
-
-
-def referenced_schema_names(schema: Mapping[str, Any]) -> list[str]:
-    """Return the names of the schemas that the fields refer to."""
-    type_names = " ".join(field_type(about) for about in schema.get("properties", {}).values()).split()
-    return [kind for kind in dict.fromkeys(type_names) if kind[:1].isupper()]

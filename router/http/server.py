@@ -20,8 +20,7 @@ from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
-from router.http.openai.chat import ChatRoutes
-from router.http.openai.completions import CompletionRoutes
+from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -164,7 +163,14 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
 
 def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
     if has_openai_error_format(request.path, compat):
-        return openai_error_reply(request, error)
+        openai_reply = OpenAIErrorReply.from_exception(error)
+        if error is not request.match_info.http_exception:
+            return openai_reply
+        # no route has this path, or none with this method
+        message = shorten_message(f"there is no {request.method} {request.path} here")
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            return replace(openai_reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
+        return replace(openai_reply, message=message, code="unknown_url")
     if compat == "lorax" and not isinstance(error, web.HTTPException):
         reply = lorax_error_reply(error)
         is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
@@ -172,16 +178,6 @@ def error_reply_for_route(request: web.Request, error: Exception, compat: str) -
     if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
         return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
     return TgiErrorReply.from_exception(error)
-
-
-def openai_error_reply(request: web.Request, error: Exception) -> OpenAIErrorReply:
-    reply = OpenAIErrorReply.from_exception(error)
-    if error is request.match_info.http_exception:  # no route has this path, or none with this method
-        message = shorten_message(f"there is no {request.method} {request.path} here")
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            return replace(reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
-        return replace(reply, message=message, code="unknown_url")
-    return reply
 
 
 def abort_connection(request: web.Request) -> web.Response:
@@ -192,25 +188,24 @@ def abort_connection(request: web.Request) -> web.Response:
 
 
 def allow_cors_origins(app: web.Application, origins: Sequence[str]) -> None:
-    """Allow these origins to read the responses of `app`; without origins, change nothing."""
+    """Allow these origins to read the responses of `app`; without origins, change nothing.
+
+    CORS is no access control: only browsers respect it. They send preflight requests without a key, so these are
+    answered before keys are checked.
+    """
     if not origins:
         return
 
     async def add_cors_headers(request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers to streams and errors, too, so that a page can read why a request was rejected."""
-        response.headers.update(cors_headers(request.headers.get("Origin", ""), origins))
+        origin = "*" if "*" in origins else request.headers.get("Origin", "")
+        if origin in origins:
+            response.headers.update({"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"})
+        if "*" not in origins:
+            response.headers["Vary"] = "Origin"  # a cached response is valid for one origin only
 
     app.middlewares.insert(0, answer_preflight)
     app.on_response_prepare.append(add_cors_headers)
-
-
-def cors_headers(origin: str, origins: Sequence[str]) -> dict[str, str]:
-    if "*" in origins:
-        return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "*"}
-    vary_header = {"Vary": "Origin"}  # a cached response is valid for one origin only
-    if origin not in origins:
-        return vary_header
-    return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"} | vary_header
 
 
 @web.middleware
@@ -273,8 +268,7 @@ def should_log_record(record: logging.LogRecord) -> bool:
 @dataclass(frozen=True, slots=True)
 class StandInServer:
     """Listening socket of the router, and the server that answers probes on it while the main application is not ready
-    or shuts down.
-    """
+    or shuts down."""
 
     listening_socket: socket.socket
     api_keys: ApiKeys
@@ -293,18 +287,15 @@ class StandInServer:
     async def start_during_startup(self, engine: EngineClient,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
-        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress))
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), ())
 
     async def start_during_shutdown(self, engine: EngineClient) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
         await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
 
-    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef]) -> None:
         stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
         allow_cors_origins(stand_in_app, self.cors_origins)
-        await self.start(stand_in_app)
-
-    async def start(self, stand_in_app: web.Application) -> None:
         self._servers.append(HttpServer(stand_in_app, close_after_response=True))
         await self._servers[-1].start(self.listening_socket)
 

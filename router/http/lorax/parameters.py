@@ -116,10 +116,8 @@ class LoraxParameters(SharedGenerateParameters):
 def check_lorax_parameters(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
                            limits: TokenLimits) -> None:
     """Reject everything that LoRAX rejects before the prompt is tokenised. Raises InvalidRequest."""
-    for faults in (find_best_of_faults(parameters, config), find_adapter_faults(parameters),
-                   find_sampling_faults(parameters), find_length_faults(parameters, prompt, config, limits)):
-        for fault in faults:
-            raise InvalidRequest(fault)
+    for fault in find_faults(parameters, prompt, config, limits):
+        raise InvalidRequest(fault)
 
 
 def check_streamable(parameters: LoraxParameters) -> None:
@@ -129,11 +127,25 @@ def check_streamable(parameters: LoraxParameters) -> None:
         raise InvalidRequest("`decoder_input_details` == true is not supported when streaming tokens")
 
 
-def find_best_of_faults(parameters: LoraxParameters, config: RouterConfig) -> Iterator[str]:
+def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
+                limits: TokenLimits) -> Iterator[str]:
+    max_input_tokens = limits.max_input_tokens
     if parameters.num_choices > 1 and config.max_best_of == 1:
         yield "`best_of` != 1 is not allowed for this endpoint"
     if parameters.num_choices > config.max_best_of:
         yield f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {parameters.best_of}"
+    yield from find_adapter_faults(parameters)
+    yield from find_sampling_faults(parameters)
+    if parameters.max_new_tokens == 0:
+        yield "`max_new_tokens` must be strictly positive"
+    if len(parameters.stop) > config.max_stop_sequences:
+        yield f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(parameters.stop)}"
+    if parameters.seed is not None and parameters.num_choices > 1:
+        yield "`seed` must not be set when `best_of` > 1"
+    if prompt == "":
+        yield "`inputs` cannot be empty"
+    if parameters.truncate is not None and not 1 <= parameters.truncate <= max_input_tokens:
+        yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
 
 
 def find_adapter_faults(parameters: LoraxParameters) -> Iterator[str]:
@@ -165,21 +177,6 @@ def find_sampling_faults(parameters: LoraxParameters) -> Iterator[str]:
     for name in ("top_k", "return_k_alternatives"):
         if (value := getattr(parameters, name)) is not None and value <= 0:
             yield f"`{name}` must be strictly positive"
-
-
-def find_length_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
-                       limits: TokenLimits) -> Iterator[str]:
-    max_input_tokens = limits.max_input_tokens
-    if parameters.max_new_tokens == 0:
-        yield "`max_new_tokens` must be strictly positive"
-    if len(parameters.stop) > config.max_stop_sequences:
-        yield f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(parameters.stop)}"
-    if parameters.seed is not None and parameters.num_choices > 1:
-        yield "`seed` must not be set when `best_of` > 1"
-    if prompt == "":
-        yield "`inputs` cannot be empty"
-    if parameters.truncate is not None and not 1 <= parameters.truncate <= max_input_tokens:
-        yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
 
 
 def round_parameter_to_float32(parameters: LoraxParameters, name: str, default: float) -> float:

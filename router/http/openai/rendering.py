@@ -111,12 +111,10 @@ def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, o
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
     """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output."""
-    return f'{{"content":[{",".join(map(token_logprob_json, tokens))}]}}'
-
-
-def token_logprob_json(token: TokenEvent) -> str:
-    tops = ",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)
-    return f'{{{token_fields(token)},"top_logprobs":[{tops}]}}'
+    content = ",".join(
+        f'{{{token_fields(token)},"top_logprobs":[{",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)}]}}'
+        for token in tokens)
+    return f'{{"content":[{content}]}}'
 
 
 def token_fields(token: TokenEvent | TopToken) -> str:

@@ -43,6 +43,8 @@ from router.text.response_parser import (
     parse_complete_response,
 )
 
+MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
@@ -115,10 +117,6 @@ class ToolCall(TemplatePassthroughBody):
     """A tool call in an earlier message of the chat."""
 
     function: CalledFunction
-
-
-MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
-EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def get_tool_choice_name(tool_choice: str | NamedToolChoice | None) -> str:
@@ -196,25 +194,19 @@ def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutp
                               parser: AnyResponseParser) -> str:
     parts = parse_complete_response(parser, raw_token_texts(output, parser))
     tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
-    message = json_object(['"role":"assistant"', *message_fields(parts),
-                           *[f'"tool_calls":[{",".join(tool_calls)}]'] * bool(tool_calls)])
-    return chat_completion_json(metadata, output, output_options, message,
-                                chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
-
-
-def message_fields(parts: Sequence[ResponsePart]) -> Iterator[str]:
-    """Yield the fields of a message without its tool calls. Whitespace that separated text, reasoning and calls is
-    stripped."""
+    # Whitespace that separated text, reasoning and calls is stripped.
     text = "".join(part.text for part in parts if isinstance(part, ContentPiece)).strip()
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)).strip()
-    if text or not any(isinstance(part, ParsedToolCall) for part in parts):
-        yield f'"content":{quoted(text)}'
+    fields = ['"role":"assistant"']
+    if text or not tool_calls:
+        fields.append(f'"content":{quoted(text)}')
     if reasoning:
-        yield reasoning_fields(reasoning)
-
-
-def json_object(fields: Sequence[str]) -> str:
-    return f"{{{','.join(fields)}}}"
+        fields.append(reasoning_fields(reasoning))
+    if tool_calls:
+        fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
+    message = f"{{{','.join(fields)}}}"
+    return chat_completion_json(metadata, output, output_options, message,
+                                chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
 
 
 def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser) -> Iterator[str]:
@@ -249,20 +241,22 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
                 + self._render_usage_and_done(event.num_tokens))
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
-        deltas = [self._render_part(part) for part in parts]
+        deltas: list[str] = []
+        for part in parts:
+            if isinstance(part, ParsedToolCall):
+                deltas.append(f'"tool_calls":[{tool_call_json(part, self._num_tool_calls)}]')
+                self._num_tool_calls += 1
+            elif isinstance(part, ContentPiece):
+                deltas.append(f'"content":{quoted(part.text)}')
+            else:
+                deltas.append(reasoning_fields(part.text))
         if not deltas and token is not None and self._output_options.includes_logprobs:
             deltas = [""]
         return "".join(self._render_delta_chunk(delta, None if place else token) for place, delta in enumerate(deltas))
 
-    def _render_part(self, part: ResponsePart) -> str:
-        if isinstance(part, ParsedToolCall):
-            self._num_tool_calls += 1
-            return f'"tool_calls":[{tool_call_json(part, self._num_tool_calls - 1)}]'
-        return f'"content":{quoted(part.text)}' if isinstance(part, ContentPiece) else reasoning_fields(part.text)
-
     def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,
                             finish_reason_json: str = "null") -> str:
-        delta = json_object([given for given in (self._role_field, content_field) if given])
+        delta = f"{{{','.join([given for given in (self._role_field, content_field) if given])}}}"
         self._role_field = ""
         logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
         return (f'{self._event_prefix}{{"index":0,"delta":{delta},"logprobs":{logprobs},'

@@ -13,10 +13,9 @@ from aiohttp import web
 from router.adapters.reference import AdapterReference, check_adapter_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.errors import AdapterLoadFailed, InvalidRequest
-from router.http.transport.adapter_parameters import is_base_model
 from router.http.transport.auth import require_admin
-from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.services import Services
+from router.http.transport.body import RequestBody, is_base_model, json_response, read_body
+from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
 from router.validation.bounds import ADAPTER_NAME
 
@@ -47,11 +46,8 @@ class UnloadLoraAdapterRequest(RequestBody):
     lora_name: str
 
 
-class AdapterRoutes:
+class AdapterRoutes(ServiceRoutes):
     """Handlers of the adapter routes."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [

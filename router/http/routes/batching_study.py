@@ -19,7 +19,7 @@ from aiohttp import web
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.request_context import RequestContext, request_id_header
-from router.http.transport.services import Services, generate_all
+from router.http.transport.services import ServiceRoutes, Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput
 
@@ -93,11 +93,12 @@ class LatencyStats:
                        for length, total in self._totals_by_num_tokens.items())
 
 
-class BatchingStudyRoutes:
+class BatchingStudyRoutes(ServiceRoutes):
     """Handlers of the effective-batching study's API, enabled by --dialect batching."""
 
     def __init__(self, services: Services, now: Callable[[], float] = time.monotonic) -> None:
-        self._services, self._now = services, now
+        super().__init__(services)
+        self._now = now
         config = services.config
         self._handler_slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(config.max_handlers) if config.max_handlers else nullcontext())

@@ -22,24 +22,30 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.adapters.reference import RequestedAdapter
 from router.config import RouterConfig
-from router.engine.stream import RequestStream
+from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
 from router.errors import InvalidRequest, Overloaded
 from router.http.tgi.rendering import float32_json
-from router.http.transport.adapter_parameters import AdapterParameters
-from router.http.transport.body import RequestBody, UInt32, json_response, json_text_response, read_body
+from router.http.transport.body import (
+    AdapterParameters,
+    RequestBody,
+    UInt32,
+    json_response,
+    json_text_response,
+    read_body,
+)
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     COMPUTE_TYPE,
     PoolingRequestOutput,
+    ServiceRoutes,
     Services,
     gather_or_cancel,
     timing_headers,
-    wait_for_pooling_output,
 )
 from router.pooling_output import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATION
-from router.text.entity_aggregation import Entity, EntityAggregator
+from router.text.entity_aggregation import EntityAggregator
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
 from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
@@ -47,10 +53,9 @@ from router.validation.validator import GenerationInput, ValidatedRequest, remai
 MAX_CONCURRENT_TEXTS = 32
 
 T = TypeVar("T")
-PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
-EMBED_PARAMETER_NAMES = DialectParameterNames(truncate="")
+INPUT_PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
+TEXT_PARAMETER_NAMES = DialectParameterNames(truncate="")
 MAX_TEXTS = 2048  # OpenAI's limit
-PARAMETER_NAMES = DialectParameterNames(truncate="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,11 @@ async def run_pooling_requests(services: Services, request: web.Request, context
                                build_result: Callable[[int, PoolingRequestOutput], T]) -> PoolingResults[T]:
     """Run each text as a request of its own; `build_result` builds a result from its index and output. If one fails or
     the client disconnects, all are cancelled."""
-    validated_requests = await validate_inputs(services, inputs)
+    validated_requests: list[ValidatedRequest] = []
+    for pooling_input in inputs:
+        if validated_requests:  # short texts are tokenised on the event loop: other tasks may run after each
+            await asyncio.sleep(0)
+        validated_requests += await services.validator.validate(pooling_input)
     validated_at = clock()
     workers = PoolingRequestRunner(services, context, validated_requests, build_result)
     results = await workers.run()
@@ -78,16 +87,6 @@ async def run_pooling_requests(services: Services, request: web.Request, context
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
     return PoolingResults(results, sum(len(choice.request.prompt) for choice in validated_requests), headers)
-
-
-async def validate_inputs(services: Services, inputs: Iterable[GenerationInput]) -> list[ValidatedRequest]:
-    """Validate all texts. Short ones are tokenised on the event loop, so other tasks may run after each."""
-    validated_requests: list[ValidatedRequest] = []
-    for pooling_input in inputs:
-        if validated_requests:
-            await asyncio.sleep(0)
-        validated_requests += await services.validator.validate(pooling_input)
-    return validated_requests
 
 
 def compute_max_concurrent_texts(config: RouterConfig) -> int:
@@ -131,7 +130,12 @@ class PoolingRequestRunner(Generic[T]):
                     raise
                 self._queue.appendleft((index, validated_request))
                 return
-            output = await self._wait_for_output(stream, validated_request)
+            self._num_in_flight += 1
+            try:
+                with closing(stream):
+                    output = PoolingRequestOutput(validated_request, await wait_for_pooling_event(stream))
+            finally:
+                self._num_in_flight -= 1
             self._results[index] = self._build_result(index, output)
             self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
 
@@ -143,14 +147,15 @@ class PoolingRequestRunner(Generic[T]):
                                                         timeout=remaining_seconds(self._context.deadline)))
         return self._services.submit(validated_request, self._context)
 
-    async def _wait_for_output(self, stream: RequestStream,
-                               validated_request: ValidatedRequest) -> PoolingRequestOutput:
-        self._num_in_flight += 1
-        try:
-            with closing(stream):
-                return await wait_for_pooling_output(stream, validated_request)
-        finally:
-            self._num_in_flight -= 1
+
+async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:
+    """Wait for the output of a pooling request. Raises the request's error if it failed."""
+    while True:
+        for event in await stream.wait_for_events():
+            if isinstance(event, FailedEvent):
+                raise event.error
+            if isinstance(event, PoolingEvent):
+                return event
 
 
 class EmbedParameters(AdapterParameters):
@@ -168,9 +173,6 @@ class EmbedRequest(RequestBody):
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: EmbedParameters | None = None
-
-    def to_pooling_input(self, context: RequestContext) -> GenerationInput:
-        return create_embedding_input(self.inputs, EMBED_PARAMETER_NAMES, self.parameters, context)
 
 
 def wrap_single_input(value: object) -> object:
@@ -194,34 +196,27 @@ class EmbeddingsRequest(RequestBody):
     dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     parameters: EmbedParameters | None = None
 
-    def check_limits(self) -> None:
+    def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
         if len(self.input) > MAX_TEXTS:
             raise InvalidRequest(f"`input` must hold at most {MAX_TEXTS} texts, got {len(self.input)}",
                                  "batch size exceeded")
         if self.dimensions == 0:
             raise InvalidRequest("`dimensions` must be at least 1, got 0")
-
-    def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
-        return [create_embedding_input(text if isinstance(text, str) else tuple(text), PARAMETER_NAMES, self.parameters,
-                                       context.for_prompt(index))
+        return [create_embedding_input(text if isinstance(text, str) else tuple(text), INPUT_PARAMETER_NAMES,
+                                       self.parameters, context.for_prompt(index))
                 for index, text in enumerate(self.input)]
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
-        return (f'{{"object":"embedding","index":{index},'
-                f'"embedding":{self._vector_value_json(get_output_vector(output))}}}')
-
-    def _vector_value_json(self, vector: EmbeddingVector) -> str:
-        truncated = vector if self.dimensions is None else truncate_vector(vector, self.dimensions)
-        if self.encoding_format == "base64":
-            return f'"{b64encode(pack(f"<{len(truncated)}f", *truncated)).decode()}"'
-        return vector_json(truncated)
+        vector = get_output_vector(output)
+        if self.dimensions is not None:
+            vector = truncate_vector(vector, self.dimensions)
+        value = (f'"{b64encode(pack(f"<{len(vector)}f", *vector)).decode()}"' if self.encoding_format == "base64"
+                 else vector_json(vector))
+        return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
 
 
-class EmbeddingRoutes:
+class EmbeddingRoutes(ServiceRoutes):
     """Handlers of `/embed` and `/v1/embeddings`."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings)]
@@ -229,27 +224,24 @@ class EmbeddingRoutes:
     async def embed(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embed_request = await read_body(request, EmbedRequest)
+        embedding_input = create_embedding_input(embed_request.inputs, TEXT_PARAMETER_NAMES, embed_request.parameters,
+                                                 context)
         pooling_results = await run_pooling_requests(self._services, request, context,
-                                                     [embed_request.to_pooling_input(context)],
-                                                     lambda _, said: get_output_vector(said))
+                                                     [embedding_input], lambda _, said: get_output_vector(said))
         return json_text_response(f'{{"embeddings":{vector_json(pooling_results.results[0])}}}',
                                   pooling_results.headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
-        embeddings_request.check_limits()
         pooling_results = await run_pooling_requests(self._services, request, context,
                                                      embeddings_request.to_pooling_inputs(context),
                                                      embeddings_request.embedding_row_json)
-        return json_text_response(self._response_json(",".join(pooling_results.results), pooling_results.num_tokens),
-                                  pooling_results.headers)
-
-    def _response_json(self, rows: str, num_tokens: int) -> str:
-        if self._services.is_lorax:
-            return f'{{"embeddings":[{rows}]}}'
-        return (f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
-                f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
+        rows, num_tokens = ",".join(pooling_results.results), pooling_results.num_tokens
+        response_json = (f'{{"embeddings":[{rows}]}}' if self._services.is_lorax else
+                         f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
+                         f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
+        return json_text_response(response_json, pooling_results.headers)
 
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
@@ -289,17 +281,12 @@ class ClassifyBatchRequest(RequestBody):
 
     inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
 
-    def check_batch_size(self, max_texts: int) -> None:
-        if len(self.inputs) > max_texts:
-            raise InvalidRequest(f"`inputs` must hold at most {max_texts} texts (--max-client-batch-size), "
-                                 f"got {len(self.inputs)}", "batch size exceeded")
 
-
-class ClassifyRoutes:
+class ClassifyRoutes(ServiceRoutes):
     """Handlers of `/classify` and `/classify_batch`."""
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        super().__init__(services)
         self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
 
     def routes(self) -> list[web.RouteDef]:
@@ -314,30 +301,27 @@ class ClassifyRoutes:
     async def classify_batch(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyBatchRequest)
-        classify_request.check_batch_size(self._services.config.max_client_batch_size)
+        if len(classify_request.inputs) > (max_texts := self._services.config.max_client_batch_size):
+            raise InvalidRequest(f"`inputs` must hold at most {max_texts} texts (--max-client-batch-size), "
+                                 f"got {len(classify_request.inputs)}", "batch size exceeded")
         pooling_results = await self._classify_texts(request, classify_request.inputs, context)
         return json_response(pooling_results.results, pooling_results.headers)
 
     async def _classify_texts(self, request: web.Request, texts: Sequence[str],
                               context: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
         """Return the entities of each text, in order."""
-        inputs = [create_classification_input(text, context.for_prompt(index)) for index, text in enumerate(texts)]
+        inputs = [GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=TEXT_PARAMETER_NAMES,
+                                  tenant=context.tenant, request_id=context.for_prompt(index).request_id,
+                                  deadline=context.deadline)
+                  for index, text in enumerate(texts)]
         return await run_pooling_requests(self._services, request, context, inputs,
                                           lambda index, said: self._entities_json(texts[index], said))
 
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
+        """Return the entities in LoRAX's format, which has words in lower case."""
         validated_request, token_labels = output.validated_request, output.final_event.output
         assert isinstance(token_labels, TokenClassificationOutput)
-        return [entity_json(entity) for entity in self._entities.find_entities(
-            text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
-
-
-def create_classification_input(text: str, context: RequestContext) -> GenerationInput:
-    return GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=PARAMETER_NAMES,
-                           tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
-
-
-def entity_json(entity: Entity) -> dict[str, Any]:
-    """Return an entity in LoRAX's format, which has words in lower case."""
-    return {"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(), "start": entity.start,
-            "end": entity.end}
+        return [{"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(),
+                 "start": entity.start, "end": entity.end}
+                for entity in self._entities.find_entities(
+                    text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]

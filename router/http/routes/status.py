@@ -5,7 +5,7 @@ Probes, metrics, `/info` and `/v1/models` are open without a key, so they reveal
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from time import monotonic as clock
 from typing import Any
@@ -15,12 +15,13 @@ from aiohttp import web
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
-from router.http.transport.services import EngineClient, Services
+from router.http.transport.services import EngineClient, ServiceRoutes
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
+VERSION = version("weft")
 VALIDATION_PHASE = "validation"
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 FRACTIONS_PER_MS = 8
@@ -47,12 +48,8 @@ PHASE_DESCRIPTIONS = {
 }
 
 
-class InfoRoutes:
+class InfoRoutes(ServiceRoutes):
     """Handlers of `/info` and `/v1/models`."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._version = version("weft")
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/info", self.info), web.get("/v1/models", self.models)]
@@ -81,7 +78,7 @@ class InfoRoutes:
             "validation_workers": config.validation_workers,
             "max_client_batch_size": config.max_client_batch_size,
             "router": "text-generation-router",  # the name of the API: clients look for it
-            "version": self._version,
+            "version": VERSION,
             "sha": None,
             "docker_label": None,
         })
@@ -205,7 +202,12 @@ class RequestTimelineRoutes:
 
 
 def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
-    intervals = list(round_intervals(record, now))
+    # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
+    intervals: list[dict[str, Any]] = []
+    for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),
+                              *record.timeline.intervals(now)]:
+        start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
+        intervals.append({"cause": phase, "start_ms": start_ms, "ms": end_ms - start_ms})
     by_cause: dict[str, float] = {}
     for interval in intervals:
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
@@ -221,14 +223,6 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
         "by_cause": by_cause,
         "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in by_cause},
     }
-
-
-def round_intervals(record: RequestRecord, now: float) -> Iterator[dict[str, Any]]:
-    """Yield the intervals without gaps: points in time are rounded, and lengths are their differences."""
-    intervals = [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at), *record.timeline.intervals(now)]
-    for phase, start, end in intervals:
-        start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
-        yield {"cause": phase, "start_ms": start_ms, "ms": end_ms - start_ms}
 
 
 def elapsed_ms(arrived_at: float, moment: float) -> float:

@@ -14,10 +14,18 @@ from pydantic import FailFast, Field
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
-from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
-from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, json_text_response, read_body
+from router.http.transport.body import (
+    AdapterParameters,
+    Int32,
+    RequestBody,
+    UInt32,
+    UInt64,
+    adapter_for_stream_headers,
+    json_text_response,
+    read_body,
+)
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import Services, generate_best_first, timing_headers
+from router.http.transport.services import ServiceRoutes, generate_best_first, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
 from router.validation.bounds import (
@@ -130,11 +138,8 @@ class CompatGenerateRequest(GenerateRequest):
         return "" if self.parameters.return_full_text is False else self.inputs
 
 
-class TgiRoutes:
+class TgiRoutes(ServiceRoutes):
     """Handlers of TGI's routes that generate."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [

@@ -1,12 +1,11 @@
-"""OpenAI's `POST /v1/chat/completions`, and the base class of OpenAI's requests: the fields that chats and completions
-share, and their validation with the adapter that `model` names.
+"""OpenAI's `POST /v1/chat/completions`, and `POST /v1/completions` with one or several prompts in a request.
 
-rendering.py renders the events. Where OpenAI and text-generation-inference differ, responses have a form that clients
-of both accept.
+Parses bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and text-generation-inference
+differ, responses have a form that clients of both accept.
 """
 
 import asyncio
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from time import monotonic as clock
 from typing import Annotated, Any, Literal
@@ -19,9 +18,13 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.rendering import (
+    DONE_EVENT,
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
+    OpenAICompletionStreamRenderer,
     ResponseMetadata,
+    completion_json,
+    completions_usage_chunk,
     text_chat_completion_json,
 )
 from router.http.openai.tools import (
@@ -34,10 +37,9 @@ from router.http.openai.tools import (
     select_template_tools,
     tool_chat_completion_json,
 )
-from router.http.transport.adapter_parameters import is_base_model
-from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, json_text_response, read_body
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, is_base_model, json_text_response, read_body
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import Services, generate_all, timing_headers
+from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
@@ -51,21 +53,27 @@ from router.text.response_parser import (
 )
 from router.validation.bounds import (
     AT_LEAST_ONE,
+    AT_MOST_ZERO,
     CACHE_SALT,
+    EMPTY_TEXT,
     EXACTLY_ONE,
+    FALSE,
     FRACTION_OR_ONE,
     GRAMMAR,
+    NON_EMPTY_TEXT_OR_TEXTS,
     NOT_NEGATIVE,
     PENALTY,
+    POSITIVE,
     PRIORITY,
     STOP_STRINGS,
 )
 from router.validation.validator import GenerationInput, ValidatedRequest
 
-PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
-                                        grammar="response_format", top_n_tokens="top_logprobs")
+CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
+                                             grammar="response_format", top_n_tokens="top_logprobs")
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
+COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
 
 
 def as_list(value: object) -> object:
@@ -73,6 +81,8 @@ def as_list(value: object) -> object:
 
 
 StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
+PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
+                       BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
 class StreamOptions(RequestBody):
@@ -155,17 +165,13 @@ def join_content_parts(content: object) -> str | None:
     """Return the content as one text; the texts of parts are joined as in text-generation-inference."""
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, list):
-        return "".join(map(parse_text_part, content))
-    raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
-
-
-def parse_text_part(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-    if not isinstance(text, str):
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
         raise PydanticCustomError(
             "content", "must be a string or a list of parts of type `text`; images and other parts are not served")
-    return text
+    return "".join(texts)
 
 
 class TextPart(RequestBody):
@@ -207,19 +213,11 @@ class ChatRequest(OpenAIBaseRequest):
     tool_prompt: str | None = None
 
     @property
-    def output_options(self) -> ChatOutputOptions:
-        return ChatOutputOptions(self.should_include_usage, includes_logprobs=bool(self.logprobs or self.top_logprobs))
-
-    @property
     def conversation(self) -> Conversation:
         return Conversation(tuple(message.to_template_message() for message in self.messages),
                             (() if self.tools is None and self.tool_choice is None
                              else select_template_tools(self.tools, self.tool_choice)),
                             self.tool_prompt or "", self.needs_tool_call)
-
-    @property
-    def can_call_tools(self) -> bool:
-        return bool(self.tools) and get_tool_choice_name(self.tool_choice) != "none"
 
     @property
     def needs_tool_call(self) -> bool:
@@ -236,12 +234,15 @@ class ChatRequest(OpenAIBaseRequest):
         grammar = self._output_grammar()
         if self.n not in {None, 1}:
             raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
-        parameter_names = replace(PARAMETER_NAMES, grammar="tool_choice") if self.needs_tool_call else PARAMETER_NAMES
+        parameter_names = CHAT_PARAMETER_NAMES
+        if self.needs_tool_call:
+            parameter_names = replace(parameter_names, grammar="tool_choice")
         return replace(self.base_generation_input(conversation, parameter_names, context),
                        max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
 
     def _output_grammar(self) -> Grammar | None:
-        grammar = None if self.response_format is None else parse_grammar(PARAMETER_NAMES.grammar, self.response_format)
+        grammar = (None if self.response_format is None
+                   else parse_grammar(CHAT_PARAMETER_NAMES.grammar, self.response_format))
         if grammar is not None and self.tools is not None:
             raise InvalidTools("Grammar and tools are mutually exclusive", param="response_format")
         return grammar or (required_call_grammar(self.tools, self.tool_choice) if self.needs_tool_call else None)
@@ -253,11 +254,8 @@ class ChatRequest(OpenAIBaseRequest):
         return limits.pop() if limits else None
 
 
-class ChatRoutes:
+class ChatRoutes(ServiceRoutes):
     """Handler of `/v1/chat/completions`."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/v1/chat/completions", self.chat)]
@@ -265,34 +263,30 @@ class ChatRoutes:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its request is submitted, so that errors
         up to then have their HTTP status."""
-        context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
-        chat_request = await read_body(request, ChatRequest)
-        generation_input = (chat_request.to_tgi_generation_input(context) if self._services.is_tgi
-                            else chat_request.to_generation_input(context))
-        [validated_request] = await validate_with_model_adapter(self._services, chat_request, generation_input, context)
-        respond = self._respond_streaming if chat_request.stream else self._respond_in_full
-        return await respond(request, chat_request, validated_request, context)
-
-    async def _respond_in_full(self, request: web.Request, chat_request: ChatRequest,
-                               validated_request: ValidatedRequest, context: RequestContext) -> web.StreamResponse:
-        metadata, validated_at = self._create_metadata(request, chat_request), clock()
-        parser = await create_response_parser(self._services, chat_request, validated_request)
-        outputs = await generate_all(self._services, [validated_request], context)
-        headers = (response_headers(request, self._services.engine.model_info, validated_request.num_prompt_characters,
-                                    validated_request.adapter)
-                   | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
-        render_arguments = metadata, outputs[0], chat_request.output_options
-        return json_text_response(tool_chat_completion_json(*render_arguments, parser) if parser
-                                  else text_chat_completion_json(*render_arguments), headers)
-
-    async def _respond_streaming(self, request: web.Request, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest, context: RequestContext) -> web.StreamResponse:
         services = self._services
+        context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
+        chat_request = await read_body(request, ChatRequest)
+        generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
+                            else chat_request.to_generation_input(context))
+        [validated_request] = await validate_with_model_adapter(services, chat_request, generation_input, context)
+        validated_at, model = clock(), chat_request.model
+        metadata = ResponseMetadata.create(
+            services, request.path, "chatcmpl",
+            services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model)
+        output_options = ChatOutputOptions(
+            chat_request.should_include_usage,
+            includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs))
+        parser = await create_response_parser(services, chat_request, validated_request)
         headers = response_headers(request, services.engine.model_info, validated_request.num_prompt_characters,
                                    validated_request.adapter)
-        metadata = self._create_metadata(request, chat_request)
-        renderer_arguments = metadata, len(validated_request.request.prompt), chat_request.output_options
-        parser = await create_response_parser(self._services, chat_request, validated_request)
+        if not chat_request.stream:
+            outputs = await generate_all(services, [validated_request], context)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            return json_text_response(
+                tool_chat_completion_json(metadata, outputs[0], output_options, parser) if parser
+                else text_chat_completion_json(metadata, outputs[0], output_options), headers)
+
+        renderer_arguments = metadata, len(validated_request.request.prompt), output_options
         renderer = (OpenAIToolChatStreamRenderer(*renderer_arguments, parser) if parser
                     else OpenAIChatStreamRenderer(*renderer_arguments))
         with closing(services.submit(validated_request, context)) as stream:
@@ -301,21 +295,96 @@ class ChatRoutes:
                 await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
             return event_stream.response
 
-    def _create_metadata(self, request: web.Request, chat_request: ChatRequest) -> ResponseMetadata:
-        model = chat_request.model
-        if model is None or model in SERVED_MODEL_PLACEHOLDERS:
-            model = self._services.served_model.name
-        return ResponseMetadata.create(self._services, request.path, "chatcmpl", model)
-
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,
                                  validated_request: ValidatedRequest) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, else None."""
     if chat_request.needs_tool_call:
         return RequiredCallParser()
-    if not chat_request.can_call_tools:
+    if not chat_request.tools or get_tool_choice_name(chat_request.tool_choice) == "none":
         return None
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = services.validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                                      skip_special=False)
     return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
+
+
+class CompletionRequest(OpenAIBaseRequest):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[PromptList, NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    suffix: Annotated[str | None, EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, EXACTLY_ONE] = None
+    echo: Annotated[bool | None, FALSE] = None
+    logprobs: Annotated[UInt32 | None, AT_MOST_ZERO] = None
+
+    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
+        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
+        Raises InvalidRequest."""
+        if self.suffix:
+            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
+                                 "suffix not supported")
+        if len(self.prompt) > max_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
+                                 f"got {len(self.prompt)}", "batch size exceeded")
+        if is_tgi:
+            return
+        for name in ("n", "best_of"):
+            if getattr(self, name) not in {None, 1}:
+                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
+        for name in ("echo", "logprobs"):
+            if getattr(self, name):
+                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+
+class CompletionRoutes(ServiceRoutes):
+    """Handler of `/v1/completions`."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/completions", self.complete)]
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
+        errors up to then have their HTTP status."""
+        services = self._services
+        context = RequestContext.from_request(request, services.engine)
+        completion_request = await read_body(request, CompletionRequest)
+        completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
+        validated_requests: list[ValidatedRequest] = []
+        for index, prompt in enumerate(completion_request.prompt):
+            generation_input = replace(
+                completion_request.base_generation_input(prompt, COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
+                repetition_penalty=completion_request.repetition_penalty)
+            validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
+                                                                    context)
+        validated_at = clock()
+        metadata = ResponseMetadata.create(services, request.path, "cmpl", services.served_model.name)
+        headers = response_headers(request, services.engine.model_info,
+                                   sum(choice.num_prompt_characters for choice in validated_requests),
+                                   validated_requests[0].adapter)
+        if not completion_request.stream:
+            outputs = await generate_all(services, validated_requests, context)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            return json_text_response(completion_json(metadata, outputs), headers)
+
+        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
+                     for index, choice in enumerate(validated_requests)]
+        with ExitStack() as exit_stack:
+            streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
+                       for choice in validated_requests]
+            async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                            metadata.render_error_chunk) as event_stream:
+                await gather_or_cancel(
+                    pump_completion(EventPump(stream, text, event_stream, services.pump_flusher), text)
+                    for stream, text in zip(streams, renderers, strict=True))
+                usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
+                event_stream.write(f"{usage}{DONE_EVENT}".encode())
+            return event_stream.response
+
+
+async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:
+    """Run the pump, then raise the completion's error if it failed: the text before the error is already written."""
+    await pump.run()
+    if renderer.error is not None:
+        raise renderer.error
