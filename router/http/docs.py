@@ -91,8 +91,7 @@ GENERATE_ROUTES = (
     DocumentedRoute("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", (ChatRequest,),
                     can_stream=True),
     DocumentedRoute("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.",
-                    (CompletionRequest,),
-                    can_stream=True),
+                    (CompletionRequest,), can_stream=True),
     DocumentedRoute("POST", "/invocations", "SageMaker's route: the body of `/`, of a chat or of a completion.",
                     (CompatGenerateRequest, ChatRequest, CompletionRequest), can_stream=True),
     DocumentedRoute("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.",
@@ -115,8 +114,8 @@ ADAPTER_ROUTES = (
     DocumentedRoute("DELETE", "/v1/adapters/{id}", "Forgets an adapter, which leaves as soon as nobody needs it.",
                     extra_error_statuses=("403", "409", "422")),
     DocumentedRoute("POST", "/v1/load_lora_adapter", "Loads an adapter, as clients of vLLM ask for it.",
-                    (LoadLoraAdapterRequest,),
-                    response_media_type="text/plain", extra_error_statuses=("403", "404", "409")),
+                    (LoadLoraAdapterRequest,), response_media_type="text/plain",
+                    extra_error_statuses=("403", "404", "409")),
     DocumentedRoute("POST", "/v1/unload_lora_adapter", "Forgets an adapter, as clients of vLLM ask for it.",
                     (UnloadLoraAdapterRequest,), response_media_type="text/plain",
                     extra_error_statuses=("403", "404", "409")),)
@@ -250,6 +249,10 @@ class DocsRoutes:
     @cached_property
     def _openapi_document(self) -> Mapping[str, Any]:
         return build_openapi_document(self._compat, self._dialect)
+
+    @cached_property
+    def _docs_page(self) -> str:
+        return render_docs_page(self._openapi_document, self._compat, self._dialect)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.get_docs_page), web.get("/api-doc/openapi.json", self.get_openapi_document)]

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
+from router.engine.engine import Engine
 from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
@@ -43,7 +44,7 @@ from router.http.transport.request_context import (
     create_tracing_middleware,
     request_id_header,
 )
-from router.http.transport.services import EngineClient, ServedModel, Services
+from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.telemetry.server_metrics import RequestMetrics
 from router.telemetry.spans import RequestSpanFactory
@@ -64,7 +65,7 @@ PROTOCOL_OPTIONS: dict[str, Any] = {"auto_decompress": False, "lingering_time": 
 logger = logging.getLogger(__name__)
 
 
-def create_app(engine: EngineClient, validator: RequestValidator, config: RouterConfig, api_keys: ApiKeys,
+def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig, api_keys: ApiKeys,
                served_model: ServedModel, *, span_sender: SpanSender | None = None) -> web.Application:
     """Create the application. An empty `served_model.name` is replaced by the shards' name of the model; spans are sent
     only with a `span_sender`."""
@@ -75,19 +76,21 @@ def create_app(engine: EngineClient, validator: RequestValidator, config: Router
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing_middlewares, create_request_middleware(api_keys, config.compat, engine.server_metrics.requests)])
     services = Services(engine, validator, config, served_model, PumpFlusher())
-    app.add_routes(drop_duplicate_routes([
+    first_routes: dict[tuple[str, str], web.RouteDef] = {}
+    for route in [
         *create_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(), *RequestTimelineRoutes(engine).routes(),
-        *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]))
+        *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
+        first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
+    app.add_routes(first_routes.values())
     allow_cors_origins(app, config.cors_allow_origin)
     return app
 
 
 def create_dialect_routes(services: Services) -> list[web.RouteDef]:
-    """Return the routes of the enabled dialects. A route of several belongs to the first (see
-    `drop_duplicate_routes`)."""
+    """Return the routes of the enabled dialects. A route of several belongs to the first."""
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyRoutes(services).routes() if services.config.dialect == "batching" else []
     routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
@@ -97,13 +100,6 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     lorax_routes = LoraxRoutes(services)
     return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
                                                           lorax_routes.complete).routes()]
-
-
-def drop_duplicate_routes(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    first_routes: dict[tuple[str, str], web.RouteDef] = {}
-    for route in routes:
-        first_routes.setdefault((route.method, route.path), route)
-    return [*first_routes.values()]
 
 
 def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: Iterable[web.RouteDef] = (), *,
@@ -284,18 +280,21 @@ class StandInServer:
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
         return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat)
 
-    async def start_during_startup(self, engine: EngineClient,
+    async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
         await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), ())
 
-    async def start_during_shutdown(self, engine: EngineClient) -> None:
+    async def start_during_shutdown(self, engine: Engine) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
         await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
 
     async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef]) -> None:
         stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
         allow_cors_origins(stand_in_app, self.cors_origins)
+        await self.start(stand_in_app)
+
+    async def start(self, stand_in_app: web.Application) -> None:
         self._servers.append(HttpServer(stand_in_app, close_after_response=True))
         await self._servers[-1].start(self.listening_socket)
 

@@ -51,22 +51,7 @@ from router.text.response_parser import (
     StreamingResponseParser,
     import_chat_parsing,
 )
-from router.validation.bounds import (
-    AT_LEAST_ONE,
-    AT_MOST_ZERO,
-    CACHE_SALT,
-    EMPTY_TEXT,
-    EXACTLY_ONE,
-    FALSE,
-    FRACTION_OR_ONE,
-    GRAMMAR,
-    NON_EMPTY_TEXT_OR_TEXTS,
-    NOT_NEGATIVE,
-    PENALTY,
-    POSITIVE,
-    PRIORITY,
-    STOP_STRINGS,
-)
+from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
@@ -97,19 +82,19 @@ class OpenAIBaseRequest(RequestBody):
     model: str | None = None
     adapter_source: str | None = None
     api_token: str | None = Field(default=None, repr=False)
-    max_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
-    temperature: Annotated[float | None, NOT_NEGATIVE] = None
-    top_p: Annotated[float | None, FRACTION_OR_ONE] = None
-    frequency_penalty: Annotated[float | None, PENALTY] = None
-    presence_penalty: Annotated[float | None, PENALTY] = None
+    max_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
+    temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
+    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
+    presence_penalty: Annotated[float | None, bounds.PENALTY] = None
     seed: UInt64 | None = None
-    stop: Annotated[StringList, STOP_STRINGS] = Field(default_factory=list)
-    n: Annotated[UInt32 | None, EXACTLY_ONE] = None
+    stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
+    n: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    cache_salt: Annotated[str | None, CACHE_SALT] = None
-    priority: Annotated[Int32 | None, PRIORITY] = None
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32 | None, bounds.PRIORITY] = None
 
     @property
     def should_include_usage(self) -> bool:
@@ -167,10 +152,13 @@ def join_content_parts(content: object) -> str | None:
         return content
     if not isinstance(content, list):
         raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
-    if not all(isinstance(text, str) for text in texts):
-        raise PydanticCustomError(
-            "content", "must be a string or a list of parts of type `text`; images and other parts are not served")
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "content", "must be a string or a list of parts of type `text`; images and other parts are not served")
+        texts.append(text)
     return "".join(texts)
 
 
@@ -204,10 +192,10 @@ class ChatRequest(OpenAIBaseRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    max_completion_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    max_completion_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
-    response_format: Annotated[Any, GRAMMAR] = None
+    response_format: Annotated[Any, bounds.GRAMMAR] = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     tool_prompt: str | None = None
@@ -312,12 +300,12 @@ async def create_response_parser(services: Services, chat_request: ChatRequest,
 class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
-    prompt: Annotated[PromptList, NON_EMPTY_TEXT_OR_TEXTS]
-    repetition_penalty: Annotated[float | None, POSITIVE] = None
-    suffix: Annotated[str | None, EMPTY_TEXT] = None
-    best_of: Annotated[UInt32 | None, EXACTLY_ONE] = None
-    echo: Annotated[bool | None, FALSE] = None
-    logprobs: Annotated[UInt32 | None, AT_MOST_ZERO] = None
+    prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
+    echo: Annotated[bool | None, bounds.FALSE] = None
+    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
 
     def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
         """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.

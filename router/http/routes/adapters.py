@@ -94,8 +94,6 @@ class AdapterRoutes(ServiceRoutes):
         self._unload_by_name(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
-    # -- the inside
-
     @property
     def _registry(self) -> AdapterRegistry:
         adapters = self._services.validator.adapter_registry
@@ -133,22 +131,20 @@ class AdapterRoutes(ServiceRoutes):
         if alias is None:
             return
         check_adapter_name(alias_field, alias)
-        conflict = self._describe_alias_conflict(alias, reference, in_place=in_place)
-        if conflict:
-            raise web.HTTPConflict(text=f"`{alias_field}` {alias} {conflict}, so the adapter {reference.name} "
-                                   f"({reference.source}) cannot be called so; choose another {alias_field}")
-
-    def _describe_alias_conflict(self, alias: str, reference: AdapterReference, *, in_place: bool) -> str:
-        """Return why the name cannot be an alias of this adapter; empty if it can."""
         registry, model = self._registry, self._services.served_model.name
-        if is_base_model(alias, model):
-            return f"is a name of the model {model}"
         holder = registry.aliases.get(alias)
-        if holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
-            return f"is the name of the adapter {holder.name} ({holder.source})"
         known_references = (*registry.get_entries(), *registry.references_being_fetched())
         other = next((known for known in known_references if known.name == alias and known != reference), None)
-        return f"is the id of the adapter {other.name} ({other.source})" if other else ""
+        if is_base_model(alias, model):
+            conflict = f"is a name of the model {model}"
+        elif holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
+            conflict = f"is the name of the adapter {holder.name} ({holder.source})"
+        elif other is not None:
+            conflict = f"is the id of the adapter {other.name} ({other.source})"
+        else:
+            return
+        raise web.HTTPConflict(text=f"`{alias_field}` {alias} {conflict}, so the adapter {reference.name} "
+                               f"({reference.source}) cannot be called so; choose another {alias_field}")
 
     def _unload_by_name(self, name: str) -> None:
         references = self._find_adapters(name)

@@ -44,20 +44,17 @@ class StudyInferenceRequest(RequestBody):
     num_tokens: Any
 
     def to_generation_input(self, context: RequestContext) -> GenerationInput:
-        """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be."""
-        return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
-                               max_new_tokens=self._parse_num_tokens(), do_sample=True, ignore_eos=True,
-                               tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
-
-    def _parse_num_tokens(self) -> int:
-        """Return `num_tokens`, which may be anything that `int` accepts, as in the study's server."""
+        """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be. `num_tokens` may be
+        anything that `int` accepts, as in the study's server."""
         try:
             num_tokens = int(self.num_tokens)
         except (TypeError, ValueError, OverflowError):
             raise InvalidRequest(f"`num_tokens` must be a number, got {self.num_tokens!r:.100}") from None
         if num_tokens < 1:
             raise InvalidRequest(f"`num_tokens` must be at least 1, got {num_tokens}")
-        return num_tokens
+        return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
+                               max_new_tokens=num_tokens, do_sample=True, ignore_eos=True,
+                               tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
 
 
 class LatencyTotal(NamedTuple):

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
 from struct import pack
@@ -20,7 +20,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters.reference import RequestedAdapter
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
 from router.errors import InvalidRequest, Overloaded
@@ -78,15 +77,18 @@ async def run_pooling_requests(services: Services, request: web.Request, context
             await asyncio.sleep(0)
         validated_requests += await services.validator.validate(pooling_input)
     validated_at = clock()
-    workers = PoolingRequestRunner(services, context, validated_requests, build_result)
-    results = await workers.run()
+    num_texts = len(validated_requests)
+    runner = PoolingRequestRunner(services, context, deque(enumerate(validated_requests)), build_result)
+    await gather_or_cancel(runner.run_worker()
+                           for _ in range(min(num_texts, compute_max_concurrent_texts(services.config))))
     total_seconds = clock() - context.arrived_at
     headers = (response_headers(request, services.engine.model_info,
                                 sum(choice.num_prompt_characters for choice in validated_requests))
-               | timing_headers(workers.finished_outputs, validated_at - context.arrived_at, total_seconds))
+               | timing_headers(runner.finished_outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
-    return PoolingResults(results, sum(len(choice.request.prompt) for choice in validated_requests), headers)
+    return PoolingResults([runner.results[index] for index in range(num_texts)],
+                          sum(len(choice.request.prompt) for choice in validated_requests), headers)
 
 
 def compute_max_concurrent_texts(config: RouterConfig) -> int:
@@ -95,30 +97,23 @@ def compute_max_concurrent_texts(config: RouterConfig) -> int:
     return min(MAX_CONCURRENT_TEXTS, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
 
 
+@dataclass(slots=True)
 class PoolingRequestRunner(Generic[T]):
-    """Runs the texts of one HTTP request as pooling requests, a limited number at a time, and builds a result from each
-    output.
+    """Runs the texts of one HTTP request as pooling requests, a limited number at a time.
+
+    `build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes
+    much more memory than its JSON.
     """
 
-    def __init__(self, services: Services, context: RequestContext, validated_requests: Sequence[ValidatedRequest],
-                 build_result: Callable[[int, PoolingRequestOutput], T]) -> None:
-        """`build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector
-        takes much more memory than its JSON."""
-        self.finished_outputs: list[PoolingRequestOutput] = []  # finished texts, without their outputs
-        self._services = services
-        self._context = context
-        self._build_result = build_result
-        self._results: dict[int, T] = {}
-        self._queue = deque(enumerate(validated_requests))
-        self._num_in_flight = 0
+    _services: Services
+    _context: RequestContext
+    _queue: deque[tuple[int, ValidatedRequest]]
+    _build_result: Callable[[int, PoolingRequestOutput], T]
+    results: dict[int, T] = field(default_factory=dict)
+    finished_outputs: list[PoolingRequestOutput] = field(default_factory=list)  # finished texts, without their outputs
+    _num_in_flight: int = 0
 
-    async def run(self) -> list[T]:
-        num_texts = len(self._queue)
-        await gather_or_cancel(self._run_worker()
-                               for _ in range(min(num_texts, compute_max_concurrent_texts(self._services.config))))
-        return [self._results[index] for index in range(num_texts)]
-
-    async def _run_worker(self) -> None:
+    async def run_worker(self) -> None:
         """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
         if none of them has a text under way."""
         while self._queue:
@@ -136,7 +131,7 @@ class PoolingRequestRunner(Generic[T]):
                     output = PoolingRequestOutput(validated_request, await wait_for_pooling_event(stream))
             finally:
                 self._num_in_flight -= 1
-            self._results[index] = self._build_result(index, output)
+            self.results[index] = self._build_result(index, output)
             self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
 
     def _submit(self, validated_request: ValidatedRequest) -> RequestStream:
@@ -160,12 +155,6 @@ async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:
 
 class EmbedParameters(AdapterParameters):
     """The field `parameters` of embedding requests: the adapter to use."""
-
-    def checked_adapter_reference(self, source_token: str) -> RequestedAdapter | None:
-        """Return the adapter that the request names, if any. Raises InvalidRequest."""
-        if self.adapter_id and self.merged_adapters is not None:
-            raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
-        return self.adapter_reference(source_token)
 
 
 class EmbedRequest(RequestBody):
@@ -246,10 +235,11 @@ class EmbeddingRoutes(ServiceRoutes):
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
                            context: RequestContext) -> GenerationInput:
+    if parameters is not None and parameters.adapter_id and parameters.merged_adapters is not None:
+        raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
     return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=context.tenant,
                            request_id=context.request_id,
-                           adapter=(None if parameters is None
-                                    else parameters.checked_adapter_reference(context.source_token)),
+                           adapter=None if parameters is None else parameters.adapter_reference(context.source_token),
                            deadline=context.deadline)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from router.engine.engine import Engine
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
-from router.http.transport.services import EngineClient, ServiceRoutes
+from router.http.transport.services import ServiceRoutes
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
@@ -156,7 +157,7 @@ def probe_response(status: int, value: dict[str, Any]) -> web.Response:
 class MetricsRoutes:
     """Handler of `/metrics`."""
 
-    def __init__(self, engine: EngineClient, *, allows_json: bool = False) -> None:
+    def __init__(self, engine: Engine, *, allows_json: bool = False) -> None:
         """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
         self._engine = engine
         self._allows_json = allows_json
@@ -187,7 +188,7 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
 class RequestTimelineRoutes:
     """Handler of `/v1/requests/{id}/explain`."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def routes(self) -> list[web.RouteDef]:

@@ -28,17 +28,7 @@ from router.http.transport.request_context import RequestContext, response_heade
 from router.http.transport.services import ServiceRoutes, generate_best_first, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
-from router.validation.bounds import (
-    AT_LEAST_ONE,
-    CACHE_SALT,
-    FRACTION,
-    GRAMMAR,
-    NON_EMPTY_TEXT,
-    PENALTY,
-    POSITIVE,
-    PRIORITY,
-    STOP_STRINGS,
-)
+from router.validation import bounds
 from router.validation.validator import GenerationInput
 
 
@@ -46,17 +36,17 @@ class SharedGenerateParameters(AdapterParameters):
     """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
 
     best_of: UInt64 | None = None
-    temperature: Annotated[float | None, POSITIVE] = None
-    repetition_penalty: Annotated[float | None, POSITIVE] = None
-    frequency_penalty: Annotated[float | None, PENALTY] = None
-    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
-    top_p: Annotated[float | None, FRACTION] = None
-    typical_p: Annotated[float | None, FRACTION] = None
+    temperature: Annotated[float | None, bounds.POSITIVE] = None
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
+    top_k: Annotated[Int32 | None, bounds.AT_LEAST_ONE] = None
+    top_p: Annotated[float | None, bounds.FRACTION] = None
+    typical_p: Annotated[float | None, bounds.FRACTION] = None
     do_sample: bool = False
-    max_new_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    max_new_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
     return_full_text: bool | None = None
-    stop: Annotated[list[str], FailFast(), STOP_STRINGS] = Field(default_factory=list)
-    truncate: Annotated[UInt64 | None, AT_LEAST_ONE] = None
+    stop: Annotated[list[str], FailFast(), bounds.STOP_STRINGS] = Field(default_factory=list)
+    truncate: Annotated[UInt64 | None, bounds.AT_LEAST_ONE] = None
     watermark: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -91,18 +81,18 @@ class GenerateParameters(SharedGenerateParameters):
     """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
     top_n_tokens: UInt32 | None = None
-    grammar: Annotated[Any, GRAMMAR] = None
-    cache_salt: Annotated[str | None, CACHE_SALT] = None
-    priority: Annotated[Int32, PRIORITY] = 0
+    grammar: Annotated[Any, bounds.GRAMMAR] = None
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32, bounds.PRIORITY] = 0
 
 
 class GenerateRequest(RequestBody):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
-    inputs: Annotated[str, NON_EMPTY_TEXT]
+    inputs: Annotated[str, bounds.NON_EMPTY_TEXT]
     parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters(do_sample=True))
-    cache_salt: Annotated[str | None, CACHE_SALT] = None  # other servers take it here rather than in `parameters`
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None  # other servers take it here, not in `parameters`
 
     @property
     def returned_prompt(self) -> str:

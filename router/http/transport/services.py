@@ -8,10 +8,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import monotonic as clock
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from router.config import RouterConfig
-from router.engine.resource_controller import ResourceController
+from router.engine.engine import Engine
 from router.engine.stream import (
     FailedEvent,
     FinishedEvent,
@@ -20,12 +20,9 @@ from router.engine.stream import (
     RequestStream,
     TokenEvent,
 )
-from router.http.transport.request_context import RequestContext, RequestIdRegistry
+from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import PumpFlusher
-from router.model_info import ModelInfo
-from router.request import Request
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 T = TypeVar("T")
@@ -41,32 +38,11 @@ class ServedModel:
     notice: str = ""  # what users should know about the model
 
 
-class EngineClient(RequestIdRegistry, Protocol):
-    """Interface of the engine that the dialects use."""
-
-    @property
-    def model_info(self) -> ModelInfo: ...
-
-    @property
-    def resource_controller(self) -> ResourceController: ...
-
-    @property
-    def server_metrics(self) -> ServerMetrics: ...
-
-    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream: ...
-
-    def get_request_record(self, request_id: str) -> RequestRecord | None: ...
-
-    def why_unavailable(self) -> str: ...
-
-    def metrics_page(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """Services that every dialect uses."""
 
-    engine: EngineClient
+    engine: Engine
     validator: RequestValidator
     config: RouterConfig
     served_model: ServedModel

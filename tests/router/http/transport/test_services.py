@@ -78,7 +78,7 @@ def test_end_after_cancellation_is_no_error():
 
 def test_failure_is_raised_to_the_caller():
     with pytest.raises(GenerationFailed):
-        collect_output(TOKEN_EVENT, FailedEvent(GenerationFailed("broken")))
+        collect_output_of(TOKEN_EVENT, FailedEvent(GenerationFailed("broken")))
 
 
 def make_timing_headers(timeline, num_tokens=4):
