@@ -26,7 +26,7 @@ from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.pooling import ClassifyRoutes, EmbeddingRoutes
-from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes, RequestTimelineRoutes
+from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
@@ -81,7 +81,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *create_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
-        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(), *RequestTimelineRoutes(engine).routes(),
+        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
         *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
         first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
     app.add_routes(first_routes.values())

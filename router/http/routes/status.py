@@ -50,10 +50,11 @@ PHASE_DESCRIPTIONS = {
 
 
 class InfoRoutes(ServiceRoutes):
-    """Handlers of `/info` and `/v1/models`."""
+    """Handlers of `/info`, `/v1/models` and `/v1/requests/{id}/explain`."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/info", self.info), web.get("/v1/models", self.models)]
+        return [web.get("/info", self.info), web.get("/v1/models", self.models),
+                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
     async def info(self, _: web.Request) -> web.Response:
         model_info, config, limits = (self._services.engine.model_info, self._services.config,
@@ -91,6 +92,14 @@ class InfoRoutes(ServiceRoutes):
         adapters = [base_model | {"id": name, "root": root, "parent": base}
                     for name, root in self._listed_adapters().items()]
         return json_response({"object": "list", "data": [base_model, *adapters]})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
+        record = self._services.engine.get_request_record(request.match_info["id"])
+        if record is None or record.tenant_name != request[CLIENT].tenant.name:
+            raise web.HTTPNotFound(
+                text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
+        return json_response(timeline_json(record, clock()))
 
     def _listed_adapters(self) -> dict[str, str]:
         """Return the names of adapters at their source, by the names that clients use.
@@ -183,23 +192,6 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
             key, _, value = line.rpartition(" ")
             samples.append({"key": key, "value": float(value)})
     return families
-
-
-class RequestTimelineRoutes:
-    """Handler of `/v1/requests/{id}/explain`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
-
-    async def explain(self, request: web.Request) -> web.Response:
-        record = self._engine.get_request_record(request.match_info["id"])
-        if record is None or record.tenant_name != request[CLIENT].tenant.name:
-            raise web.HTTPNotFound(
-                text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
-        return json_response(timeline_json(record, clock()))
 
 
 def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:

@@ -86,20 +86,17 @@ def format_end(template: str, event: FinishedEvent, validated_request: Validated
                            num_prompt_tokens=len(validated_request.request.prompt))
 
 
+@dataclass(slots=True)
 class GenerateStreamRenderer:
     """Renderer of one request's events. The last token's event carries the end; after a timeout without a token, an
     empty special token does."""
 
-    __slots__ = ("_has_details", "_text_prefix", "_token_index", "_validated_request", "_words", "is_finished")
-
-    def __init__(self, validated_request: ValidatedRequest, has_details: bool, text_prefix: str,
-                 words: GenerateWords = TGI_WORDS) -> None:
-        self.is_finished = False
-        self._validated_request = validated_request
-        self._has_details = has_details
-        self._text_prefix = text_prefix  # prepended to the generated text
-        self._words = words
-        self._token_index = 0
+    _validated_request: ValidatedRequest
+    _has_details: bool
+    _text_prefix: str  # prepended to the generated text
+    _words: GenerateWords = TGI_WORDS
+    _token_index: int = 0
+    is_finished: bool = False
 
     def render(self, events: list[StreamEvent]) -> bytes:
         words = self._words

@@ -53,12 +53,12 @@ class RequestContext:
     @classmethod
     def from_request(cls, request: web.Request, engine: Engine,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
-        arrived_at, client, request_id = clock(), request.get(CLIENT, KEYLESS_CLIENT), ""
-        requested_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
-        if (1 <= len(requested_id) <= MAX_REQUEST_ID_LENGTH and requested_id.isascii() and requested_id.isprintable()
-            and engine.can_use_request_id(requested_id, client.tenant)):
-            request_id = requested_id
-        request[REQUEST_ID] = request_id = request_id or secrets.token_hex(16)
+        arrived_at, client = clock(), request.get(CLIENT, KEYLESS_CLIENT)
+        request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
+        if not (1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+                and engine.can_use_request_id(request_id, client.tenant)):
+            request_id = secrets.token_hex(16)
+        request[REQUEST_ID] = request_id
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
