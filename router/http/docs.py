@@ -1,6 +1,5 @@
 """Catalog of all routes as data, and the OpenAPI document and the page at /docs that are generated from it and from the
-models of the bodies. A test compares the catalog with the routes of the application.
-"""
+models of the bodies. A test compares the catalog with the routes of the application."""
 
 import json
 from collections.abc import Iterator, Mapping

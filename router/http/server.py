@@ -1,8 +1,6 @@
 """The aiohttp application (all routes, and the middleware around their handlers) and its server with graceful shutdown.
-
 The stand-in answers probes on the same socket while the main application is not ready or shuts down. Every error is
-sent in the format of its route's dialect.
-"""
+sent in the format of its route's dialect."""
 
 import logging
 import socket
@@ -25,7 +23,7 @@ from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.clouds import CloudRoutes
-from router.http.routes.pooling import ClassifyRoutes, EmbeddingRoutes
+from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
@@ -78,7 +76,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     for route in [
-        *create_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
+        *create_dialect_routes(services), *PoolingRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
@@ -218,8 +216,7 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
 
 class HttpServer:
     """aiohttp server of one application. On shutdown it first stops accepting connections, then closes the open ones
-    after their response.
-    """
+    after their response."""
 
     def __init__(self, app: web.Application, *, close_after_response: bool = False) -> None:
         """With `close_after_response`, every connection is closed after its next response."""

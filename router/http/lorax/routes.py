@@ -1,9 +1,6 @@
-"""LoRAX's API (--compat lorax): its own routes (those that generate, `/tokenize` and `/info`) and OpenAI's.
-
-All requests are converted to LoRAX's parameters. Responses of OpenAI's routes have
-OpenAI's fields, with some values of LoRAX's own. parameters.py has the parameters and their checks, rendering.py the
-format of responses.
-"""
+"""LoRAX's API (--compat lorax): its own routes (those that generate, `/tokenize` and `/info`) and OpenAI's. All
+requests are converted to LoRAX's parameters, whose checks are in parameters.py; rendering.py has the format of
+responses, which on OpenAI's routes has OpenAI's fields with some values of LoRAX's own."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rendering of generated tokens as OpenAI's JSON: chunks of a stream or a whole response, for chats and completions.
-
-The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events.
-"""
+The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events."""
 
 import json
 import secrets

@@ -1,8 +1,6 @@
-"""OpenAI's `POST /v1/chat/completions`, and `POST /v1/completions` with one or several prompts in a request.
-
-Parses bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and text-generation-inference
-differ, responses have a form that clients of both accept.
-"""
+"""OpenAI's `POST /v1/chat/completions`, and `POST /v1/completions` with one or several prompts in a request: parses
+bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and text-generation-inference differ,
+responses have a form that clients of both accept."""
 
 import asyncio
 from contextlib import ExitStack, closing

@@ -1,8 +1,6 @@
-"""Tools and tool calls in requests, and answers with reasoning and tool calls as OpenAI's JSON.
-
-Tools are converted to the objects that chat templates take, and a required call (`tool_choice`) to a grammar.
-text/response_parser.py parses the text of the model.
-"""
+"""Tools and tool calls in requests, and answers with reasoning and tool calls as OpenAI's JSON. Tools are converted to
+the objects that chat templates take, and a required call (`tool_choice`) to a grammar; text/response_parser.py parses
+the text of the model."""
 
 import json
 import secrets

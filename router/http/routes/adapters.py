@@ -1,8 +1,6 @@
 """Routes for operators to list, load and unload adapters: `/v1/adapters`, and vLLM's `/v1/load_lora_adapter` and
-`/v1/unload_lora_adapter`.
-
-Every key may list adapters, only an admin key may load or unload them. Responses never contain the token of a source.
-"""
+`/v1/unload_lora_adapter`. Every key may list adapters, only an admin key may load or unload them. Responses never
+contain the token of a source."""
 
 import time
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,6 @@
-"""Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots.
-
-The latency of a request, sent in a header, starts when a handler takes it: with `--max-handlers N`, as soon as fewer
-than N other requests have one.
-Throughput is tokens divided by the sum of all latencies, not by wall-clock time.
-"""
+"""Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots. The
+latency of a request, sent in a header, starts when a handler takes it: with `--max-handlers N`, as soon as fewer than N
+other requests have one. Throughput is tokens divided by the sum of all latencies, not by wall-clock time."""
 
 import asyncio
 import logging
@@ -37,8 +34,7 @@ logger = logging.getLogger(__name__)
 
 class StudyInferenceRequest(RequestBody):
     """Body of `POST /inference` in the effective-batching study's API: a prompt and the exact number of tokens to
-    generate.
-    """
+    generate."""
 
     prompt: str
     num_tokens: Any

@@ -1,7 +1,4 @@
-"""Routes of cloud platforms: SageMaker's `/invocations` and Vertex AI's `/vertex`.
-
-Both take the bodies of other routes.
-"""
+"""Routes of cloud platforms, which take the bodies of other routes: SageMaker's `/invocations`, Vertex's `/vertex`."""
 
 from typing import Annotated, Any
 

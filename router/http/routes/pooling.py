@@ -204,11 +204,28 @@ class EmbeddingsRequest(RequestBody):
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
 
 
-class EmbeddingRoutes(ServiceRoutes):
-    """Handlers of `/embed` and `/v1/embeddings`."""
+class ClassifyRequest(RequestBody):
+    """Body of `/classify`: one text."""
+
+    inputs: Annotated[str, NON_EMPTY_TEXT]
+
+
+class ClassifyBatchRequest(RequestBody):
+    """Body of `/classify_batch`: several texts."""
+
+    inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
+
+
+class PoolingRoutes(ServiceRoutes):
+    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings)]
+        return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),
+                web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
 
     async def embed(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
@@ -231,56 +248,6 @@ class EmbeddingRoutes(ServiceRoutes):
                          f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
                          f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
         return json_text_response(response_json, pooling_results.headers)
-
-
-def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
-                           context: RequestContext) -> GenerationInput:
-    if parameters is not None and parameters.adapter_id and parameters.merged_adapters is not None:
-        raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
-    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=context.tenant,
-                           request_id=context.request_id,
-                           adapter=None if parameters is None else parameters.adapter_reference(context.source_token),
-                           deadline=context.deadline)
-
-
-def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
-    assert not isinstance(output.final_event.output, TokenClassificationOutput)
-    return output.final_event.output
-
-
-def vector_json(vector: EmbeddingVector) -> str:
-    return f"[{','.join(map(float32_json, vector))}]"
-
-
-def truncate_vector(vector: EmbeddingVector, length: int) -> EmbeddingVector:
-    """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
-    if length > len(vector):
-        raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")
-    norm = sqrt(fsum(value * value for value in vector[:length]))
-    return [value / norm if norm else value for value in vector[:length]]
-
-
-class ClassifyRequest(RequestBody):
-    """Body of `/classify`: one text."""
-
-    inputs: Annotated[str, NON_EMPTY_TEXT]
-
-
-class ClassifyBatchRequest(RequestBody):
-    """Body of `/classify_batch`: several texts."""
-
-    inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
-
-
-class ClassifyRoutes(ServiceRoutes):
-    """Handlers of `/classify` and `/classify_batch`."""
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
 
     async def classify(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
@@ -315,3 +282,30 @@ class ClassifyRoutes(ServiceRoutes):
                  "start": entity.start, "end": entity.end}
                 for entity in self._entities.find_entities(
                     text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
+
+
+def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
+                           context: RequestContext) -> GenerationInput:
+    if parameters is not None and parameters.adapter_id and parameters.merged_adapters is not None:
+        raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
+    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=context.tenant,
+                           request_id=context.request_id,
+                           adapter=None if parameters is None else parameters.adapter_reference(context.source_token),
+                           deadline=context.deadline)
+
+
+def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
+    assert not isinstance(output.final_event.output, TokenClassificationOutput)
+    return output.final_event.output
+
+
+def vector_json(vector: EmbeddingVector) -> str:
+    return f"[{','.join(map(float32_json, vector))}]"
+
+
+def truncate_vector(vector: EmbeddingVector, length: int) -> EmbeddingVector:
+    """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
+    if length > len(vector):
+        raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")
+    norm = sqrt(fsum(value * value for value in vector[:length]))
+    return [value / norm if norm else value for value in vector[:length]]

@@ -1,8 +1,6 @@
-"""Routes that report on the server and its requests: `/info` and `/v1/models`; health probes and `/metrics`; and
-`/v1/requests/{id}/explain`.
-
-Probes, metrics, `/info` and `/v1/models` are open without a key, so they reveal nothing about any tenant or request.
-"""
+"""Routes that report on the server and its requests: `/info` and `/v1/models`, health probes, `/metrics` and
+`/v1/requests/{id}/explain`. All but the last are open without a key, so they reveal nothing about any tenant or
+request."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`.
-
-The JSON of a token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces.
-Offsets count bytes, as in text-generation-inference.
-"""
+"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`. The JSON of a token is ten to sixty times as
+large as its text, so it is rendered in a thread and sent in pieces. Offsets count bytes, as in
+text-generation-inference."""
 
 import asyncio
 import json

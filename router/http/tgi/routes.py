@@ -1,7 +1,5 @@
-"""API of text-generation-inference: the routes that generate, their parameters and headers.
-
-Parses bodies into `GenerationInput`; `rendering.py` renders the events.
-"""
+"""API of text-generation-inference: the routes that generate, their parameters and headers. Parses bodies into
+`GenerationInput`; rendering.py renders the events."""
 
 from contextlib import closing
 from dataclasses import replace

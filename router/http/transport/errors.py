@@ -1,9 +1,6 @@
-"""Error responses, in the formats of text-generation-inference and of OpenAI, and how errors are counted.
-
-A row of ERROR_FORMATS tells everything about one exception. An unexpected exception is logged with its traceback; the
-client only receives `Internal server error`. OpenAI's format is that of all routes below /v1, except with
-`--compat tgi` and `--compat lorax`.
-"""
+"""Error responses, in the formats of text-generation-inference and of OpenAI (all routes below /v1, except with
+`--compat tgi` and `--compat lorax`), and how errors are counted. A row of ERROR_FORMATS tells everything about one
+exception. An unexpected exception is logged with its traceback; the client only receives `Internal server error`."""
 
 import asyncio
 import json

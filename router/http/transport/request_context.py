@@ -1,9 +1,6 @@
 """Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
-it (request id, model, adapter), and the tracing middleware.
-
-`RequestContext.from_request` begins the span of a request, so only requests that run the model have one; the middleware
-ends it.
-"""
+it (request id, model, adapter), and the tracing middleware, which ends the span that `RequestContext.from_request`
+begins: only requests that run the model have one."""
 
 import re
 import secrets
@@ -39,8 +36,7 @@ MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """Tenant, id, arrival time, deadline and tracing span of one HTTP request. `from_request` also counts the request
-    and starts its span.
-    """
+    and starts its span."""
 
     tenant: Tenant
     request_id: str

@@ -1,6 +1,5 @@
 """Services that the handlers of all dialects use: the engine, the validator and the settings, and functions that run
-requests with them and report their outputs and times.
-"""
+requests with them and report their outputs and times."""
 
 import asyncio
 import math

@@ -1,8 +1,6 @@
 """Server-sent events: writing rendered events to an open response, and comments that keep idle connections alive.
-
-Every stream has the same way: `open_response_stream` opens the response, and an `EventPump` for each of its requests
-writes what the dialect's renderer makes of the events.
-"""
+`open_response_stream` opens the response, and an `EventPump` for each of its requests writes what the dialect's
+renderer makes of the events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
