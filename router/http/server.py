@@ -19,7 +19,7 @@ from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
-from router.http.openai.routes import ChatRoutes, CompletionRoutes
+from router.http.openai.routes import OpenAIRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -89,12 +89,12 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
 
 def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first."""
-    tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
+    tgi_routes, openai_routes = TgiRoutes(services), OpenAIRoutes(services)
     study_routes = BatchingStudyRoutes(services).routes() if services.config.dialect == "batching" else []
-    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
+    routes = [*study_routes, *tgi_routes.routes(), *openai_routes.routes()]
     if not services.is_lorax:
-        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
-                                      completion_routes.complete).routes()]
+        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, openai_routes.chat,
+                                      openai_routes.complete).routes()]
     lorax_routes = LoraxRoutes(services)
     return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
                                                           lorax_routes.complete).routes()]

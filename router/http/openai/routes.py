@@ -231,7 +231,7 @@ class ChatRequest(OpenAIBaseRequest):
                    else parse_grammar(CHAT_PARAMETER_NAMES.grammar, self.response_format))
         if grammar is not None and self.tools is not None:
             raise InvalidTools("Grammar and tools are mutually exclusive", param="response_format")
-        return grammar or (required_call_grammar(self.tools, self.tool_choice) if self.needs_tool_call else None)
+        return grammar or (None if self.tool_choice is None else required_call_grammar(self.tools, self.tool_choice))
 
     def resolve_max_new_tokens(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -240,15 +240,43 @@ class ChatRequest(OpenAIBaseRequest):
         return limits.pop() if limits else None
 
 
-class ChatRoutes(ServiceRoutes):
-    """Handler of `/v1/chat/completions`."""
+class CompletionRequest(OpenAIBaseRequest):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
+    echo: Annotated[bool | None, bounds.FALSE] = None
+    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
+
+    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
+        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
+        Raises InvalidRequest."""
+        if self.suffix:
+            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
+                                 "suffix not supported")
+        if len(self.prompt) > max_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
+                                 f"got {len(self.prompt)}", "batch size exceeded")
+        if is_tgi:
+            return
+        for name in ("n", "best_of"):
+            if getattr(self, name) not in {None, 1}:
+                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
+        for name in ("echo", "logprobs"):
+            if getattr(self, name):
+                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+
+class OpenAIRoutes(ServiceRoutes):
+    """Handlers of `/v1/chat/completions` and `/v1/completions`. They answer with a whole response or a stream. A stream
+    opens only after its requests are submitted, so that errors up to then have their HTTP status."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/chat/completions", self.chat)]
+        return [web.post("/v1/chat/completions", self.chat), web.post("/v1/completions", self.complete)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer with a whole response or a stream. A stream opens only after its request is submitted, so that errors
-        up to then have their HTTP status."""
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, ChatRequest)
@@ -281,58 +309,7 @@ class ChatRoutes(ServiceRoutes):
                 await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
             return event_stream.response
 
-
-async def create_response_parser(services: Services, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest) -> AnyResponseParser | None:
-    """Return the parser of the answer if it may hold tool calls, else None."""
-    if chat_request.needs_tool_call:
-        return RequiredCallParser()
-    if not chat_request.tools or get_tool_choice_name(chat_request.tool_choice) == "none":
-        return None
-    await asyncio.to_thread(import_chat_parsing)
-    prompt_end = services.validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
-                                                     skip_special=False)
-    return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
-
-
-class CompletionRequest(OpenAIBaseRequest):
-    """Body of `/v1/completions`."""
-
-    prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
-    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
-    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
-    best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
-    echo: Annotated[bool | None, bounds.FALSE] = None
-    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
-
-    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
-        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
-        Raises InvalidRequest."""
-        if self.suffix:
-            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
-                                 "suffix not supported")
-        if len(self.prompt) > max_prompts:
-            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
-                                 f"got {len(self.prompt)}", "batch size exceeded")
-        if is_tgi:
-            return
-        for name in ("n", "best_of"):
-            if getattr(self, name) not in {None, 1}:
-                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
-        for name in ("echo", "logprobs"):
-            if getattr(self, name):
-                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
-
-
-class CompletionRoutes(ServiceRoutes):
-    """Handler of `/v1/completions`."""
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/completions", self.complete)]
-
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
-        errors up to then have their HTTP status."""
         services = self._services
         context = RequestContext.from_request(request, services.engine)
         completion_request = await read_body(request, CompletionRequest)
@@ -367,6 +344,19 @@ class CompletionRoutes(ServiceRoutes):
                 usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
                 event_stream.write(f"{usage}{DONE_EVENT}".encode())
             return event_stream.response
+
+
+async def create_response_parser(services: Services, chat_request: ChatRequest,
+                                 validated_request: ValidatedRequest) -> AnyResponseParser | None:
+    """Return the parser of the answer if it may hold tool calls, else None."""
+    if chat_request.needs_tool_call:
+        return RequiredCallParser()
+    if not chat_request.tools or get_tool_choice_name(chat_request.tool_choice) == "none":
+        return None
+    await asyncio.to_thread(import_chat_parsing)
+    prompt_end = services.validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
+                                                     skip_special=False)
+    return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
 
 
 async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:
