@@ -22,8 +22,7 @@ from router.config import API_KEY_ENV, HUB_TOKEN_ENV
 from router.engine.engine import Engine
 from router.engine.plans_in_flight import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
-from router.http.app import create_app
-from router.http.server import HttpServer, StandInServer
+from router.http.server import HttpServer, StandInServer, create_app
 from router.http.transport.services import ServedModel
 from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
 from router.model_info import ModelInfo

@@ -1,26 +1,58 @@
-"""HTTP server of an application with graceful shutdown, and the stand-in on the same socket while the main application
-is not ready or shuts down.
-
-The stand-in answers probes, and `/metrics` during shutdown, and rejects all other requests with 503.
-"""
+"""The aiohttp application (all routes, and the middleware around their handlers) and its server with graceful shutdown.
+The stand-in answers probes on the same socket while the main application is not ready or shuts down. Every error is
+sent in the format of its route's dialect."""
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.http.app import create_stand_in_app
-from router.http.routes.probes import MetricsRoutes, ProbeRoutes
-from router.http.transport.cors import allow_cors_origins
-from router.http.transport.services import EngineClient
+from router.engine.engine import Engine
+from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
+from router.http.docs import DocsRoutes
+from router.http.lorax.rendering import lorax_error_reply
+from router.http.lorax.routes import LoraxRoutes
+from router.http.openai.routes import OpenAIRoutes
+from router.http.routes.adapters import AdapterRoutes
+from router.http.routes.batching_study import BatchingStudyRoutes
+from router.http.routes.clouds import CloudRoutes
+from router.http.routes.pooling import PoolingRoutes
+from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
+from router.http.routes.tokenize import TokenizeRoutes
+from router.http.tgi.routes import TgiRoutes
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
+from router.http.transport.errors import (
+    OpenAIErrorReply,
+    TgiErrorReply,
+    error_label,
+    has_openai_error_format,
+    shorten_message,
+)
+from router.http.transport.request_context import (
+    FAILURE_TYPE,
+    REQUEST_COUNTER,
+    REQUEST_ID,
+    create_tracing_middleware,
+    request_id_header,
+)
+from router.http.transport.services import ServedModel, Services
+from router.http.transport.sse import PumpFlusher
+from router.telemetry.server_metrics import RequestMetrics
+from router.telemetry.spans import RequestSpanFactory
+from router.validation.validator import RequestValidator
+from shard.telemetry.tracing import SpanSender
 
+COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
+ALLOWED_METHODS = "GET, POST"
+PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
+REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
 SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client during shutdown
 # for the rest of an unread body: some clients read the response only after sending all of it
 UNREAD_BODY_DRAIN_SECONDS = 2.0
@@ -31,10 +63,160 @@ PROTOCOL_OPTIONS: dict[str, Any] = {"auto_decompress": False, "lingering_time": 
 logger = logging.getLogger(__name__)
 
 
+def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig, api_keys: ApiKeys,
+               served_model: ServedModel, *, span_sender: SpanSender | None = None) -> web.Application:
+    """Create the application. An empty `served_model.name` is replaced by the shards' name of the model; spans are sent
+    only with a `span_sender`."""
+    served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
+    tracing_middlewares = ([] if span_sender is None
+                           else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
+    # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
+    app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
+        *tracing_middlewares, create_request_middleware(api_keys, config.compat, engine.server_metrics.requests)])
+    services = Services(engine, validator, config, served_model, PumpFlusher())
+    first_routes: dict[tuple[str, str], web.RouteDef] = {}
+    for route in [
+        *create_dialect_routes(services), *PoolingRoutes(services).routes(),
+        *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
+        *DocsRoutes(config.compat, config.dialect).routes(),
+        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
+        *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
+        first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
+    app.add_routes(first_routes.values())
+    allow_cors_origins(app, config.cors_allow_origin)
+    return app
+
+
+def create_dialect_routes(services: Services) -> list[web.RouteDef]:
+    """Return the routes of the enabled dialects. A route of several belongs to the first."""
+    tgi_routes, openai_routes = TgiRoutes(services), OpenAIRoutes(services)
+    study_routes = BatchingStudyRoutes(services).routes() if services.config.dialect == "batching" else []
+    routes = [*study_routes, *tgi_routes.routes(), *openai_routes.routes()]
+    if not services.is_lorax:
+        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, openai_routes.chat,
+                                      openai_routes.complete).routes()]
+    lorax_routes = LoraxRoutes(services)
+    return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
+                                                          lorax_routes.complete).routes()]
+
+
+def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: Iterable[web.RouteDef] = (), *,
+                        compat: str = "none") -> web.Application:
+    """Create an application that answers probes and the routes in `extra_routes`, and rejects all others with 503."""
+    async def reject_not_ready(_: web.Request) -> NoReturn:
+        raise NotReady(probes.why_unavailable() or "it is about to be")
+
+    app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
+    app.add_routes([*probes.routes(), *extra_routes, web.route("*", "/{path:.*}", reject_not_ready)])
+    return app
+
+
+def create_request_middleware(api_keys: ApiKeys, compat: str,
+                              request_metrics: RequestMetrics | None = None) -> Middleware:
+    """Return the middleware that authenticates requests, counts them, and turns exceptions into error responses.
+
+    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails.
+    """
+    are_keys_required = api_keys.are_required
+
+    @web.middleware
+    async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if are_keys_required or "Authorization" in request.headers:
+                authenticate(request, api_keys)
+            else:
+                request[CLIENT] = KEYLESS_CLIENT
+            if request_metrics is not None:
+                request[REQUEST_COUNTER] = request_metrics.num_received
+            return await handler(request)
+        except BaseException as error:
+            request[FAILURE_TYPE] = type(error)
+            if not isinstance(error, Exception):  # the client has left
+                raise
+            return render_failure(request, error, compat)
+        finally:
+            if request_metrics is not None and REQUEST_ID in request:
+                failure_type = request.get(FAILURE_TYPE)
+                counter = (request_metrics.num_succeeded if failure_type is None
+                           else request_metrics.num_failed[error_label(failure_type)])
+                counter.add()
+
+    return handle_request
+
+
+def render_failure(request: web.Request, error: Exception, compat: str) -> web.Response:
+    """Return the response for an exception, in the format of the route's dialect."""
+    if isinstance(error, Cancelled | ConnectionError):
+        return abort_connection(request)
+    response = error_reply_for_route(request, error, compat).to_response()
+    response.headers.update(request_id_header(request))
+    if isinstance(error, web.HTTPException):
+        response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS if name in error.headers})
+    return response
+
+
+def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
+    if has_openai_error_format(request.path, compat):
+        openai_reply = OpenAIErrorReply.from_exception(error)
+        if error is not request.match_info.http_exception:
+            return openai_reply
+        # no route has this path, or none with this method
+        message = shorten_message(f"there is no {request.method} {request.path} here")
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            return replace(openai_reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
+        return replace(openai_reply, message=message, code="unknown_url")
+    if compat == "lorax" and not isinstance(error, web.HTTPException):
+        reply = lorax_error_reply(error)
+        is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
+        return replace(reply, status=400, error_type="invalid_input") if is_invalid_embedding else reply
+    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
+        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
+    return TgiErrorReply.from_exception(error)
+
+
+def abort_connection(request: web.Request) -> web.Response:
+    """Abort the connection without a response; the returned one is never sent."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)
+
+
+def allow_cors_origins(app: web.Application, origins: Sequence[str]) -> None:
+    """Allow these origins to read the responses of `app`; without origins, change nothing.
+
+    CORS is no access control: only browsers respect it. They send preflight requests without a key, so these are
+    answered before keys are checked.
+    """
+    if not origins:
+        return
+
+    async def add_cors_headers(request: web.Request, response: web.StreamResponse) -> None:
+        """Add the headers to streams and errors, too, so that a page can read why a request was rejected."""
+        origin = "*" if "*" in origins else request.headers.get("Origin", "")
+        if origin in origins:
+            response.headers.update({"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"})
+        if "*" not in origins:
+            response.headers["Vary"] = "Origin"  # a cached response is valid for one origin only
+
+    app.middlewares.insert(0, answer_preflight)
+    app.on_response_prepare.append(add_cors_headers)
+
+
+@web.middleware
+async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer preflight requests and pass on all others. Any header is allowed, `Authorization` and those of client
+    libraries included: a page can only send a key that it knows."""
+    if request.method != "OPTIONS" or REQUESTED_METHOD_HEADER not in request.headers or "Origin" not in request.headers:
+        return await handler(request)
+    requested_headers = request.headers.get("Access-Control-Request-Headers", "content-type, authorization")
+    return web.Response(headers={"Access-Control-Allow-Methods": ALLOWED_METHODS,
+                                 "Access-Control-Allow-Headers": requested_headers,
+                                 "Access-Control-Max-Age": PREFLIGHT_MAX_AGE})
+
+
 class HttpServer:
     """aiohttp server of one application. On shutdown it first stops accepting connections, then closes the open ones
-    after their response.
-    """
+    after their response."""
 
     def __init__(self, app: web.Application, *, close_after_response: bool = False) -> None:
         """With `close_after_response`, every connection is closed after its next response."""
@@ -79,8 +261,7 @@ def should_log_record(record: logging.LogRecord) -> bool:
 @dataclass(frozen=True, slots=True)
 class StandInServer:
     """Listening socket of the router, and the server that answers probes on it while the main application is not ready
-    or shuts down.
-    """
+    or shuts down."""
 
     listening_socket: socket.socket
     api_keys: ApiKeys
@@ -96,16 +277,16 @@ class StandInServer:
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
         return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat)
 
-    async def start_during_startup(self, engine: EngineClient,
+    async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
-        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress))
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), ())
 
-    async def start_during_shutdown(self, engine: EngineClient) -> None:
+    async def start_during_shutdown(self, engine: Engine) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
         await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
 
-    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef]) -> None:
         stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
         allow_cors_origins(stand_in_app, self.cors_origins)
         await self.start(stand_in_app)

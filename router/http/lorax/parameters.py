@@ -14,17 +14,7 @@ from router.http.transport.body import Int32, RequestBody
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
-from router.validation.bounds import (
-    AT_LEAST_ONE,
-    CACHE_SALT,
-    FRACTION_OR_ONE,
-    MAX_PENALTY,
-    MIN_PENALTY,
-    NOT_NEGATIVE,
-    PENALTY,
-    PRIORITY,
-    round_to_float32,
-)
+from router.validation import bounds
 from router.validation.validator import GenerationInput
 
 PENALTY_FIELDS = ("frequency_penalty", "presence_penalty")
@@ -65,15 +55,15 @@ class ResponseFormat(RequestBody):
 class LoraxParameters(SharedGenerateParameters):
     """The field `parameters` of LoRAX's requests."""
 
-    temperature: Annotated[float | None, NOT_NEGATIVE] = None
-    top_p: Annotated[float | None, FRACTION_OR_ONE] = None
-    presence_penalty: Annotated[float | None, PENALTY] = None
+    temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
+    presence_penalty: Annotated[float | None, bounds.PENALTY] = None
     ignore_eos_token: bool = False
-    return_k_alternatives: Annotated[Int32 | None, AT_LEAST_ONE] = None
+    return_k_alternatives: Annotated[Int32 | None, bounds.AT_LEAST_ONE] = None
     apply_chat_template: bool = False
     response_format: ResponseFormat | None = None
-    cache_salt: Annotated[str | None, CACHE_SALT] = None
-    priority: Annotated[Int32, PRIORITY] = 0
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32, bounds.PRIORITY] = 0
 
     @property
     def num_choices(self) -> int:
@@ -88,7 +78,7 @@ class LoraxParameters(SharedGenerateParameters):
     @property
     def is_greedy(self) -> bool:
         """Whether the temperature is 0: then tokens are not sampled, whatever else is given."""
-        return self.temperature is not None and round_to_float32("temperature", self.temperature) == 0
+        return self.temperature is not None and bounds.round_to_float32("temperature", self.temperature) == 0
 
     @property
     def has_details(self) -> bool:
@@ -103,7 +93,7 @@ class LoraxParameters(SharedGenerateParameters):
             temperature=None if self.is_greedy else self.temperature,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            top_p=None if self.top_p is None or round_to_float32("top_p", self.top_p) == 1 else self.top_p,
+            top_p=None if self.top_p is None or bounds.round_to_float32("top_p", self.top_p) == 1 else self.top_p,
             do_sample=self.do_sample or (self.num_choices > 1 and self.is_sampling),
             ignore_eos=self.ignore_eos_token,
             top_n_tokens=self.return_k_alternatives,
@@ -116,10 +106,8 @@ class LoraxParameters(SharedGenerateParameters):
 def check_lorax_parameters(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
                            limits: TokenLimits) -> None:
     """Reject everything that LoRAX rejects before the prompt is tokenised. Raises InvalidRequest."""
-    for faults in (find_best_of_faults(parameters, config), find_adapter_faults(parameters),
-                   find_sampling_faults(parameters), find_length_faults(parameters, prompt, config, limits)):
-        for fault in faults:
-            raise InvalidRequest(fault)
+    for fault in find_faults(parameters, prompt, config, limits):
+        raise InvalidRequest(fault)
 
 
 def check_streamable(parameters: LoraxParameters) -> None:
@@ -129,11 +117,25 @@ def check_streamable(parameters: LoraxParameters) -> None:
         raise InvalidRequest("`decoder_input_details` == true is not supported when streaming tokens")
 
 
-def find_best_of_faults(parameters: LoraxParameters, config: RouterConfig) -> Iterator[str]:
+def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
+                limits: TokenLimits) -> Iterator[str]:
+    max_input_tokens = limits.max_input_tokens
     if parameters.num_choices > 1 and config.max_best_of == 1:
         yield "`best_of` != 1 is not allowed for this endpoint"
     if parameters.num_choices > config.max_best_of:
         yield f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {parameters.best_of}"
+    yield from find_adapter_faults(parameters)
+    yield from find_sampling_faults(parameters)
+    if parameters.max_new_tokens == 0:
+        yield "`max_new_tokens` must be strictly positive"
+    if len(parameters.stop) > config.max_stop_sequences:
+        yield f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(parameters.stop)}"
+    if parameters.seed is not None and parameters.num_choices > 1:
+        yield "`seed` must not be set when `best_of` > 1"
+    if prompt == "":
+        yield "`inputs` cannot be empty"
+    if parameters.truncate is not None and not 1 <= parameters.truncate <= max_input_tokens:
+        yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
 
 
 def find_adapter_faults(parameters: LoraxParameters) -> Iterator[str]:
@@ -156,7 +158,7 @@ def find_sampling_faults(parameters: LoraxParameters) -> Iterator[str]:
     if round_parameter_to_float32(parameters, "repetition_penalty", 1.0) <= 0:
         yield "`repetition_penalty` must be strictly positive"
     for name in PENALTY_FIELDS:
-        if not MIN_PENALTY <= round_parameter_to_float32(parameters, name, 0.0) <= MAX_PENALTY:
+        if not bounds.MIN_PENALTY <= round_parameter_to_float32(parameters, name, 0.0) <= bounds.MAX_PENALTY:
             yield f"`{name}` must be >= -2.0 and <= 2.0"
     if not 0 < round_parameter_to_float32(parameters, "top_p", 1.0) <= 1:
         yield "`top_p` must be > 0.0 and < 1.0"
@@ -167,22 +169,7 @@ def find_sampling_faults(parameters: LoraxParameters) -> Iterator[str]:
             yield f"`{name}` must be strictly positive"
 
 
-def find_length_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
-                       limits: TokenLimits) -> Iterator[str]:
-    max_input_tokens = limits.max_input_tokens
-    if parameters.max_new_tokens == 0:
-        yield "`max_new_tokens` must be strictly positive"
-    if len(parameters.stop) > config.max_stop_sequences:
-        yield f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(parameters.stop)}"
-    if parameters.seed is not None and parameters.num_choices > 1:
-        yield "`seed` must not be set when `best_of` > 1"
-    if prompt == "":
-        yield "`inputs` cannot be empty"
-    if parameters.truncate is not None and not 1 <= parameters.truncate <= max_input_tokens:
-        yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
-
-
 def round_parameter_to_float32(parameters: LoraxParameters, name: str, default: float) -> float:
     """Return the parameter as a shard will receive it, rounded to 32 bits. Raises InvalidRequest."""
     value = getattr(parameters, name)
-    return default if value is None else round_to_float32(name, value)
+    return default if value is None else bounds.round_to_float32(name, value)

@@ -1,12 +1,9 @@
-"""LoRAX's API (--compat lorax): its own routes (those that generate, `/tokenize` and `/info`) and OpenAI's.
-
-All requests are converted to LoRAX's parameters and run by a `LoraxGenerator`. Responses of OpenAI's routes have
-OpenAI's fields, with some values of LoRAX's own. parameters.py has the parameters and their checks, rendering.py the
-format of responses.
-"""
+"""LoRAX's API (--compat lorax): its own routes (those that generate, `/tokenize` and `/info`) and OpenAI's. All
+requests are converted to LoRAX's parameters, whose checks are in parameters.py; rendering.py has the format of
+responses, which on OpenAI's routes has OpenAI's fields with some values of LoRAX's own."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,17 +28,22 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.base_request import OpenAIBaseRequest
-from router.http.openai.chat import ChatRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
-from router.http.openai.tool_rendering import raw_token_texts, tool_call_json
-from router.http.openai.tools import required_call_grammar
+from router.http.openai.routes import ChatRequest, OpenAIBaseRequest, create_response_parser
+from router.http.openai.tools import raw_token_texts, required_call_grammar, tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
-from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import Int32, RequestBody, UInt32, json_response, json_text_response, read_body
+from router.http.transport.body import (
+    Int32,
+    RequestBody,
+    UInt32,
+    adapter_for_stream_headers,
+    json_response,
+    json_text_response,
+    read_body,
+)
 from router.http.transport.request_context import RequestContext, adapter_headers, request_id_header
-from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, Services, generate_best_first
+from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, ServiceRoutes, Services, generate_best_first
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
@@ -176,63 +178,8 @@ def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionReques
         **{name: getattr(openai_request, name) for name in COPIED_FIELDS}, **other_parameters)
 
 
-class LoraxGenerator:
-    """Runs generation requests, with a whole response or a stream."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
-                               context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
-        """Return the outputs of all choices, the best first, and the response headers."""
-        validated_requests = await self._validate(generation_request, context)
-        validated_at = clock()
-        outputs = await generate_best_first(self._services, validated_requests, context)
-        best_output = outputs[0]
-        headers = (self._headers(request, generation_request.num_characters
-                                 or best_output.validated_request.num_prompt_characters,
-                                 best_output.validated_request.adapter)
-                   | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
-        return outputs, headers
-
-    async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
-                                context: RequestContext,
-                                make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
-        """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
-        services, parameters = self._services, generation_request.parameters
-        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
-                                             parameters.adapter_reference(context.source_token))
-        async with open_response_stream(request, self._headers(request, generation_request.num_characters, adapter),
-                                        services.config.slow_client_timeout, lorax_error_event) as event_stream:
-            check_streamable(parameters)
-            [validated_request] = await self._validate(generation_request, context)
-            with closing(services.submit(validated_request, context)) as stream:
-                await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
-        return event_stream.response
-
-    async def _validate(self, generation_request: LoraxGenerationInput,
-                        context: RequestContext) -> list[ValidatedRequest]:
-        validator = self._services.validator
-        check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
-                               validator.limits)
-        return await validator.validate(generation_request.parameters.to_generation_input(
-            generation_request.prompt, context, generation_request.make_grammar()))
-
-    def _headers(self, request: web.Request, num_characters: int | None,
-                 adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
-        """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
-        length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
-        return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
-                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_id_header(request)
-                | ({} if adapter is None else adapter_headers(adapter)))
-
-
-class LoraxRoutes:
+class LoraxRoutes(ServiceRoutes):
     """Handlers of LoRAX's own routes, and of OpenAI's as LoRAX has them."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._generator = LoraxGenerator(services)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -247,35 +194,36 @@ class LoraxRoutes:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        generation_request = (await read_body(request, LoraxGenerateRequest)).lorax_generation_input
-        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
-        return json_text_response(self._response_json(generation_request, outputs), headers)
+        return json_text_response(*await self._response_json(request, await read_body(request, LoraxGenerateRequest),
+                                                             context))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
-            return await self._respond_streaming(request, generate_body, context)
-        generation_request = generate_body.lorax_generation_input
-        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
-        return json_text_response(f"[{self._response_json(generation_request, outputs)}]", headers)
+            return await self._stream_tokens(request, generate_body, context)
+        response_json, headers = await self._response_json(request, generate_body, context)
+        return json_text_response(f"[{response_json}]", headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        return await self._respond_streaming(request, await read_body(request, LoraxGenerateRequest), context)
+        return await self._stream_tokens(request, await read_body(request, LoraxGenerateRequest), context)
 
-    async def _respond_streaming(self, request: web.Request, generate_body: LoraxGenerateRequest,
-                                 context: RequestContext) -> web.StreamResponse:
+    async def _stream_tokens(self, request: web.Request, generate_body: LoraxGenerateRequest,
+                             context: RequestContext) -> web.StreamResponse:
         generation_request = generate_body.lorax_generation_input
-        return await self._generator.respond_streaming(
+        return await self._respond_streaming(
             request, generation_request, context,
             lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
                                                   generation_request.returned_prompt, LORAX_WORDS))
 
-    def _response_json(self, generation_request: LoraxGenerationInput, outputs: Sequence[GenerationOutput]) -> str:
-        return generate_response_json(outputs[0], self._services.validator.tokenizer, outputs[1:],
+    async def _response_json(self, request: web.Request, generate_body: LoraxGenerateRequest,
+                             context: RequestContext) -> tuple[str, dict[str, str]]:
+        generation_request = generate_body.lorax_generation_input
+        [best_output, *others], headers = await self._generate_in_full(request, generation_request, context)
+        return generate_response_json(best_output, self._services.validator.tokenizer, others,
                                       generation_request.returned_prompt,
-                                      has_details=generation_request.parameters.has_details, words=LORAX_WORDS)
+                                      has_details=generation_request.parameters.has_details, words=LORAX_WORDS), headers
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -318,10 +266,10 @@ class LoraxRoutes:
         chat_request = await read_body(request, LoraxChatRequest)
         generation_request = chat_request.to_lorax_generation_input(self._services)
         if chat_request.stream:
-            return await self._generator.respond_streaming(
+            return await self._respond_streaming(
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
-        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         message = await self._message_json(chat_request, output)
         return json_text_response(chat_response_json(output, message, self._services.served_model.name,
                                                      int(time.time()), SYSTEM_FINGERPRINT), headers)
@@ -331,10 +279,10 @@ class LoraxRoutes:
         completion_request = await read_body(request, LoraxCompletionRequest)
         generation_request = completion_request.to_lorax_generation_input(self._services)
         if completion_request.stream:
-            return await self._generator.respond_streaming(
+            return await self._respond_streaming(
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
-        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
 
     async def _message_json(self, chat_request: LoraxChatRequest, output: GenerationOutput) -> str:
@@ -344,3 +292,47 @@ class LoraxRoutes:
         tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
         content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
         return f'{{"role":"assistant",{content_field}}}'
+
+    async def _generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
+                                context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
+        """Return the outputs of all choices, the best first, and the response headers."""
+        validated_requests = await self._validate(generation_request, context)
+        validated_at = clock()
+        outputs = await generate_best_first(self._services, validated_requests, context)
+        best_output = outputs[0]
+        headers = (self._headers(request, generation_request.num_characters
+                                 or best_output.validated_request.num_prompt_characters,
+                                 best_output.validated_request.adapter)
+                   | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
+        return outputs, headers
+
+    async def _respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
+                                 context: RequestContext,
+                                 make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
+        """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
+        services, parameters = self._services, generation_request.parameters
+        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
+                                             parameters.adapter_reference(context.source_token))
+        async with open_response_stream(request, self._headers(request, generation_request.num_characters, adapter),
+                                        services.config.slow_client_timeout, lorax_error_event) as event_stream:
+            check_streamable(parameters)
+            [validated_request] = await self._validate(generation_request, context)
+            with closing(services.submit(validated_request, context)) as stream:
+                await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
+        return event_stream.response
+
+    async def _validate(self, generation_request: LoraxGenerationInput,
+                        context: RequestContext) -> list[ValidatedRequest]:
+        validator = self._services.validator
+        check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
+                               validator.limits)
+        return await validator.validate(generation_request.parameters.to_generation_input(
+            generation_request.prompt, context, generation_request.make_grammar()))
+
+    def _headers(self, request: web.Request, num_characters: int | None,
+                 adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
+        """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
+        length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
+        return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_id_header(request)
+                | ({} if adapter is None else adapter_headers(adapter)))

@@ -1,7 +1,5 @@
 """Rendering of generated tokens as OpenAI's JSON: chunks of a stream or a whole response, for chats and completions.
-
-The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events.
-"""
+The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events."""
 
 import json
 import secrets
@@ -111,12 +109,10 @@ def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, o
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
     """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output."""
-    return f'{{"content":[{",".join(map(token_logprob_json, tokens))}]}}'
-
-
-def token_logprob_json(token: TokenEvent) -> str:
-    tops = ",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)
-    return f'{{{token_fields(token)},"top_logprobs":[{tops}]}}'
+    content = ",".join(
+        f'{{{token_fields(token)},"top_logprobs":[{",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)}]}}'
+        for token in tokens)
+    return f'{{"content":[{content}]}}'
 
 
 def token_fields(token: TokenEvent | TopToken) -> str:

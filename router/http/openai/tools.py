@@ -1,9 +1,11 @@
-"""Tools and tool calls in requests, as clients of OpenAI and of text-generation-inference send them.
-
-They are converted to the objects that chat templates take, and a required call (`tool_choice`) to a grammar.
-"""
+"""Tools and tool calls in requests, and answers with reasoning and tool calls as OpenAI's JSON. Tools are converted to
+the objects that chat templates take, and a required call (`tool_choice`) to a grammar; text/response_parser.py parses
+the text of the model."""
 
 import json
+import secrets
+from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -16,9 +18,32 @@ from pydantic import (
     model_validator,
 )
 
+from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidTools
 from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
+from router.http.openai.rendering import (
+    ChatOutputOptions,
+    OpenAIChatStreamRenderer,
+    OpenAIWords,
+    ResponseMetadata,
+    chat_completion_json,
+    logprobs_json,
+)
 from router.http.transport.body import RequestBody
+from router.http.transport.services import GenerationOutput
+from router.request import FinishReason
+from router.text.response_parser import (
+    AnyResponseParser,
+    ContentPiece,
+    ParsedToolCall,
+    ReasoningPiece,
+    ResponsePart,
+    parse_complete_response,
+)
+
+MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
 class TemplatePassthroughBody(RequestBody):
@@ -92,10 +117,6 @@ class ToolCall(TemplatePassthroughBody):
     function: CalledFunction
 
 
-MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
-EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
-
-
 def get_tool_choice_name(tool_choice: str | NamedToolChoice | None) -> str:
     """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
     return tool_choice.function.name if isinstance(tool_choice, NamedToolChoice) else tool_choice or "auto"
@@ -145,3 +166,109 @@ def prefix_schema_references(schema: Any, prefix: str) -> Any:
     return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
             else value if key in PLAIN_VALUE_KEYWORDS else prefix_schema_references(value, prefix)
             for key, value in schema.items()}
+
+
+def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
+    return (words.tool_calls_finish_reason
+            if num_tool_calls and final_event.finish_reason in COMPLETED_FINISH_REASONS
+            else words.finish_reasons[final_event.finish_reason])
+
+
+def tool_call_json(call: ParsedToolCall, index: int | None = None, call_id: str = "") -> str:
+    """Render a tool call, with a new id unless one is given; in a stream it has an `index`. `description` is there
+    because some clients look for it."""
+    index_field = "" if index is None else f'"index":{index},'
+    call_id = call_id or f"call_{secrets.token_hex(12)}"
+    return (f'{{{index_field}"id":"{call_id}","type":"function","function":{{"description":null,'
+            f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
+
+
+def reasoning_fields(text: str) -> str:
+    """Render reasoning under both names that clients read."""
+    return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
+
+
+def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatOutputOptions,
+                              parser: AnyResponseParser) -> str:
+    parts = parse_complete_response(parser, raw_token_texts(output, parser))
+    tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
+    # Whitespace that separated text, reasoning and calls is stripped.
+    text = "".join(part.text for part in parts if isinstance(part, ContentPiece)).strip()
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)).strip()
+    fields = ['"role":"assistant"']
+    if text or not tool_calls:
+        fields.append(f'"content":{quoted(text)}')
+    if reasoning:
+        fields.append(reasoning_fields(reasoning))
+    if tool_calls:
+        fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
+    message = f"{{{','.join(fields)}}}"
+    return chat_completion_json(metadata, output, output_options, message,
+                                chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
+
+
+def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser) -> Iterator[str]:
+    """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
+    last token if `get_last_token_text` keeps it."""
+    tokens, last = output.tokens[:-1], next(reversed(output.tokens), None)
+    yield from (token.text for token in tokens)
+    rest = output.final_event.text[sum(len(token.text) for token in tokens if not token.special):]
+    yield get_last_token_text(rest, last, output.final_event, parser)
+
+
+class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
+    """Renderer of a chat's stream with reasoning and tool calls. A call is sent in one chunk, when it is complete."""
+
+    __slots__ = ("_num_tool_calls", "_parser", "_role_field")
+
+    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions,
+                 parser: AnyResponseParser) -> None:
+        super().__init__(metadata, num_prompt_tokens, output_options)
+        self._parser = parser
+        self._num_tool_calls = 0
+        self._role_field = '"role":"assistant"'  # only in the first chunk
+
+    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        return self._render_parts(self._parser.feed(add_special_token_text(text, token)), token)
+
+    def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        last = get_last_token_text(text, token, event, self._parser)
+        chunks = self._render_parts([*self._parser.feed(last), *self._parser.finish()], token)
+        reason = chat_finish_reason(event, self._num_tool_calls, self._words)
+        return (chunks + self._render_delta_chunk("", None, f'"{reason}"')
+                + self._render_usage_and_done(event.num_tokens))
+
+    def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
+        deltas: list[str] = []
+        for part in parts:
+            if isinstance(part, ParsedToolCall):
+                deltas.append(f'"tool_calls":[{tool_call_json(part, self._num_tool_calls)}]')
+                self._num_tool_calls += 1
+            elif isinstance(part, ContentPiece):
+                deltas.append(f'"content":{quoted(part.text)}')
+            else:
+                deltas.append(reasoning_fields(part.text))
+        if not deltas and token is not None and self._output_options.includes_logprobs:
+            deltas = [""]
+        return "".join(self._render_delta_chunk(delta, None if place else token) for place, delta in enumerate(deltas))
+
+    def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,
+                            finish_reason_json: str = "null") -> str:
+        delta = f"{{{','.join([given for given in (self._role_field, content_field) if given])}}}"
+        self._role_field = ""
+        logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
+        return (f'{self._event_prefix}{{"index":0,"delta":{delta},"logprobs":{logprobs},'
+                f'"finish_reason":{finish_reason_json}}}],"usage":null}}\n\n')
+
+
+def add_special_token_text(text: str, token: TokenEvent | None) -> str:
+    """Return the text, followed by the token's own text if it is special: visible text leaves special tokens out."""
+    return text + token.text if token is not None and token.special else text
+
+
+def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
+                        parser: AnyResponseParser) -> str:
+    """Return the last token's text. An end token is left out, unless it closes a tool call or reasoning."""
+    if token is None or final_event.finish_reason is not FinishReason.END_TOKEN or parser.closes_field(token.text):
+        return add_special_token_text(text, token)
+    return text

@@ -1,8 +1,6 @@
 """Routes for operators to list, load and unload adapters: `/v1/adapters`, and vLLM's `/v1/load_lora_adapter` and
-`/v1/unload_lora_adapter`.
-
-Every key may list adapters, only an admin key may load or unload them. Responses never contain the token of a source.
-"""
+`/v1/unload_lora_adapter`. Every key may list adapters, only an admin key may load or unload them. Responses never
+contain the token of a source."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,10 +11,9 @@ from aiohttp import web
 from router.adapters.reference import AdapterReference, check_adapter_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.errors import AdapterLoadFailed, InvalidRequest
-from router.http.transport.adapter_parameters import is_base_model
 from router.http.transport.auth import require_admin
-from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.services import Services
+from router.http.transport.body import RequestBody, is_base_model, json_response, read_body
+from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
 from router.validation.bounds import ADAPTER_NAME
 
@@ -47,11 +44,8 @@ class UnloadLoraAdapterRequest(RequestBody):
     lora_name: str
 
 
-class AdapterRoutes:
+class AdapterRoutes(ServiceRoutes):
     """Handlers of the adapter routes."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -98,8 +92,6 @@ class AdapterRoutes:
         self._unload_by_name(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
-    # -- the inside
-
     @property
     def _registry(self) -> AdapterRegistry:
         adapters = self._services.validator.adapter_registry
@@ -137,22 +129,20 @@ class AdapterRoutes:
         if alias is None:
             return
         check_adapter_name(alias_field, alias)
-        conflict = self._describe_alias_conflict(alias, reference, in_place=in_place)
-        if conflict:
-            raise web.HTTPConflict(text=f"`{alias_field}` {alias} {conflict}, so the adapter {reference.name} "
-                                   f"({reference.source}) cannot be called so; choose another {alias_field}")
-
-    def _describe_alias_conflict(self, alias: str, reference: AdapterReference, *, in_place: bool) -> str:
-        """Return why the name cannot be an alias of this adapter; empty if it can."""
         registry, model = self._registry, self._services.served_model.name
-        if is_base_model(alias, model):
-            return f"is a name of the model {model}"
         holder = registry.aliases.get(alias)
-        if holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
-            return f"is the name of the adapter {holder.name} ({holder.source})"
         known_references = (*registry.get_entries(), *registry.references_being_fetched())
         other = next((known for known in known_references if known.name == alias and known != reference), None)
-        return f"is the id of the adapter {other.name} ({other.source})" if other else ""
+        if is_base_model(alias, model):
+            conflict = f"is a name of the model {model}"
+        elif holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
+            conflict = f"is the name of the adapter {holder.name} ({holder.source})"
+        elif other is not None:
+            conflict = f"is the id of the adapter {other.name} ({other.source})"
+        else:
+            return
+        raise web.HTTPConflict(text=f"`{alias_field}` {alias} {conflict}, so the adapter {reference.name} "
+                               f"({reference.source}) cannot be called so; choose another {alias_field}")
 
     def _unload_by_name(self, name: str) -> None:
         references = self._find_adapters(name)

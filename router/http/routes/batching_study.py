@@ -1,9 +1,6 @@
-"""Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots.
-
-The latency of a request, sent in a header, starts when a handler takes it: with `--max-handlers N`, as soon as fewer
-than N other requests have one.
-Throughput is tokens divided by the sum of all latencies, not by wall-clock time.
-"""
+"""Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots. The
+latency of a request, sent in a header, starts when a handler takes it: with `--max-handlers N`, as soon as fewer than N
+other requests have one. Throughput is tokens divided by the sum of all latencies, not by wall-clock time."""
 
 import asyncio
 import logging
@@ -19,7 +16,7 @@ from aiohttp import web
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.request_context import RequestContext, request_id_header
-from router.http.transport.services import Services, generate_all
+from router.http.transport.services import ServiceRoutes, Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput
 
@@ -37,27 +34,23 @@ logger = logging.getLogger(__name__)
 
 class StudyInferenceRequest(RequestBody):
     """Body of `POST /inference` in the effective-batching study's API: a prompt and the exact number of tokens to
-    generate.
-    """
+    generate."""
 
     prompt: str
     num_tokens: Any
 
     def to_generation_input(self, context: RequestContext) -> GenerationInput:
-        """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be."""
-        return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
-                               max_new_tokens=self._parse_num_tokens(), do_sample=True, ignore_eos=True,
-                               tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
-
-    def _parse_num_tokens(self) -> int:
-        """Return `num_tokens`, which may be anything that `int` accepts, as in the study's server."""
+        """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be. `num_tokens` may be
+        anything that `int` accepts, as in the study's server."""
         try:
             num_tokens = int(self.num_tokens)
         except (TypeError, ValueError, OverflowError):
             raise InvalidRequest(f"`num_tokens` must be a number, got {self.num_tokens!r:.100}") from None
         if num_tokens < 1:
             raise InvalidRequest(f"`num_tokens` must be at least 1, got {num_tokens}")
-        return num_tokens
+        return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
+                               max_new_tokens=num_tokens, do_sample=True, ignore_eos=True,
+                               tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
 
 
 class LatencyTotal(NamedTuple):
@@ -93,11 +86,12 @@ class LatencyStats:
                        for length, total in self._totals_by_num_tokens.items())
 
 
-class BatchingStudyRoutes:
+class BatchingStudyRoutes(ServiceRoutes):
     """Handlers of the effective-batching study's API, enabled by --dialect batching."""
 
     def __init__(self, services: Services, now: Callable[[], float] = time.monotonic) -> None:
-        self._services, self._now = services, now
+        super().__init__(services)
+        self._now = now
         config = services.config
         self._handler_slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(config.max_handlers) if config.max_handlers else nullcontext())

@@ -1,7 +1,4 @@
-"""Routes of cloud platforms: SageMaker's `/invocations` and Vertex AI's `/vertex`.
-
-Both take the bodies of other routes.
-"""
+"""Routes of cloud platforms, which take the bodies of other routes: SageMaker's `/invocations`, Vertex's `/vertex`."""
 
 from typing import Annotated, Any
 
@@ -10,12 +7,11 @@ from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import validate_with_model_adapter
-from router.http.openai.chat import ChatRequest
+from router.http.openai.routes import ChatRequest, validate_with_model_adapter
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services, gather_or_cancel, generate_best_first
+from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 
 
@@ -33,16 +29,14 @@ class VertexRequest(RequestBody):
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]
 
 
-class CloudRoutes:
-    """Handlers of SageMaker's `/invocations` and Vertex AI's `/vertex`, which pass bodies to the handlers of other
-    routes.
-    """
+class CloudRoutes(ServiceRoutes):
+    """Handlers of both routes, which pass bodies to the handlers of other routes."""
 
     def __init__(self, services: Services, generate_handler: Handler, chat_handler: Handler,
                  completion_handler: Handler) -> None:
         """`generate_handler`, `chat_handler` and `completion_handler` are the handlers of `/`, of chats and of
         completions."""
-        self._services = services
+        super().__init__(services)
         self._handlers_by_field = {"inputs": generate_handler, "messages": chat_handler, "prompt": completion_handler}
 
     def routes(self) -> list[web.RouteDef]:
@@ -50,18 +44,15 @@ class CloudRoutes:
 
     async def sagemaker_invoke(self, request: web.Request) -> web.StreamResponse:
         try:
-            handler = await self._choose_handler(request)
+            invocation = await read_body(request, SageMakerRequest)
+            handler = next((handler for name, handler in self._handlers_by_field.items()
+                            if getattr(invocation, name) is not None), None)
+            if handler is None:
+                raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
         except Exception:
             RequestContext.from_request(request, self._services.engine)  # counts the request, since no handler will
             raise
         return await handler(request)
-
-    async def _choose_handler(self, request: web.Request) -> Handler:
-        invocation = await read_body(request, SageMakerRequest)
-        for name, handler in self._handlers_by_field.items():
-            if getattr(invocation, name) is not None:
-                return handler
-        raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
 
     async def vertex_predict(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine)

@@ -1,37 +1,31 @@
-"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`.
-
-The JSON of a token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces.
-Offsets count bytes, as in text-generation-inference.
-"""
+"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`. The JSON of a token is ten to sixty times as
+large as its text, so it is rendered in a thread and sent in pieces. Offsets count bytes, as in
+text-generation-inference."""
 
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from typing import Any
 
 from aiohttp import web
 
-from router.http.openai.chat import PARAMETER_NAMES as CHAT_NAMES
-from router.http.openai.chat import ChatRequest
+from router.http.openai.routes import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import read_body
-from router.http.transport.services import Services
+from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
 
 PARAMETER_NAMES = DialectParameterNames(truncate="")  # prompts are never truncated
 TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
-MAX_WRITE_BYTES = 65_536  # bytes; the text of a conversation may be as long as a large body
+MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; a conversation may be far longer
 
 TokenJson = dict[str, Any]
 
 
-class TokenizeRoutes:
+class TokenizeRoutes(ServiceRoutes):
     """Handlers of `/tokenize` and `/chat_tokenize`."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize)]
@@ -43,7 +37,7 @@ class TokenizeRoutes:
 
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
         chat_request = await read_body(request, ChatRequest)
-        return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_NAMES,
+        return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                          render_chat_tokens)
 
 
@@ -59,25 +53,16 @@ async def respond_with_tokens(services: Services, request: web.Request, text: st
 
 
 def render_token_list(encoded: TokenizedText) -> list[bytes]:
-    return [*json_list_pieces(token_objects(encoded))]
+    text = encoded.text
+    offsets = (range(len(text) + 1) if text.isascii()  # in bytes, of each character and of the end
+               else list(accumulate((len(character.encode()) for character in text), initial=0)))
+    return [*json_list_pieces({"id": token, "text": text[start:stop], "start": offsets[start], "stop": offsets[stop]}
+                              for token, (start, stop) in zip(encoded.token_ids, encoded.offsets, strict=True))]
 
 
 def render_chat_tokens(encoded: TokenizedText) -> list[bytes]:
     return [b'{"tokenize_response": ', *render_token_list(encoded),
             b', "templated_text": ', json.dumps(encoded.text).encode(), b"}"]
-
-
-def token_objects(encoded: TokenizedText) -> Iterator[TokenJson]:
-    offsets = byte_offsets(encoded.text)
-    return ({"id": token, "text": encoded.text[start:stop], "start": offsets[start], "stop": offsets[stop]}
-            for token, (start, stop) in zip(encoded.token_ids, encoded.offsets, strict=True))
-
-
-def byte_offsets(text: str) -> Sequence[int]:
-    """Return the byte offset of each character, and of the end."""
-    if text.isascii():
-        return range(len(text) + 1)
-    return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
 def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
@@ -89,11 +74,6 @@ def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
     yield b"[]" if opening == "[" else b"]"
 
 
-def split_for_writing(piece: bytes) -> Iterator[bytes]:
-    """Yield parts of at most MAX_WRITE_BYTES, each of which a slow client takes within its time limit."""
-    return (piece[start:start + MAX_WRITE_BYTES] for start in range(0, len(piece), MAX_WRITE_BYTES))
-
-
 async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
     """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
     a read."""
@@ -102,9 +82,10 @@ async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_t
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     try:
-        for piece in chain.from_iterable(map(split_for_writing, pieces)):
-            async with asyncio.timeout(slow_client_timeout):
-                await response.write(piece)
+        for piece in pieces:
+            for start in range(0, len(piece), MAX_WRITE_BYTES):
+                async with asyncio.timeout(slow_client_timeout):
+                    await response.write(piece[start:start + MAX_WRITE_BYTES])
         async with asyncio.timeout(slow_client_timeout):
             await response.write_eof()
     except TimeoutError:

@@ -86,22 +86,20 @@ def format_end(template: str, event: FinishedEvent, validated_request: Validated
                            num_prompt_tokens=len(validated_request.request.prompt))
 
 
+@dataclass(slots=True)
 class GenerateStreamRenderer:
     """Renderer of one request's events. The last token's event carries the end; after a timeout without a token, an
     empty special token does."""
 
-    __slots__ = ("_has_details", "_text_prefix", "_token_index", "_validated_request", "_words", "is_finished")
-
-    def __init__(self, validated_request: ValidatedRequest, has_details: bool, text_prefix: str,
-                 words: GenerateWords = TGI_WORDS) -> None:
-        self.is_finished = False
-        self._validated_request = validated_request
-        self._has_details = has_details
-        self._text_prefix = text_prefix  # prepended to the generated text
-        self._words = words
-        self._token_index = 0
+    _validated_request: ValidatedRequest
+    _has_details: bool
+    _text_prefix: str  # prepended to the generated text
+    _words: GenerateWords = TGI_WORDS
+    _token_index: int = 0
+    is_finished: bool = False
 
     def render(self, events: list[StreamEvent]) -> bytes:
+        words = self._words
         parts: list[str] = []
         token: TokenEvent | None = None
         for event in events:
@@ -114,12 +112,15 @@ class GenerateStreamRenderer:
                     token = EMPTY_TOKEN
                     self._token_index += 1
                     parts.append("")
-                parts[-1] = self._render_token_event(token, self._render_end_fields(event))
+                details = (f"{{{format_end(words.stream_details_fields, event, self._validated_request, words)}}}"
+                           if self._has_details else "null")
+                text = quoted(self._text_prefix + event.text)
+                parts[-1] = self._render_token_event(token, f'"generated_text":{text},"details":{details}')
                 self.is_finished = True
             elif type(event) is FailedEvent:
                 if isinstance(event.error, Cancelled):
                     raise event.error
-                parts.append(self._words.render_error_event(event.error))
+                parts.append(words.render_error_event(event.error))
                 self.is_finished = True
         return "".join(parts).encode("ascii")
 
@@ -129,12 +130,6 @@ class GenerateStreamRenderer:
         if token.top_tokens and not words.nests_top_tokens:
             end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens, words)},{end_fields}'
         return f"{words.before_index}{index}{words.after_index}{token_json(token, words)},{end_fields}}}\n\n"
-
-    def _render_end_fields(self, event: FinishedEvent) -> str:
-        words = self._words
-        details = (f"{{{format_end(words.stream_details_fields, event, self._validated_request, words)}}}"
-                   if self._has_details else "null")
-        return f'"generated_text":{quoted(self._text_prefix + event.text)},"details":{details}'
 
 
 def generate_response_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],

@@ -1,7 +1,5 @@
-"""API of text-generation-inference: the routes that generate, their parameters and headers.
-
-Parses bodies into `GenerationInput`; `rendering.py` renders the events.
-"""
+"""API of text-generation-inference: the routes that generate, their parameters and headers. Parses bodies into
+`GenerationInput`; rendering.py renders the events."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -14,23 +12,21 @@ from pydantic import FailFast, Field
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
-from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
-from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, json_text_response, read_body
+from router.http.transport.body import (
+    AdapterParameters,
+    Int32,
+    RequestBody,
+    UInt32,
+    UInt64,
+    adapter_for_stream_headers,
+    json_text_response,
+    read_body,
+)
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import Services, generate_best_first, timing_headers
+from router.http.transport.services import ServiceRoutes, generate_best_first, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
-from router.validation.bounds import (
-    AT_LEAST_ONE,
-    CACHE_SALT,
-    FRACTION,
-    GRAMMAR,
-    NON_EMPTY_TEXT,
-    PENALTY,
-    POSITIVE,
-    PRIORITY,
-    STOP_STRINGS,
-)
+from router.validation import bounds
 from router.validation.validator import GenerationInput
 
 
@@ -38,17 +34,17 @@ class SharedGenerateParameters(AdapterParameters):
     """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
 
     best_of: UInt64 | None = None
-    temperature: Annotated[float | None, POSITIVE] = None
-    repetition_penalty: Annotated[float | None, POSITIVE] = None
-    frequency_penalty: Annotated[float | None, PENALTY] = None
-    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
-    top_p: Annotated[float | None, FRACTION] = None
-    typical_p: Annotated[float | None, FRACTION] = None
+    temperature: Annotated[float | None, bounds.POSITIVE] = None
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
+    top_k: Annotated[Int32 | None, bounds.AT_LEAST_ONE] = None
+    top_p: Annotated[float | None, bounds.FRACTION] = None
+    typical_p: Annotated[float | None, bounds.FRACTION] = None
     do_sample: bool = False
-    max_new_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    max_new_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
     return_full_text: bool | None = None
-    stop: Annotated[list[str], FailFast(), STOP_STRINGS] = Field(default_factory=list)
-    truncate: Annotated[UInt64 | None, AT_LEAST_ONE] = None
+    stop: Annotated[list[str], FailFast(), bounds.STOP_STRINGS] = Field(default_factory=list)
+    truncate: Annotated[UInt64 | None, bounds.AT_LEAST_ONE] = None
     watermark: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -83,18 +79,18 @@ class GenerateParameters(SharedGenerateParameters):
     """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
     top_n_tokens: UInt32 | None = None
-    grammar: Annotated[Any, GRAMMAR] = None
-    cache_salt: Annotated[str | None, CACHE_SALT] = None
-    priority: Annotated[Int32, PRIORITY] = 0
+    grammar: Annotated[Any, bounds.GRAMMAR] = None
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32, bounds.PRIORITY] = 0
 
 
 class GenerateRequest(RequestBody):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
-    inputs: Annotated[str, NON_EMPTY_TEXT]
+    inputs: Annotated[str, bounds.NON_EMPTY_TEXT]
     parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters(do_sample=True))
-    cache_salt: Annotated[str | None, CACHE_SALT] = None  # other servers take it here rather than in `parameters`
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None  # other servers take it here, not in `parameters`
 
     @property
     def returned_prompt(self) -> str:
@@ -130,11 +126,8 @@ class CompatGenerateRequest(GenerateRequest):
         return "" if self.parameters.return_full_text is False else self.inputs
 
 
-class TgiRoutes:
+class TgiRoutes(ServiceRoutes):
     """Handlers of TGI's routes that generate."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [

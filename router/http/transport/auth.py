@@ -1,9 +1,6 @@
 """Authentication by API key. A request without a valid key is rejected before anything else of it is read, unless its
-route is in PUBLIC_PATHS.
-
-The application's middleware stores the client in the request. Handlers that change what other clients use are wrapped
-in `require_admin`.
-"""
+route is in PUBLIC_PATHS. The application's middleware stores the client in the request. Handlers that change what other
+clients use are wrapped in `require_admin`."""
 
 from dataclasses import dataclass, field
 

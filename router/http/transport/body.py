@@ -1,4 +1,5 @@
-"""Request bodies, decompressed and validated as pydantic models, and JSON responses. No other module reads bodies.
+"""Request bodies, decompressed and validated as pydantic models, the parameters of bodies that name adapters (LoRAX's,
+or OpenAI's `model`), and JSON responses. No other module reads bodies.
 
 aiohttp's own decompression is off (`server.PROTOCOL_OPTIONS`): it would also decompress bodies of rejected requests.
 """
@@ -10,7 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
+from router.adapters.registry import AdapterRegistry
+from router.errors import InvalidRequest
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -20,6 +25,10 @@ WBITS_BY_ENCODING = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits: f
 RAW_DEFLATE_WBITS = -15  # wbits of deflate without zlib's header, as some clients send it
 SLICE_BYTES = 65_536  # bytes of input and of output in one call of zlib, a fraction of a millisecond
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
+BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
+# placeholders that clients send for the served model
+BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base"}
+URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
 
 
 class RequestBody(BaseModel):
@@ -34,20 +43,30 @@ BodyT = TypeVar("BodyT", bound=RequestBody)
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
     """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape)."""
-    if not any_media_type and request.content_type != "application/json":
-        check_media_type(request.content_type)
+    media_type = request.content_type
+    if not (any_media_type or media_type == "application/json"
+            or (media_type.startswith("application/") and media_type.endswith("+json"))):
+        raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_content(request)
     try:
         return body_model.model_validate_json(content)
-    except ValidationError as error:
-        raise to_http_error(error) from None
+    except ValidationError as error:  # report the first fault, without repeating the body
+        first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}") from None
+        raise BodyValidationError(first["loc"], first["msg"]) from None
 
 
 async def read_content(request: web.Request) -> bytes:
     """Return the body, decompressed, and keep it for further calls of `read_body`. Raises the HTTP errors 415, 413 and
     400."""
     limit = request.client_max_size - 1
-    encoding = parse_content_encoding(request) if "Content-Encoding" in request.headers else IDENTITY
+    encoding = IDENTITY
+    if "Content-Encoding" in request.headers:
+        encoding = ",".join(request.headers.getall("Content-Encoding")).strip().lower()
+        if encoding != IDENTITY and encoding not in WBITS_BY_ENCODING:
+            raise web.HTTPUnsupportedMediaType(
+                text=f"Content-Encoding must be gzip, deflate or identity, got {encoding[:40]!a}")
     try:
         content = await request.read()
     except web.RequestPayloadError:
@@ -64,21 +83,14 @@ def body_too_large(limit: int, unit: str) -> web.HTTPException:
     return web.HTTPRequestEntityTooLarge(limit, 0, text=f"the body must have at most {limit} {unit} (--payload-limit)")
 
 
-def parse_content_encoding(request: web.Request) -> str:
-    """Return the encoding of a body. Raises the HTTP error 415 for an unsupported one."""
-    encoding = ",".join(request.headers.getall("Content-Encoding")).strip().lower()
-    if encoding != IDENTITY and encoding not in WBITS_BY_ENCODING:
-        raise web.HTTPUnsupportedMediaType(
-            text=f"Content-Encoding must be gzip, deflate or identity, got {encoding[:40]!a}")
-    return encoding
-
-
 async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
     """Return the decompressed content, yielding to other tasks after each slice. Raises the HTTP errors 413 as soon
     as there are more than `limit` bytes, and 400 for content that is not in this encoding."""
     body = bytearray()
+    # Deflate is raw (without zlib's header) if the low four bits of its first byte are not 8, as in every zlib header.
+    is_raw = encoding == "deflate" and content[:1] and content[0] & 0xF != 8
     try:
-        for piece in decompress_in_slices(content, choose_zlib_wbits(content, encoding)):
+        for piece in decompress_in_slices(content, RAW_DEFLATE_WBITS if is_raw else WBITS_BY_ENCODING[encoding]):
             body += piece
             if len(body) > limit:
                 raise body_too_large(limit, "bytes once decompressed")
@@ -86,13 +98,6 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error:
         raise web.HTTPBadRequest(text=f"the body is not whole, or not in its Content-Encoding, {encoding}") from None
     return bytes(body)
-
-
-def choose_zlib_wbits(content: bytes, encoding: str) -> int:
-    """Return zlib's wbits for the content. Deflate is raw (without zlib's header) if the low four bits of its first
-    byte are not 8, as they are in every zlib header."""
-    is_raw = encoding == "deflate" and content[:1] and content[0] & 0xF != 8
-    return RAW_DEFLATE_WBITS if is_raw else WBITS_BY_ENCODING[encoding]
 
 
 def decompress_in_slices(content: bytes, wbits: int) -> Iterator[bytes]:
@@ -120,12 +125,6 @@ def json_response(value: object, headers: Mapping[str, str] | None = None) -> we
     return json_text_response(json.dumps(value), headers)
 
 
-def check_media_type(media_type: str) -> None:
-    if media_type != "application/json" and not (media_type.startswith("application/")
-                                                 and media_type.endswith("+json")):
-        raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
-
-
 class BodyValidationError(web.HTTPUnprocessableEntity):
     """HTTP error 422: JSON of another shape. `param` is the top-level field, `fault` the location and the fault."""
 
@@ -135,9 +134,47 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 
-def to_http_error(error: ValidationError) -> web.HTTPException:
-    """Return the HTTP error for the first fault, with a message that does not repeat the body."""
-    first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}")
-    return BodyValidationError(first["loc"], first["msg"])
+class MergedAdapters(RequestBody):
+    """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
+
+    ids: Annotated[list[str], FailFast()]
+    weights: Annotated[list[float], FailFast()] = Field(default_factory=list)
+    merge_strategy: str | None = None
+    density: float = 1.0
+    majority_sign_method: str | None = None
+
+
+class AdapterParameters(RequestBody):
+    """Parameters that name the adapter of a request, or several adapters to merge."""
+
+    adapter_id: str | None = None
+    adapter_source: str | None = None
+    merged_adapters: MergedAdapters | None = None
+    api_token: str | None = Field(default=None, repr=False)
+
+    def adapter_reference(self, source_token: str) -> RequestedAdapter | None:
+        """Return the adapter or merge, if one is named. `source_token` is the client's, unless the parameters have
+        another."""
+        source, source_token = self.adapter_source or None, self.api_token or source_token
+        if (merged := self.merged_adapters) is not None:
+            return MergedAdapterReference(
+                tuple(AdapterReference(name, source, source_token) for name in merged.ids), tuple(merged.weights),
+                (merged.merge_strategy or "linear").lower(), merged.density,
+                (merged.majority_sign_method or "total").lower())
+        return (AdapterReference(self.adapter_id, source, source_token)
+                if self.adapter_id and self.adapter_id not in BASE_MODEL_ADAPTER_IDS else None)
+
+
+def is_base_model(model: str | None, served_model_name: str) -> bool:
+    """Whether `model` names the base model, which is served as `served_model_name`."""
+    return (model is None or model == served_model_name or model in BASE_MODEL_NAMES
+            or model.lower().startswith(URL_PREFIXES))
+
+
+def adapter_for_stream_headers(registry: AdapterRegistry | None,
+                               adapter_reference: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
+    """Return the adapter for the headers of a stream, which are sent before the adapter is known to exist."""
+    try:
+        return None if registry is None else registry.get_adapter_reference(adapter_reference)
+    except InvalidRequest:
+        return None

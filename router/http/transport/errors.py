@@ -1,9 +1,6 @@
-"""Error responses, in the formats of text-generation-inference and of OpenAI, and how errors are counted.
-
-A row of ERROR_FORMATS tells everything about one exception. An unexpected exception is logged with its traceback; the
-client only receives `Internal server error`. OpenAI's format is that of all routes below /v1, except with
-`--compat tgi` and `--compat lorax`.
-"""
+"""Error responses, in the formats of text-generation-inference and of OpenAI (all routes below /v1, except with
+`--compat tgi` and `--compat lorax`), and how errors are counted. A row of ERROR_FORMATS tells everything about one
+exception. An unexpected exception is logged with its traceback; the client only receives `Internal server error`."""
 
 import asyncio
 import json
@@ -154,24 +151,18 @@ class OpenAIErrorReply:
     @classmethod
     def from_exception(cls, error: Exception) -> Self:
         """Return the error to send to the client for any exception."""
-        if isinstance(error, web.HTTPException):
-            return cls.from_http_exception(error)
+        if isinstance(error, web.HTTPException):  # 422 becomes 400, as in OpenAI's API
+            text, param = ((error.fault, error.param) if isinstance(error, BodyValidationError)
+                           else (error.text or error.reason, ""))
+            error_type = INVALID_REQUEST_ERROR if error.status < 500 else SERVER_ERROR
+            return cls(400 if error.status == 422 else error.status, shorten_message(text),
+                       OPENAI_TYPES_BY_STATUS.get(error.status, error_type), param,
+                       OPENAI_CODES_BY_STATUS.get(error.status, ""))
         tgi_reply, error_format = TgiErrorReply.from_exception(error), find_error_format(type(error))
         status, error_type, code = error_format.openai
         return cls(status, tgi_reply.message if error_format.openai_has_prefix else shorten_message(str(error)),
                    error_type, getattr(error, "param", "") if status in {400, 404} else "",
                    getattr(error, "code", "") or code, tgi_reply.retry_after)
-
-    @classmethod
-    def from_http_exception(cls, error: web.HTTPException) -> Self:
-        """Return the error for an HTTP exception of aiohttp; 422 becomes 400, as in OpenAI's API."""
-        text, param = error.text or error.reason, ""
-        if isinstance(error, BodyValidationError):
-            text, param = error.fault, error.param
-        error_type = INVALID_REQUEST_ERROR if error.status < 500 else SERVER_ERROR
-        return cls(400 if error.status == 422 else error.status, shorten_message(text),
-                   OPENAI_TYPES_BY_STATUS.get(error.status, error_type), param,
-                   OPENAI_CODES_BY_STATUS.get(error.status, ""))
 
     def to_json(self) -> str:
         """Return the body as one line of JSON; empty fields are null."""

@@ -1,20 +1,17 @@
 """Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
-it (request id, model, adapter), and the tracing middleware.
-
-`RequestContext.from_request` begins the span of a request, so only requests that run the model have one; the middleware
-ends it.
-"""
+it (request id, model, adapter), and the tracing middleware, which ends the span that `RequestContext.from_request`
+begins: only requests that run the model have one."""
 
 import re
 import secrets
 from dataclasses import dataclass, field, replace
 from time import monotonic as clock
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
+from router.engine.engine import Engine
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
 from router.http.transport.errors import error_label, is_client_error
@@ -36,17 +33,10 @@ MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit th
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 
 
-class RequestIdRegistry(Protocol):
-    """Interface of the registry of request ids."""
-
-    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """Tenant, id, arrival time, deadline and tracing span of one HTTP request. `from_request` also counts the request
-    and starts its span.
-    """
+    and starts its span."""
 
     tenant: Tenant
     request_id: str
@@ -57,14 +47,14 @@ class RequestContext:
     source_token: str = field(default="", repr=False)  # the client's token for adapter sources
 
     @classmethod
-    def from_request(cls, request: web.Request, registry: RequestIdRegistry,
+    def from_request(cls, request: web.Request, engine: Engine,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
-        arrived_at, client, request_id = clock(), request.get(CLIENT, KEYLESS_CLIENT), ""
-        requested_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
-        if (1 <= len(requested_id) <= MAX_REQUEST_ID_LENGTH and requested_id.isascii() and requested_id.isprintable()
-            and registry.can_use_request_id(requested_id, client.tenant)):
-            request_id = requested_id
-        request[REQUEST_ID] = request_id = request_id or secrets.token_hex(16)
+        arrived_at, client = clock(), request.get(CLIENT, KEYLESS_CLIENT)
+        request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
+        if not (1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+                and engine.can_use_request_id(request_id, client.tenant)):
+            request_id = secrets.token_hex(16)
+        request[REQUEST_ID] = request_id
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:

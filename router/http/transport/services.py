@@ -1,6 +1,5 @@
 """Services that the handlers of all dialects use: the engine, the validator and the settings, and functions that run
-requests with them and report their outputs and times.
-"""
+requests with them and report their outputs and times."""
 
 import asyncio
 import math
@@ -8,10 +7,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import monotonic as clock
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from router.config import RouterConfig
-from router.engine.resource_controller import ResourceController
+from router.engine.engine import Engine
 from router.engine.stream import (
     FailedEvent,
     FinishedEvent,
@@ -22,10 +21,7 @@ from router.engine.stream import (
 )
 from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import PumpFlusher
-from router.model_info import ModelInfo
-from router.request import Request, Tenant
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 T = TypeVar("T")
@@ -41,34 +37,11 @@ class ServedModel:
     notice: str = ""  # what users should know about the model
 
 
-class EngineClient(Protocol):
-    """Interface of the engine that the dialects use."""
-
-    @property
-    def model_info(self) -> ModelInfo: ...
-
-    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream: ...
-
-    def get_request_record(self, request_id: str) -> RequestRecord | None: ...
-
-    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool: ...
-
-    def why_unavailable(self) -> str: ...
-
-    @property
-    def resource_controller(self) -> ResourceController: ...
-
-    @property
-    def server_metrics(self) -> ServerMetrics: ...
-
-    def metrics_page(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """Services that every dialect uses."""
 
-    engine: EngineClient
+    engine: Engine
     validator: RequestValidator
     config: RouterConfig
     served_model: ServedModel
@@ -93,6 +66,13 @@ class Services:
         return self.config.compat == "lorax"
 
 
+class ServiceRoutes:
+    """Base class of the handlers of routes that use the services."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:
     """Complete output of one choice."""
@@ -115,53 +95,37 @@ class PoolingRequestOutput:
     final_event: PoolingEvent
 
 
-async def wait_for_pooling_output(stream: RequestStream, validated_request: ValidatedRequest) -> PoolingRequestOutput:
-    """Wait for the output of a pooling request. Raises the request's error if it failed."""
-    while True:
-        for event in await stream.wait_for_events():
-            if isinstance(event, FailedEvent):
-                raise event.error
-            if isinstance(event, PoolingEvent):
-                return PoolingRequestOutput(validated_request, event)
+async def collect_output(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
+    """Return the output of one stream. Its events are collected in a callback, so that this task wakes only once, at
+    the end. Raises the request's error if it failed."""
+    tokens: list[TokenEvent] = []
+    prompt_logprobs: list[float | None] = [None] * len(validated_request.request.prompt)
+    final_event: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
 
-
-class OutputCollector:
-    """Collects the events of one stream in a callback, so that the waiting task wakes only once, at the end."""
-
-    def __init__(self, stream: RequestStream, validated_request: ValidatedRequest) -> None:
-        self._stream = stream
-        self._validated_request = validated_request
-        self._tokens: list[TokenEvent] = []
-        self._prompt_logprobs: list[float | None] = [None] * len(validated_request.request.prompt)
-        self._final_event: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
-
-    async def wait_for_output(self) -> GenerationOutput:
-        """Wait for the end and return the output. Raises the request's error if it failed."""
-        self._stream.on_event = self._collect_events
-        self._collect_events()
-        final_event = await self._final_event
-        return GenerationOutput(self._validated_request, self._tokens, self._prompt_logprobs, final_event)
-
-    def _collect_events(self) -> None:
-        for event in self._stream.take_events():
+    def collect_events() -> None:
+        for event in stream.take_events():
             match event:
                 case TokenEvent():
-                    self._tokens.append(event)
+                    tokens.append(event)
                 case PromptLogprobsEvent(start, logprobs):
-                    self._prompt_logprobs[start:start + len(logprobs)] = logprobs
-                case FinishedEvent() if not self._final_event.done():
-                    self._final_event.set_result(event)
-                case FailedEvent(error) if not self._final_event.done():
-                    self._final_event.set_exception(error)
+                    prompt_logprobs[start:start + len(logprobs)] = logprobs
+                case FinishedEvent() if not final_event.done():
+                    final_event.set_result(event)
+                case FailedEvent(error) if not final_event.done():
+                    final_event.set_exception(error)
+
+    stream.on_event = collect_events
+    collect_events()
+    return GenerationOutput(validated_request, tokens, prompt_logprobs, await final_event)
 
 
 async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],
                        context: RequestContext) -> list[GenerationOutput]:
     """Return the outputs of all choices. If one fails or the client disconnects, all are cancelled."""
     with ExitStack() as exit_stack:
-        collectors = [OutputCollector(exit_stack.enter_context(closing(services.submit(choice, context))), choice)
-                      for choice in validated_requests]
-        return await gather_or_cancel(map(OutputCollector.wait_for_output, collectors))
+        streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
+                   for choice in validated_requests]
+        return await gather_or_cancel(map(collect_output, streams, validated_requests))
 
 
 async def generate_best_first(services: Services, validated_requests: Sequence[ValidatedRequest],

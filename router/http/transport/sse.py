@@ -1,8 +1,6 @@
 """Server-sent events: writing rendered events to an open response, and comments that keep idle connections alive.
-
-Every stream has the same way: `open_response_stream` opens the response, and an `EventPump` for each of its requests
-writes what the dialect's renderer makes of the events.
-"""
+`open_response_stream` opens the response, and an `EventPump` for each of its requests writes what the dialect's
+renderer makes of the events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -56,7 +54,7 @@ async def open_response_stream(request: web.Request, headers: Mapping[str, str],
         request[FAILURE_TYPE] = type(error)
         stream.write(render_error(error).encode())
     finally:
-        stream.stop_keepalive()
+        stream.keepalive_timer.cancel()
     if not transport.is_closing():
         await stream.wait_for_slow_client(response.write_eof())
 
@@ -80,8 +78,8 @@ class EventStream:
         self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
         self._last_written_at = self._loop.time()
-        self._keepalive_timer = self._loop.call_at(self._last_written_at + keepalive_seconds,
-                                                   self._send_keepalive_if_idle)
+        self.keepalive_timer = self._loop.call_at(self._last_written_at + keepalive_seconds,
+                                                  self._send_keepalive_if_idle)
 
     @property
     def is_paused(self) -> bool:
@@ -112,9 +110,6 @@ class EventStream:
         """Abort the connection without the end of the body, so that the client sees that something is missing."""
         self._transport.abort()
 
-    def stop_keepalive(self) -> None:
-        self._keepalive_timer.cancel()
-
     def _send_keepalive_if_idle(self) -> None:
         if self._transport.is_closing():
             return
@@ -123,8 +118,8 @@ class EventStream:
             self._last_written_at = now
             if not self.is_paused:
                 self.write(b":\n\n")
-        self._keepalive_timer = self._loop.call_at(self._last_written_at + self._keepalive_seconds,
-                                                   self._send_keepalive_if_idle)
+        self.keepalive_timer = self._loop.call_at(self._last_written_at + self._keepalive_seconds,
+                                                  self._send_keepalive_if_idle)
 
 
 class EventRenderer(Protocol):

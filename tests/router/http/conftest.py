@@ -16,8 +16,7 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
-from router.http.app import create_app
-from router.http.server import PROTOCOL_OPTIONS
+from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, Tenant, TokenClassificationOutput

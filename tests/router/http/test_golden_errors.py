@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.errors import GenerationFailed, NotReady, Overloaded, TimedOut
-from router.http.app import create_stand_in_app
-from router.http.routes.probes import ProbeRoutes
+from router.http.routes.status import ProbeRoutes
+from router.http.server import create_stand_in_app
 from router.http.transport.services import ServedModel
 from router.text.chat_template import ChatTemplate
 

@@ -1,18 +1,197 @@
-"""HTTP server: listening, closing and cancellation; and the stand-in on its port."""
+"""Application as a whole (error formats, CORS headers); its server: listening, closing, cancellation; the stand-in."""
 
 import asyncio
+import gc
+import json
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
+from aiohttp.test_utils import TestClient, TestServer
+from support.servers.expected_streams import make_text_events
 from yarl import URL
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.http.server import HttpServer, StandInServer, create_listening_socket
+from router.engine.stream import FailedEvent
+from router.errors import Cancelled, GenerationFailed, Overloaded
+from router.http.routes.status import ProbeRoutes
+from router.http.server import (
+    HttpServer,
+    StandInServer,
+    allow_cors_origins,
+    create_listening_socket,
+    create_stand_in_app,
+)
+
+PAGE_ORIGIN = "https://chat.example.org"
+PREFLIGHT_HEADERS = {"Origin": PAGE_ORIGIN, "Access-Control-Request-Method": "POST",
+                     "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}
+
+
+def get_error_type(text):
+    answer = json.loads(text)
+    assert set(answer) == {"error", "error_type"}
+    return answer["error_type"]
+
+
+def test_unknown_paths_and_wrong_methods_return_errors(serve):
+    async def scenario(client, engine):
+        nowhere, wrong = await client.get("/nowhere"), await client.put("/generate")
+        assert (nowhere.status, get_error_type(await nowhere.text())) == (404, "not_found")
+        assert (wrong.status, get_error_type(await wrong.text()),
+                wrong.headers["Allow"]) == (405, "method_not_allowed", "POST")
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_internal_error_is_logged_and_the_next_request_works(serve, caplog, path):
+    async def scenario(client, engine):
+        engine.submit_errors = [RuntimeError("/a/secret/path")]
+        text = await (await client.post(path, json={"inputs": "x"})).text()
+        assert get_error_type(text.removeprefix("data: ")) == "internal"
+        assert "secret" not in text
+        assert (await client.post(path, json={"inputs": "x"})).status == 200
+    serve(scenario)
+    assert "RuntimeError: /a/secret/path" in caplog.text
+
+
+def test_cancelled_request_closes_its_connection_without_a_response(serve, caplog):
+    async def scenario(client, engine):
+        engine.submit_errors = [Cancelled("gone")]
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b'Content-Length: 14\r\n\r\n{"inputs":"x"}')
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+    serve(scenario)
+    assert not caplog.records
+
+
+TEXT_BODY, CHAT_BODY = {"inputs": "x"}, {"messages": [{"role": "user", "content": "x"}]}
+NUM_REPETITIONS = 20
+REQUEST_CASES = {
+    "a text": ("/generate", TEXT_BODY, make_text_events("weft"), None),
+    "a text, streamed": ("/generate_stream", TEXT_BODY, make_text_events("weft"), None),
+    "a chat": ("/v1/chat/completions", CHAT_BODY, make_text_events("weft"), None),
+    "a chat, streamed": ("/v1/chat/completions", CHAT_BODY | {"stream": True}, make_text_events("weft"), None),
+    "a text that is refused": ("/generate", TEXT_BODY, [], Overloaded("full")),
+    "a stream that is refused": ("/generate_stream", TEXT_BODY, [], Overloaded("full")),
+    "a chat that is refused": ("/v1/chat/completions", CHAT_BODY | {"stream": True}, [], Overloaded("full")),
+    "a text that makes no sense": ("/generate", {"inputs": 1}, [], None),
+    "a text that fails": ("/generate", TEXT_BODY, [FailedEvent(GenerationFailed("broken"))], None),
+    "a stream that fails": ("/generate_stream", TEXT_BODY, [FailedEvent(GenerationFailed("broken"))], None),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "events", "refusal"), REQUEST_CASES.values(), ids=REQUEST_CASES)
+def test_finished_request_leaves_no_garbage_cycles(serve, path, body, events, refusal):
+    """Regression: thousands of rejected requests left cycles, whose collection blocked the event loop for 100 ms."""
+    async def send_request(client, engine):
+        engine.scripts[:] = [[*events]] if events else []
+        engine.submit_errors[:] = [type(refusal)(str(refusal))] if refusal is not None else []
+        await (await client.post(path, json=body)).read()
+        engine.streams.clear()
+
+    async def scenario(client, engine):
+        await send_request(client, engine)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(NUM_REPETITIONS):
+                await send_request(client, engine)
+            assert gc.collect() < NUM_REPETITIONS
+        finally:
+            gc.enable()
+    serve(scenario)
+
+
+def send_request(serve, *origins, method="POST", path="/generate", api_key="", headers=None, json=None):
+    async def scenario(client, engine):
+        answer = await client.request(method, path, json=json,
+                                      headers={"Origin": PAGE_ORIGIN} if headers is None else headers)
+        await answer.read()
+        return answer.status, answer.headers, engine.requests
+    return serve(scenario, config=RouterConfig(cors_allow_origin=origins, api_key=api_key))
+
+
+def get_allowed_origin(headers):
+    return headers.get("Access-Control-Allow-Origin")
+
+
+@pytest.mark.parametrize(("origins", "expected"),
+                         [(("*",), "*"), ((PAGE_ORIGIN,), PAGE_ORIGIN),
+                          (("https://other.org", PAGE_ORIGIN), PAGE_ORIGIN), (("*", PAGE_ORIGIN), "*"),
+                          (("https://other.org",), None), ((PAGE_ORIGIN + ":8443",), None),
+                          (("https://CHAT.example.org",), None), ((), None)])
+def test_only_allowed_origins_get_cors_headers(serve, origins, expected):
+    status, headers, _ = send_request(serve, *origins, json={"inputs": "x"})
+    assert (status, get_allowed_origin(headers)) == (200, expected)
+
+
+@pytest.mark.parametrize(("origins", "vary"),
+                         [(("*",), None), ((PAGE_ORIGIN,), "Origin"), (("https://other.org",), "Origin")])
+def test_vary_header_is_set_if_the_answer_differs_by_origin(serve, origins, vary):
+    assert send_request(serve, *origins, json={"inputs": "x"})[1].get("Vary") == vary
+
+
+def test_no_cors_headers_are_sent_without_configured_origins(serve):
+    status, headers, _ = send_request(serve, method="OPTIONS", headers=PREFLIGHT_HEADERS)
+    assert status == 405
+    assert not [name for name in headers if name.startswith("Access-Control")]
+
+
+def test_preflight_request_needs_no_api_key(serve):
+    status, headers, requests = send_request(serve, PAGE_ORIGIN, method="OPTIONS", api_key="sk-one",
+                                             headers=PREFLIGHT_HEADERS)
+    assert (status, get_allowed_origin(headers), requests) == (200, PAGE_ORIGIN, [])
+    assert headers["Access-Control-Allow-Methods"] == "GET, POST"
+    assert headers["Access-Control-Allow-Headers"] == PREFLIGHT_HEADERS["Access-Control-Request-Headers"]
+    assert int(headers["Access-Control-Max-Age"]) > 0
+
+
+def test_preflight_without_a_header_list_allows_authorization(serve):
+    headers = {name: value for name, value in PREFLIGHT_HEADERS.items() if not name.endswith("Headers")}
+    assert "authorization" in send_request(serve, "*", method="OPTIONS",
+                                           headers=headers)[1]["Access-Control-Allow-Headers"]
+
+
+def test_preflight_from_another_origin_is_not_allowed(serve):
+    assert get_allowed_origin(send_request(serve, "https://other.org", method="OPTIONS",
+                                           headers=PREFLIGHT_HEADERS)[1]) is None
+
+
+@pytest.mark.parametrize("left_out", ["Origin", "Access-Control-Request-Method"])
+def test_incomplete_preflight_is_an_ordinary_request(serve, left_out):
+    headers = {name: value for name, value in PREFLIGHT_HEADERS.items() if name != left_out}
+    assert send_request(serve, "*", method="OPTIONS", headers=headers)[0] == 405
+
+
+@pytest.mark.parametrize(("path", "json", "status"), [
+    ("/generate_stream", {"inputs": "x"}, 200), ("/generate", {"inputs": ""}, 422), ("/nowhere", None, 404)])
+def test_streams_and_errors_have_cors_headers(serve, path, json, status):
+    response_status, headers, _ = send_request(serve, PAGE_ORIGIN, path=path, json=json)
+    assert (response_status, get_allowed_origin(headers)) == (status, PAGE_ORIGIN)
+    assert headers["Access-Control-Expose-Headers"] == "*"
+
+
+def test_rejected_api_key_error_is_readable_by_the_page(serve):
+    status, headers, _ = send_request(serve, PAGE_ORIGIN, api_key="sk-one", json={"inputs": "x"})
+    assert (status, get_allowed_origin(headers)) == (401, PAGE_ORIGIN)
+
+
+def test_stand_in_app_sends_cors_headers():
+    async def scenario():
+        door = create_stand_in_app(ProbeRoutes(lambda: "it loads", lambda: None), ApiKeys.from_config(RouterConfig()))
+        allow_cors_origins(door, (PAGE_ORIGIN,))
+        async with TestClient(TestServer(door)) as client:
+            answer = await client.post("/generate", headers={"Origin": PAGE_ORIGIN})
+            assert (answer.status, get_allowed_origin(answer.headers)) == (503, PAGE_ORIGIN)
+    asyncio.run(scenario())
 
 
 class SlowApplication:

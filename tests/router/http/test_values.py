@@ -13,8 +13,14 @@ from support.openapi_schemas import DocumentSchemas, MakeBody
 
 from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of the time of other clients
 from router.config import RouterConfig
-from router.http.docs.openapi import SCHEMA_REFERENCE, build_openapi_document
-from router.http.docs.route_catalog import GENERATE_ROUTES, POOLING_ROUTES, DocumentedRoute, get_route_sections
+from router.http.docs import (
+    GENERATE_ROUTES,
+    POOLING_ROUTES,
+    SCHEMA_REFERENCE,
+    DocumentedRoute,
+    build_openapi_document,
+    get_route_sections,
+)
 from router.http.transport.errors import has_openai_error_format
 
 # Templates need content; this server has no grammars, so other formats are rejected.

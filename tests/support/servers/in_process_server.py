@@ -28,8 +28,7 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.engine import Engine
 from router.engine.stream import RequestStream
-from router.http.app import create_app
-from router.http.server import HttpServer
+from router.http.server import HttpServer, create_app
 from router.http.transport.services import ServedModel
 from router.request import Request
 from router.text.chat_template import simulated_model_template

@@ -16,8 +16,7 @@ from support.servers.in_process_server import play_scenario as play_weft
 from router.adapters.reference import AdapterReference
 from router.adapters.registry import AdapterRegistry
 from router.api_keys import ApiKeys
-from router.http.app import create_app
-from router.http.server import PROTOCOL_OPTIONS
+from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
 from router.text.chat_template import simulated_model_template
 from router.validation.validator import RequestValidator

@@ -152,7 +152,7 @@ def run_scenario(serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         async def run_with_setup(_client: Any, _engine: Any) -> None:
             await asyncio.wait_for(scenario(made_setups[0]), 5.0)
 
-        monkeypatch.setattr("router.http.app.BatchingStudyRoutes", make_routes)
+        monkeypatch.setattr("router.http.server.BatchingStudyRoutes", make_routes)
         serve(run_with_setup, *scripts, config=RouterConfig(dialect="batching", **config_fields))
     monkeypatch.chdir(tmp_path)
     return run

@@ -21,8 +21,8 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.app import create_stand_in_app
-from router.http.routes.probes import MetricsRoutes, ProbeRoutes
+from router.http.routes.status import MetricsRoutes, ProbeRoutes
+from router.http.server import create_stand_in_app
 from router.telemetry.instruments import CONTENT_TYPE
 
 LOADING_PROGRESS = {"phase": "load", "bytes": 1, "total": 4, "eta_seconds": 3.0}

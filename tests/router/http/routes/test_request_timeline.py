@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
-from router.http.routes.request_timeline import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
+from router.http.routes.status import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.server_metrics import RequestRecord
 

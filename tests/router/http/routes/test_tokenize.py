@@ -8,8 +8,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.config import RouterConfig
-from router.http.app import abort_connection
 from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, send_json
+from router.http.server import abort_connection
 from router.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]

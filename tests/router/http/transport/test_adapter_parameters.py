@@ -8,7 +8,7 @@ from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.adapters.reference import AdapterReference, MergedAdapterReference
 from router.config import RouterConfig
-from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers, is_base_model
+from router.http.transport.body import AdapterParameters, adapter_for_stream_headers, is_base_model
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}]}
 BODY_BY_PATH = {"/generate": {"inputs": "hi"}, "/v1/chat/completions": CHAT_BODY, "/v1/completions": {"prompt": "hi"}}

@@ -7,7 +7,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent
 from router.errors import GenerationFailed
-from router.http.transport.services import GenerationOutput, OutputCollector, gather_or_cancel, timing_headers
+from router.http.transport.services import GenerationOutput, collect_output, gather_or_cancel, timing_headers
 from router.request import FinishReason, Request
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.validation.validator import ValidatedRequest
@@ -36,17 +36,17 @@ TOKEN_EVENT = TokenEvent(104, "h", -0.5, False)
 FINAL_EVENT = FinishedEvent(FinishReason.END_TOKEN, "hé", 1, make_finished_timeline())
 
 
-def collect_output(*events):
+def collect_output_of(*events):
     async def scenario():
         stream = RequestStream(VALIDATED_REQUEST.request, 10**6, pytest.fail, pytest.fail, pytest.fail)
         for event in events:
             stream.put(event)
-        return await OutputCollector(stream, VALIDATED_REQUEST).wait_for_output()
+        return await collect_output(stream, VALIDATED_REQUEST)
     return asyncio.run(scenario())
 
 
 def test_output_contains_all_events():
-    answer = collect_output(PromptLogprobsEvent(1, (-2.0,)), TOKEN_EVENT, FINAL_EVENT)
+    answer = collect_output_of(PromptLogprobsEvent(1, (-2.0,)), TOKEN_EVENT, FINAL_EVENT)
     assert (answer.tokens, answer.prompt_logprobs, answer.final_event) == ([TOKEN_EVENT], [None, -2.0], FINAL_EVENT)
     assert answer.mean_logprob == -0.5
 
@@ -54,7 +54,7 @@ def test_output_contains_all_events():
 def test_tokens_do_not_wake_the_waiting_task_before_the_end():
     async def scenario():
         stream = RequestStream(VALIDATED_REQUEST.request, 10**6, pytest.fail, pytest.fail, pytest.fail)
-        task = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
+        task = asyncio.create_task(collect_output(stream, VALIDATED_REQUEST))
         await asyncio.sleep(0)
         stream.put(TOKEN_EVENT)
         assert stream.num_bytes == 0
@@ -67,7 +67,7 @@ def test_tokens_do_not_wake_the_waiting_task_before_the_end():
 def test_end_after_cancellation_is_no_error():
     async def scenario():
         stream = RequestStream(VALIDATED_REQUEST.request, 10**6, pytest.fail, pytest.fail, pytest.fail)
-        task = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
+        task = asyncio.create_task(collect_output(stream, VALIDATED_REQUEST))
         await asyncio.sleep(0)
         task.cancel()
         stream.put(FINAL_EVENT)
@@ -78,7 +78,7 @@ def test_end_after_cancellation_is_no_error():
 
 def test_failure_is_raised_to_the_caller():
     with pytest.raises(GenerationFailed):
-        collect_output(TOKEN_EVENT, FailedEvent(GenerationFailed("broken")))
+        collect_output_of(TOKEN_EVENT, FailedEvent(GenerationFailed("broken")))
 
 
 def make_timing_headers(timeline, num_tokens=4):

@@ -1,15 +1,65 @@
-"""OpenAPI document: completeness, and agreement with the bodies that routes accept."""
+"""Catalog of routes, OpenAPI document (its agreement with the bodies that routes accept) and the page at /docs."""
 
 import json
 import re
+from html.parser import HTMLParser
 
 import pytest
 
-from router.http.docs.openapi import build_openapi_document, iter_subclasses
+from router.config import RouterConfig
+from router.http.docs import (
+    ROUTE_SECTIONS,
+    build_openapi_document,
+    get_route_sections,
+    iter_subclasses,
+    render_docs_page,
+)
+from router.http.transport.auth import PUBLIC_PATHS
 from router.http.transport.body import RequestBody
 from router.validation.bounds import FieldBounds
 
+ROUTES_BY_METHOD_AND_PATH = {(entry.method, entry.path): entry for section in ROUTE_SECTIONS.values()
+                             for entry in section}
 OPENAPI_DOCUMENT = build_openapi_document()
+
+
+def get_served_routes(client):
+    routes = client.app.router.routes()
+    return {(route.method, route.resource.canonical) for route in routes if route.method != "HEAD"}
+
+
+@pytest.mark.parametrize("dialect", ["none", "batching"])
+@pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
+def test_catalog_lists_exactly_the_served_routes(serve, compat, dialect):
+    async def scenario(client, _):
+        assert get_served_routes(client) == {
+            (entry.method, entry.path) for section in get_route_sections(compat, dialect).values() for entry in section}
+    serve(scenario, config=RouterConfig(compat=compat, dialect=dialect))
+
+
+def test_body_models_depend_on_the_dialect():
+    [entry] = [entry for entry in get_route_sections("lorax")["Generate"] if entry.path == "/generate"]
+    assert [body.__name__ for body in entry.body_models] == ["LoraxGenerateRequest"]
+    assert ROUTES_BY_METHOD_AND_PATH["POST", "/generate"].body_models != entry.body_models
+
+
+def test_get_routes_that_require_a_key_are_explain_and_adapters(serve):
+    """A new route needs a key unless its path is added to PUBLIC_PATHS."""
+    protected_routes = {(method, path) for method, path in ROUTES_BY_METHOD_AND_PATH
+                        if method != "GET" or path not in PUBLIC_PATHS}
+    assert ({path for method, path in protected_routes if method == "GET"}
+            == {"/v1/requests/{id}/explain", "/v1/adapters"})
+    assert {path for _, path in ROUTES_BY_METHOD_AND_PATH} >= PUBLIC_PATHS
+
+
+def test_every_protected_route_requires_a_key(serve):
+    async def scenario(client, engine):
+        for method, path in get_served_routes(client):
+            answer = await client.request(method, path.replace("{id}", "x"), json={"inputs": "x"})
+            is_open = method == "GET" and path in PUBLIC_PATHS
+            assert (answer.status == 401) != is_open, (method, path)
+        assert not engine.requests
+    serve(scenario, config=RouterConfig(api_key="sk-one"))
 
 
 @pytest.mark.parametrize("compat", ["none", "lorax"])
@@ -86,3 +136,43 @@ def test_same_field_name_has_dialect_specific_bounds():
     schemas = OPENAPI_DOCUMENT["components"]["schemas"]
     assert schemas["GenerateParameters"]["properties"]["temperature"]["exclusiveMinimum"] == 0
     assert schemas["ChatRequest"]["properties"]["temperature"]["minimum"] == 0
+
+
+class HtmlTextCollector(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = set(), ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert all(not (value or "").startswith(("http:", "https:", "//")) for _, value in attrs)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_docs_page_describes_the_configured_dialect(serve):
+    async def scenario(client, _):
+        page, document = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert "return_k_alternatives" in await page.text()
+        assert "LoraxParameters" in (await document.json())["components"]["schemas"]
+    serve(scenario, config=RouterConfig(compat="lorax"))
+
+
+def test_docs_page_lists_every_route_and_loads_no_external_resources():
+    described, reader = build_openapi_document(), HtmlTextCollector()
+    reader.feed(render_docs_page(described))
+    assert not reader.tags & {"script", "link", "img", "iframe"}
+    for path in described["paths"]:
+        assert path in reader.text
+    for field in ("max_new_tokens", "return_full_text", "max_completion_tokens", "suffix", "instances"):
+        assert field in reader.text
+
+
+def test_docs_page_and_openapi_document_are_served(serve):
+    async def scenario(client, _):
+        page, document = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert (page.status, page.content_type) == (200, "text/html")
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        assert (await document.json())["openapi"].startswith("3.1")
+    serve(scenario)

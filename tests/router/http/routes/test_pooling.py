@@ -11,7 +11,7 @@ from support.servers.in_process_server import play_scenario
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent
 from router.errors import EmbeddingFailed
-from router.http.transport.pooling_requests import MAX_CONCURRENT_TEXTS, compute_max_concurrent_texts
+from router.http.routes.pooling import MAX_CONCURRENT_TEXTS, compute_max_concurrent_texts
 from router.request import Request, RequestKind
 
 MANY_TEXTS = [f"text {number}" for number in range(100)]

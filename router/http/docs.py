@@ -1,0 +1,301 @@
+"""Catalog of all routes as data, and the OpenAPI document and the page at /docs that are generated from it and from the
+models of the bodies. A test compares the catalog with the routes of the application."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from pydantic.json_schema import models_json_schema
+
+from router.http.lorax.routes import (
+    LoraxChatRequest,
+    LoraxCompatGenerateRequest,
+    LoraxCompletionRequest,
+    LoraxGenerateRequest,
+    LoraxTokenizeRequest,
+)
+from router.http.openai.routes import ChatRequest, CompletionRequest
+from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from router.http.routes.batching_study import StudyInferenceRequest
+from router.http.routes.clouds import VertexRequest
+from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
+from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
+from router.http.transport.body import RequestBody, json_response
+from router.http.transport.errors import has_openai_error_format
+from router.validation.bounds import FieldBounds
+
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
+LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+TGI_ERROR_SCHEMA = {"type": "object", "required": ["error", "error_type"],
+                    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
+OPENAI_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {
+    "type": "object", "required": ["message", "type", "param", "code"], "properties": {
+        "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]}}}}}
+ERROR_DESCRIPTIONS = {
+    "400": "The body is no JSON.",
+    "401": "A key is needed.",
+    "403": "An admin key is needed.",
+    "404": "There is nothing of this name.",
+    "408": "Its time ran out before it had a token.",
+    "409": "It stays as it is.",
+    "413": "The body is too long.",
+    "415": "The body is not sent as JSON, or in an encoding that is not taken.",
+    "422": "Something in it is not as it must be.",
+    "424": "It failed while it was generated.",
+    "429": "There is no room for it now.",
+    "500": "It failed while it was read as a whole, or by a fault of the server.",
+    "503": "No shards are ready.",
+}
+
+COMMON_ERROR_STATUSES = ERROR_DESCRIPTIONS.keys() - {"403", "404", "409"}  # statuses of every route with a body
+OPENAI_ERROR_DESCRIPTIONS = ERROR_DESCRIPTIONS | {
+    "400": "Something in the body is not as it must be.",
+    "424": "The adapter cannot be fetched, or is not sound.",
+    "500": "It failed while it was computed, or by a fault of the server.",
+}
+PAGE_CSS = ("body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+            "code{background:#8882;padding:0 .2em}table{border-collapse:collapse;width:100%}"
+            "td,th{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0;border-bottom:1px solid #8884}"
+            "details{margin:.4rem 0 .4rem 1rem}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}")
+CONTENT_SECURITY_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+Schemas = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentedRoute:
+    """A route as the page at /docs and the OpenAPI document show it."""
+
+    method: str
+    path: str
+    summary: str
+    body_models: tuple[type[RequestBody], ...] = ()  # one of these, or none
+    can_stream: bool = False  # answers, or may answer, with server-sent events
+    response_media_type: str = "application/json"
+    extra_error_statuses: tuple[str, ...] = ()  # error statuses beyond those common to routes of its kind
+
+
+GENERATE_ROUTES = (
+    DocumentedRoute("POST", "/generate", "Goes on with a text; the answer comes whole.", (GenerateRequest,)),
+    DocumentedRoute("POST", "/generate_stream", "Goes on with a text; an event for every token.", (GenerateRequest,),
+                    can_stream=True),
+    DocumentedRoute("POST", "/",
+                    "As the first servers of text-generation-inference took it: whole, in an array of one, or as a "
+                    "stream.", (CompatGenerateRequest,), can_stream=True),
+    DocumentedRoute("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", (ChatRequest,),
+                    can_stream=True),
+    DocumentedRoute("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.",
+                    (CompletionRequest,), can_stream=True),
+    DocumentedRoute("POST", "/invocations", "SageMaker's route: the body of `/`, of a chat or of a completion.",
+                    (CompatGenerateRequest, ChatRequest, CompletionRequest), can_stream=True),
+    DocumentedRoute("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.",
+                    (VertexRequest,)),
+    DocumentedRoute("POST", "/tokenize", "The tokens of a text and where they stand in it.", (GenerateRequest,)),
+    DocumentedRoute("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
+                    (ChatRequest,)),)
+POOLING_ROUTES = (
+    DocumentedRoute("POST", "/embed", "The embedding of a text.", (EmbedRequest,)),
+    DocumentedRoute("POST", "/v1/embeddings", "The embeddings of one text or several, as OpenAI has them.",
+                    (EmbeddingsRequest,)),
+    DocumentedRoute("POST", "/classify", "What a text names, by the labels of its tokens.", (ClassifyRequest,)),
+    DocumentedRoute("POST", "/classify_batch", "The same for several texts.", (ClassifyBatchRequest,)),
+)
+ADAPTER_ROUTES = (
+    DocumentedRoute("GET", "/v1/adapters", "The adapters that are known: what they are, and how things are with them.",
+                    extra_error_statuses=("422",)),
+    DocumentedRoute("POST", "/v1/adapters", "Fetches an adapter anew and loads it; answers when it is there.",
+                    (LoadAdapterRequest,), extra_error_statuses=("403", "404", "409")),
+    DocumentedRoute("DELETE", "/v1/adapters/{id}", "Forgets an adapter, which leaves as soon as nobody needs it.",
+                    extra_error_statuses=("403", "409", "422")),
+    DocumentedRoute("POST", "/v1/load_lora_adapter", "Loads an adapter, as clients of vLLM ask for it.",
+                    (LoadLoraAdapterRequest,), response_media_type="text/plain",
+                    extra_error_statuses=("403", "404", "409")),
+    DocumentedRoute("POST", "/v1/unload_lora_adapter", "Forgets an adapter, as clients of vLLM ask for it.",
+                    (UnloadLoraAdapterRequest,), response_media_type="text/plain",
+                    extra_error_statuses=("403", "404", "409")),)
+SERVER_INFO_ROUTES = (
+    DocumentedRoute("GET", "/info", "The model, its limits and the version of the server."),
+    DocumentedRoute("GET", "/v1/models",
+                    "The model that is served and its adapters, as clients of OpenAI ask for them."),
+    DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
+    DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
+    DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),
+    DocumentedRoute("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
+)
+PROBE_ROUTES = (
+    DocumentedRoute("GET", "/health", "200 if requests are served, else 503.", response_media_type=""),
+    DocumentedRoute("GET", "/", "The same.", response_media_type=""),
+    DocumentedRoute("GET", "/ping", "The same, as SageMaker asks for it.", response_media_type=""),
+    DocumentedRoute("GET", "/ready", "200 if requests should be sent here, else 503 with the reason."),
+    DocumentedRoute("GET", "/live", "200 from any server that answers."),
+    DocumentedRoute("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
+)
+BATCHING_STUDY_ROUTES = (  # with --dialect batching
+    DocumentedRoute("POST", "/inference",
+                    "Goes on with a text for so many tokens, as the effective-batching study has it; the "
+                    "prompt and what follows come as one text.", (StudyInferenceRequest,)),
+    DocumentedRoute("GET", "/stats",
+                    "Latencies and throughput of all that was answered, which are also written to a file."),
+    DocumentedRoute("POST", "/", "A sentence that names these two.", response_media_type="text/plain"),
+)
+ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
+    "Generate": GENERATE_ROUTES, "Embed and classify": POOLING_ROUTES, "Adapters": ADAPTER_ROUTES,
+    "Ask the server": SERVER_INFO_ROUTES, "Probes": PROBE_ROUTES}
+# Bodies of the same routes with --compat lorax.
+LORAX_BODY_MODELS: dict[str, tuple[type[RequestBody], ...]] = {
+    "/": (LoraxCompatGenerateRequest,),
+    "/generate": (LoraxGenerateRequest,),
+    "/generate_stream": (LoraxGenerateRequest,),
+    "/invocations": (LoraxCompatGenerateRequest, LoraxChatRequest, LoraxCompletionRequest),
+    "/tokenize": (LoraxTokenizeRequest,),
+    "/v1/chat/completions": (LoraxChatRequest,),
+    "/v1/completions": (LoraxCompletionRequest,),
+}
+
+
+def get_route_sections(compat: str, dialect: str = "none") -> Mapping[str, tuple[DocumentedRoute, ...]]:
+    """Return the sections by title for these values of --compat and --dialect."""
+    body_models = LORAX_BODY_MODELS if compat == "lorax" else {}
+    generate_routes = tuple(replace(entry, body_models=body_models.get(entry.path, entry.body_models))
+                            for entry in GENERATE_ROUTES)
+    if dialect != "batching":
+        return {**ROUTE_SECTIONS, "Generate": generate_routes}
+    study_paths = {entry.path for entry in BATCHING_STUDY_ROUTES}
+    other_generate_routes = tuple(entry for entry in generate_routes if entry.path not in study_paths)
+    return {"The batching study": BATCHING_STUDY_ROUTES, **ROUTE_SECTIONS, "Generate": other_generate_routes}
+
+
+def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
+    sections = get_route_sections(compat, dialect)
+    routes = [entry for section in sections.values() for entry in section]
+    body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
+    _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
+    for model in iter_subclasses(RequestBody):
+        properties = schemas["$defs"].get(model.__name__, {}).get("properties", {})
+        for name in model.model_fields.keys() & properties.keys():
+            for bounds in model.model_fields[name].metadata:
+                if isinstance(bounds, FieldBounds):
+                    properties[name].update(bounds.keywords)
+    error_schemas = {"Error": TGI_ERROR_SCHEMA}
+    if any(has_openai_error_format(entry.path, compat) for entry in routes):
+        error_schemas["ApiError"] = OPENAI_ERROR_SCHEMA
+    paths: dict[str, dict[str, Any]] = {}
+    for title, section in sections.items():
+        for entry in section:
+            paths.setdefault(entry.path, {})[entry.method.lower()] = build_operation(entry, title, compat)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "weft", "version": version("weft"), "license": LICENSE,
+                 "description": "Serves large language models, as text-generation-inference does."},
+        "paths": paths,
+        "components": {"schemas": {**schemas["$defs"], **error_schemas},
+                       "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def iter_subclasses(body_model: type[RequestBody]) -> Iterator[type[RequestBody]]:
+    for subclass in body_model.__subclasses__():
+        yield subclass
+        yield from iter_subclasses(subclass)
+
+
+def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str, Any]:
+    path_words = "".join(letter if letter.isalnum() else " " for letter in route.path).split()
+    operation_object: dict[str, Any] = {
+        "summary": route.summary, "tags": [title], "operationId": "_".join([route.method.lower(), *path_words]),
+        "responses": build_responses(route, compat)}
+    if route.body_models:
+        schema_references = [{"$ref": SCHEMA_REFERENCE.format(model=body.__name__)} for body in route.body_models]
+        schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
+        operation_object["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{id}" in route.path:
+        operation_object["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation_object
+
+
+def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
+    media_types = ([route.response_media_type] * bool(route.response_media_type)
+                   + ["text/event-stream"] * route.can_stream)
+    success: dict[str, Any] = {"description": "As asked."}
+    if media_types:
+        success["content"] = {kind: {} for kind in media_types}
+    error_statuses = (set(COMMON_ERROR_STATUSES if route.body_models else ("401", "503"))
+                      | set(route.extra_error_statuses))
+    if "{id}" in route.path:
+        error_statuses.add("404")
+    descriptions, schema_name = ERROR_DESCRIPTIONS, "Error"
+    if has_openai_error_format(route.path, compat):
+        descriptions, schema_name = OPENAI_ERROR_DESCRIPTIONS, "ApiError"
+        if "422" in error_statuses:
+            error_statuses = error_statuses - {"422"} | {"400"}
+    content = {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}
+    return {"200": success, **{code: {"description": descriptions[code], "content": content}
+                               for code in sorted(error_statuses)}}
+
+
+class DocsRoutes:
+    """Handlers of `/docs` and `/api-doc/openapi.json`. Both documents are generated on first use."""
+
+    def __init__(self, compat: str, dialect: str) -> None:
+        self._compat, self._dialect = compat, dialect
+
+    @cached_property
+    def _openapi_document(self) -> Mapping[str, Any]:
+        return build_openapi_document(self._compat, self._dialect)
+
+    @cached_property
+    def _docs_page(self) -> str:
+        return render_docs_page(self._openapi_document, self._compat, self._dialect)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/docs", self.get_docs_page), web.get("/api-doc/openapi.json", self.get_openapi_document)]
+
+    async def get_docs_page(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._docs_page, content_type="text/html", headers=CONTENT_SECURITY_HEADERS)
+
+    async def get_openapi_document(self, _: web.Request) -> web.Response:
+        return json_response(self._openapi_document)
+
+
+def render_docs_page(openapi_document: Mapping[str, Any], compat: str = "none", dialect: str = "none") -> str:
+    info, schemas = openapi_document["info"], openapi_document["components"]["schemas"]
+    parts: list[str] = []
+    for title, section in get_route_sections(compat, dialect).items():
+        parts.append(f"<h2>{escape(title)}</h2>")
+        for route in section:
+            parts.append(f"<p><code>{route.method} {escape(route.path)}</code> {escape(route.summary)}</p>")
+            parts += [schema_html(schemas, body.__name__) for body in route.body_models]
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{info['title']}</title><style>{PAGE_CSS}</style>"
+            f"<h1>{info['title']} {info['version']}</h1><p>{escape(info['description'])} "
+            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{"".join(parts)}')
+
+
+def schema_html(schemas: Schemas, name: str) -> str:
+    """Render a table of the schema's fields, followed by those of the schemas that they refer to."""
+    rows: list[str] = []
+    type_words: list[str] = []
+    for field, field_schema in schemas[name].get("properties", {}).items():
+        default = ("needed" if field in schemas[name].get("required", ())
+                   else json.dumps(field_schema["default"]) if "default" in field_schema else "")
+        kind = field_type(field_schema)
+        rows.append(f"<tr><td><code>{escape(field)}</code><td>{escape(kind)}<td>{escape(default)}")
+        type_words += kind.split()
+    referenced_html = "".join(schema_html(schemas, word) for word in dict.fromkeys(type_words) if word[:1].isupper())
+    return (f"<details><summary>{escape(name)}</summary><table><tr><th>field<th>type<th>default{''.join(rows)}</table>"
+            f"{referenced_html}</details>")
+
+
+def field_type(field_schema: Mapping[str, Any]) -> str:
+    if "$ref" in field_schema:
+        return str(field_schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in field_schema:
+        return " or ".join(dict.fromkeys(map(field_type, field_schema["anyOf"])))
+    type_name = str(field_schema.get("type", "anything"))
+    return (f"array of {field_type(field_schema['items'])}" if type_name == "array" and "items" in field_schema
+            else type_name)

@@ -1,0 +1,366 @@
+"""OpenAI's `POST /v1/chat/completions`, and `POST /v1/completions` with one or several prompts in a request: parses
+bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and text-generation-inference differ,
+responses have a form that clients of both accept."""
+
+import asyncio
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from time import monotonic as clock
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import BeforeValidator, FailFast, Field
+from pydantic_core import PydanticCustomError
+
+from router.adapters.reference import AdapterReference, check_adapter_name
+from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
+from router.grammars.parameters import Grammar, parse_grammar
+from router.http.openai.rendering import (
+    DONE_EVENT,
+    ChatOutputOptions,
+    OpenAIChatStreamRenderer,
+    OpenAICompletionStreamRenderer,
+    ResponseMetadata,
+    completion_json,
+    completions_usage_chunk,
+    text_chat_completion_json,
+)
+from router.http.openai.tools import (
+    NamedToolChoice,
+    OpenAIToolChatStreamRenderer,
+    Tool,
+    ToolCall,
+    get_tool_choice_name,
+    required_call_grammar,
+    select_template_tools,
+    tool_chat_completion_json,
+)
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, is_base_model, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
+from router.telemetry.spans import CHAT_OPERATION
+from router.text.chat_template import Conversation
+from router.text.prompt_encoder import DialectParameterNames
+from router.text.response_parser import (
+    BARE_JSON_FORMAT,
+    AnyResponseParser,
+    RequiredCallParser,
+    StreamingResponseParser,
+    import_chat_parsing,
+)
+from router.validation import bounds
+from router.validation.validator import GenerationInput, ValidatedRequest
+
+CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
+                                             grammar="response_format", top_n_tokens="top_logprobs")
+NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
+SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
+COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
+
+
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else [] if value is None else value
+
+
+StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
+PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
+                       BeforeValidator(as_list, json_schema_input_type=str | list[str])]
+
+
+class StreamOptions(RequestBody):
+    """The field `stream_options`: whether a stream ends with its usage."""
+
+    include_usage: bool | None = None
+
+
+class OpenAIBaseRequest(RequestBody):
+    """Fields that chats and completions have in common. Null means that a field is not given."""
+
+    model: str | None = None
+    adapter_source: str | None = None
+    api_token: str | None = Field(default=None, repr=False)
+    max_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
+    temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
+    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
+    presence_penalty: Annotated[float | None, bounds.PENALTY] = None
+    seed: UInt64 | None = None
+    stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
+    n: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32 | None, bounds.PRIORITY] = None
+
+    @property
+    def should_include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
+        """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
+        `source_token` is the client's, unless the body has another."""
+        if (services.validator.adapter_registry is None or self.model is None
+            or is_base_model(self.model, services.served_model.name)):
+            return None
+        check_adapter_name("model", self.model)
+        return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
+
+    def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
+                              context: RequestContext) -> GenerationInput:
+        greedy = self.temperature == 0
+        return GenerationInput(
+            prompt=prompt,
+            parameter_names=parameter_names,
+            greedy=greedy,
+            do_sample=True,
+            temperature=None if greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            max_new_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop),
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+            cache_salt=self.cache_salt,
+            priority=self.priority or 0,
+            tenant=context.tenant,
+            request_id=context.request_id,
+            deadline=context.deadline,
+        )
+
+
+async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
+                                      generation_input: GenerationInput,
+                                      context: RequestContext) -> list[ValidatedRequest]:
+    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
+    try:
+        return await services.validator.validate(
+            replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
+    except AdapterNotFound as error:
+        adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
+        model_names = ", ".join([services.served_model.name, *adapter_names])
+        raise AdapterNotFound(f"{error}; `model` may be {model_names}", param="model") from error
+
+
+def join_content_parts(content: object) -> str | None:
+    """Return the content as one text; the texts of parts are joined as in text-generation-inference."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "content", "must be a string or a list of parts of type `text`; images and other parts are not served")
+        texts.append(text)
+    return "".join(texts)
+
+
+class TextPart(RequestBody):
+    """Part of a message's content that is text, the only type of part that is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(RequestBody):
+    """A message of the chat, as OpenAI's clients send it."""
+
+    role: Annotated[str, Field(min_length=1)]
+    content: Annotated[str | None,
+                       BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def to_template_message(self) -> dict[str, Any]:
+        """Return the message for the chat template, with `content` always a string. Raises InvalidRequest."""
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
+                                 param="messages")
+        return self.model_dump(exclude_none=True) | {"content": self.content or ""}
+
+
+class ChatRequest(OpenAIBaseRequest):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
+    max_completion_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
+    logprobs: bool | None = None
+    top_logprobs: UInt32 | None = None
+    response_format: Annotated[Any, bounds.GRAMMAR] = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    tool_prompt: str | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(tuple(message.to_template_message() for message in self.messages),
+                            (() if self.tools is None and self.tool_choice is None
+                             else select_template_tools(self.tools, self.tool_choice)),
+                            self.tool_prompt or "", self.needs_tool_call)
+
+    @property
+    def needs_tool_call(self) -> bool:
+        return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
+
+    def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
+        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
+        plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
+        repetition_penalty = None if self.presence_penalty is None else self.presence_penalty + 2
+        return replace(plain_request.to_generation_input(context), repetition_penalty=repetition_penalty)
+
+    def to_generation_input(self, context: RequestContext) -> GenerationInput:
+        conversation = self.conversation
+        grammar = self._output_grammar()
+        if self.n not in {None, 1}:
+            raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
+        parameter_names = CHAT_PARAMETER_NAMES
+        if self.needs_tool_call:
+            parameter_names = replace(parameter_names, grammar="tool_choice")
+        return replace(self.base_generation_input(conversation, parameter_names, context),
+                       max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
+
+    def _output_grammar(self) -> Grammar | None:
+        grammar = (None if self.response_format is None
+                   else parse_grammar(CHAT_PARAMETER_NAMES.grammar, self.response_format))
+        if grammar is not None and self.tools is not None:
+            raise InvalidTools("Grammar and tools are mutually exclusive", param="response_format")
+        return grammar or (None if self.tool_choice is None else required_call_grammar(self.tools, self.tool_choice))
+
+    def resolve_max_new_tokens(self) -> int | None:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise InvalidRequest("`max_tokens` and `max_completion_tokens` are given, with different values; give one")
+        return limits.pop() if limits else None
+
+
+class CompletionRequest(OpenAIBaseRequest):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
+    echo: Annotated[bool | None, bounds.FALSE] = None
+    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
+
+    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
+        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
+        Raises InvalidRequest."""
+        if self.suffix:
+            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
+                                 "suffix not supported")
+        if len(self.prompt) > max_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
+                                 f"got {len(self.prompt)}", "batch size exceeded")
+        if is_tgi:
+            return
+        for name in ("n", "best_of"):
+            if getattr(self, name) not in {None, 1}:
+                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
+        for name in ("echo", "logprobs"):
+            if getattr(self, name):
+                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+
+class OpenAIRoutes(ServiceRoutes):
+    """Handlers of `/v1/chat/completions` and `/v1/completions`. They answer with a whole response or a stream. A stream
+    opens only after its requests are submitted, so that errors up to then have their HTTP status."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/chat/completions", self.chat), web.post("/v1/completions", self.complete)]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        services = self._services
+        context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
+        chat_request = await read_body(request, ChatRequest)
+        generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
+                            else chat_request.to_generation_input(context))
+        [validated_request] = await validate_with_model_adapter(services, chat_request, generation_input, context)
+        validated_at, model = clock(), chat_request.model
+        metadata = ResponseMetadata.create(
+            services, request.path, "chatcmpl",
+            services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model)
+        output_options = ChatOutputOptions(
+            chat_request.should_include_usage,
+            includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs))
+        parser = await create_response_parser(services, chat_request, validated_request)
+        headers = response_headers(request, services.engine.model_info, validated_request.num_prompt_characters,
+                                   validated_request.adapter)
+        if not chat_request.stream:
+            outputs = await generate_all(services, [validated_request], context)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            return json_text_response(
+                tool_chat_completion_json(metadata, outputs[0], output_options, parser) if parser
+                else text_chat_completion_json(metadata, outputs[0], output_options), headers)
+
+        renderer_arguments = metadata, len(validated_request.request.prompt), output_options
+        renderer = (OpenAIToolChatStreamRenderer(*renderer_arguments, parser) if parser
+                    else OpenAIChatStreamRenderer(*renderer_arguments))
+        with closing(services.submit(validated_request, context)) as stream:
+            async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                            metadata.render_error_chunk) as event_stream:
+                await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
+            return event_stream.response
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        services = self._services
+        context = RequestContext.from_request(request, services.engine)
+        completion_request = await read_body(request, CompletionRequest)
+        completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
+        validated_requests: list[ValidatedRequest] = []
+        for index, prompt in enumerate(completion_request.prompt):
+            generation_input = replace(
+                completion_request.base_generation_input(prompt, COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
+                repetition_penalty=completion_request.repetition_penalty)
+            validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
+                                                                    context)
+        validated_at = clock()
+        metadata = ResponseMetadata.create(services, request.path, "cmpl", services.served_model.name)
+        headers = response_headers(request, services.engine.model_info,
+                                   sum(choice.num_prompt_characters for choice in validated_requests),
+                                   validated_requests[0].adapter)
+        if not completion_request.stream:
+            outputs = await generate_all(services, validated_requests, context)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            return json_text_response(completion_json(metadata, outputs), headers)
+
+        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
+                     for index, choice in enumerate(validated_requests)]
+        with ExitStack() as exit_stack:
+            streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
+                       for choice in validated_requests]
+            async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                            metadata.render_error_chunk) as event_stream:
+                await gather_or_cancel(
+                    pump_completion(EventPump(stream, text, event_stream, services.pump_flusher), text)
+                    for stream, text in zip(streams, renderers, strict=True))
+                usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
+                event_stream.write(f"{usage}{DONE_EVENT}".encode())
+            return event_stream.response
+
+
+async def create_response_parser(services: Services, chat_request: ChatRequest,
+                                 validated_request: ValidatedRequest) -> AnyResponseParser | None:
+    """Return the parser of the answer if it may hold tool calls, else None."""
+    if chat_request.needs_tool_call:
+        return RequiredCallParser()
+    if not chat_request.tools or get_tool_choice_name(chat_request.tool_choice) == "none":
+        return None
+    await asyncio.to_thread(import_chat_parsing)
+    prompt_end = services.validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
+                                                     skip_special=False)
+    return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
+
+
+async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:
+    """Run the pump, then raise the completion's error if it failed: the text before the error is already written."""
+    await pump.run()
+    if renderer.error is not None:
+        raise renderer.error

@@ -1,0 +1,310 @@
+"""Pooling requests: embeddings (LoRAX's `/embed`, OpenAI's `/v1/embeddings`) and entities in texts, from the labels of
+their tokens (LoRAX's `/classify` and `/classify_batch`).
+
+All texts of a request are validated before the first is run, and at most `compute_max_concurrent_texts` are submitted
+at a time. The numbers of texts and `dimensions` are checked here, all other limits by the validator.
+"""
+
+import asyncio
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring_ascii as quoted
+from math import fsum, sqrt
+from struct import pack
+from time import monotonic as clock
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BeforeValidator, FailFast, Field
+
+from router.config import RouterConfig
+from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
+from router.errors import InvalidRequest, Overloaded
+from router.http.tgi.rendering import float32_json
+from router.http.transport.body import (
+    AdapterParameters,
+    RequestBody,
+    UInt32,
+    json_response,
+    json_text_response,
+    read_body,
+)
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import (
+    COMPUTE_TYPE,
+    PoolingRequestOutput,
+    ServiceRoutes,
+    Services,
+    gather_or_cancel,
+    timing_headers,
+)
+from router.request import EmbeddingVector, RequestKind, TokenClassificationOutput
+from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATION
+from router.text.entity_aggregation import EntityAggregator
+from router.text.prompt_encoder import DialectParameterNames, RawPrompt
+from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
+from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
+
+MAX_CONCURRENT_TEXTS = 32
+
+T = TypeVar("T")
+INPUT_PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
+TEXT_PARAMETER_NAMES = DialectParameterNames(truncate="")
+MAX_TEXTS = 2048  # OpenAI's limit
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingResults(Generic[T]):
+    """Results of the texts, in their order; their total number of tokens; the response headers."""
+
+    results: list[T]
+    num_tokens: int
+    headers: dict[str, str]
+
+
+async def run_pooling_requests(services: Services, request: web.Request, context: RequestContext,
+                               inputs: Iterable[GenerationInput],
+                               build_result: Callable[[int, PoolingRequestOutput], T]) -> PoolingResults[T]:
+    """Run each text as a request of its own; `build_result` builds a result from its index and output. If one fails or
+    the client disconnects, all are cancelled."""
+    validated_requests: list[ValidatedRequest] = []
+    for pooling_input in inputs:
+        if validated_requests:  # short texts are tokenised on the event loop: other tasks may run after each
+            await asyncio.sleep(0)
+        validated_requests += await services.validator.validate(pooling_input)
+    validated_at = clock()
+    num_texts = len(validated_requests)
+    runner = PoolingRequestRunner(services, context, deque(enumerate(validated_requests)), build_result)
+    await gather_or_cancel(runner.run_worker()
+                           for _ in range(min(num_texts, compute_max_concurrent_texts(services.config))))
+    total_seconds = clock() - context.arrived_at
+    headers = (response_headers(request, services.engine.model_info,
+                                sum(choice.num_prompt_characters for choice in validated_requests))
+               | timing_headers(runner.finished_outputs, validated_at - context.arrived_at, total_seconds))
+    if services.is_lorax:
+        headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
+    return PoolingResults([runner.results[index] for index in range(num_texts)],
+                          sum(len(choice.request.prompt) for choice in validated_requests), headers)
+
+
+def compute_max_concurrent_texts(config: RouterConfig) -> int:
+    """Return how many texts of one request may run at once: a quarter of --max-concurrent-requests, or
+    --max-client-batch-size if that is more, but at most MAX_CONCURRENT_TEXTS."""
+    return min(MAX_CONCURRENT_TEXTS, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
+
+
+@dataclass(slots=True)
+class PoolingRequestRunner(Generic[T]):
+    """Runs the texts of one HTTP request as pooling requests, a limited number at a time.
+
+    `build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes
+    much more memory than its JSON.
+    """
+
+    _services: Services
+    _context: RequestContext
+    _queue: deque[tuple[int, ValidatedRequest]]
+    _build_result: Callable[[int, PoolingRequestOutput], T]
+    results: dict[int, T] = field(default_factory=dict)
+    finished_outputs: list[PoolingRequestOutput] = field(default_factory=list)  # finished texts, without their outputs
+    _num_in_flight: int = 0
+
+    async def run_worker(self) -> None:
+        """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
+        if none of them has a text under way."""
+        while self._queue:
+            index, validated_request = self._queue.popleft()
+            try:
+                stream = self._submit(validated_request)
+            except Overloaded:
+                if not self._num_in_flight:
+                    raise
+                self._queue.appendleft((index, validated_request))
+                return
+            self._num_in_flight += 1
+            try:
+                with closing(stream):
+                    output = PoolingRequestOutput(validated_request, await wait_for_pooling_event(stream))
+            finally:
+                self._num_in_flight -= 1
+            self.results[index] = self._build_result(index, output)
+            self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
+
+    def _submit(self, validated_request: ValidatedRequest) -> RequestStream:
+        """Submit a text with the time left until the deadline, after earlier texts used a part of it."""
+        if self._context.deadline is not None:
+            validated_request = replace(validated_request,
+                                        request=replace(validated_request.request,
+                                                        timeout=remaining_seconds(self._context.deadline)))
+        return self._services.submit(validated_request, self._context)
+
+
+async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:
+    """Wait for the output of a pooling request. Raises the request's error if it failed."""
+    while True:
+        for event in await stream.wait_for_events():
+            if isinstance(event, FailedEvent):
+                raise event.error
+            if isinstance(event, PoolingEvent):
+                return event
+
+
+class EmbedParameters(AdapterParameters):
+    """The field `parameters` of embedding requests: the adapter to use."""
+
+
+class EmbedRequest(RequestBody):
+    """Body of LoRAX's `/embed`: one text."""
+
+    inputs: Annotated[str, NON_EMPTY_TEXT]
+    parameters: EmbedParameters | None = None
+
+
+def wrap_single_input(value: object) -> object:
+    """Wrap a single text, or a single list of token ids, in a list."""
+    is_single = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
+    return [value] if is_single else value
+
+
+TokenIds = Annotated[list[UInt32], Field(min_length=1)]
+EmbeddingInputs = Annotated[
+    list[str | TokenIds], FailFast(), Field(min_length=1),
+    BeforeValidator(wrap_single_input, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
+
+
+class EmbeddingsRequest(RequestBody):
+    """One or several texts to embed. Null means that a field is not given."""
+
+    input: Annotated[EmbeddingInputs, NON_EMPTY_TEXTS_OR_TOKENS]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    parameters: EmbedParameters | None = None
+
+    def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
+        if len(self.input) > MAX_TEXTS:
+            raise InvalidRequest(f"`input` must hold at most {MAX_TEXTS} texts, got {len(self.input)}",
+                                 "batch size exceeded")
+        if self.dimensions == 0:
+            raise InvalidRequest("`dimensions` must be at least 1, got 0")
+        return [create_embedding_input(text if isinstance(text, str) else tuple(text), INPUT_PARAMETER_NAMES,
+                                       self.parameters, context.for_prompt(index))
+                for index, text in enumerate(self.input)]
+
+    def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
+        vector = get_output_vector(output)
+        if self.dimensions is not None:
+            vector = truncate_vector(vector, self.dimensions)
+        value = (f'"{b64encode(pack(f"<{len(vector)}f", *vector)).decode()}"' if self.encoding_format == "base64"
+                 else vector_json(vector))
+        return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
+
+
+class ClassifyRequest(RequestBody):
+    """Body of `/classify`: one text."""
+
+    inputs: Annotated[str, NON_EMPTY_TEXT]
+
+
+class ClassifyBatchRequest(RequestBody):
+    """Body of `/classify_batch`: several texts."""
+
+    inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
+
+
+class PoolingRoutes(ServiceRoutes):
+    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),
+                web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
+
+    async def embed(self, request: web.Request) -> web.Response:
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        embed_request = await read_body(request, EmbedRequest)
+        embedding_input = create_embedding_input(embed_request.inputs, TEXT_PARAMETER_NAMES, embed_request.parameters,
+                                                 context)
+        pooling_results = await run_pooling_requests(self._services, request, context,
+                                                     [embedding_input], lambda _, said: get_output_vector(said))
+        return json_text_response(f'{{"embeddings":{vector_json(pooling_results.results[0])}}}',
+                                  pooling_results.headers)
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        embeddings_request = await read_body(request, EmbeddingsRequest)
+        pooling_results = await run_pooling_requests(self._services, request, context,
+                                                     embeddings_request.to_pooling_inputs(context),
+                                                     embeddings_request.embedding_row_json)
+        rows, num_tokens = ",".join(pooling_results.results), pooling_results.num_tokens
+        response_json = (f'{{"embeddings":[{rows}]}}' if self._services.is_lorax else
+                         f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
+                         f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
+        return json_text_response(response_json, pooling_results.headers)
+
+    async def classify(self, request: web.Request) -> web.Response:
+        context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        classify_request = await read_body(request, ClassifyRequest)
+        pooling_results = await self._classify_texts(request, [classify_request.inputs], context)
+        return json_response(pooling_results.results[0], pooling_results.headers)
+
+    async def classify_batch(self, request: web.Request) -> web.Response:
+        context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        classify_request = await read_body(request, ClassifyBatchRequest)
+        if len(classify_request.inputs) > (max_texts := self._services.config.max_client_batch_size):
+            raise InvalidRequest(f"`inputs` must hold at most {max_texts} texts (--max-client-batch-size), "
+                                 f"got {len(classify_request.inputs)}", "batch size exceeded")
+        pooling_results = await self._classify_texts(request, classify_request.inputs, context)
+        return json_response(pooling_results.results, pooling_results.headers)
+
+    async def _classify_texts(self, request: web.Request, texts: Sequence[str],
+                              context: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
+        """Return the entities of each text, in order."""
+        inputs = [GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=TEXT_PARAMETER_NAMES,
+                                  tenant=context.tenant, request_id=context.for_prompt(index).request_id,
+                                  deadline=context.deadline)
+                  for index, text in enumerate(texts)]
+        return await run_pooling_requests(self._services, request, context, inputs,
+                                          lambda index, said: self._entities_json(texts[index], said))
+
+    def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
+        """Return the entities in LoRAX's format, which has words in lower case."""
+        validated_request, token_labels = output.validated_request, output.final_event.output
+        assert isinstance(token_labels, TokenClassificationOutput)
+        return [{"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(),
+                 "start": entity.start, "end": entity.end}
+                for entity in self._entities.find_entities(
+                    text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
+
+
+def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
+                           context: RequestContext) -> GenerationInput:
+    if parameters is not None and parameters.adapter_id and parameters.merged_adapters is not None:
+        raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
+    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=context.tenant,
+                           request_id=context.request_id,
+                           adapter=None if parameters is None else parameters.adapter_reference(context.source_token),
+                           deadline=context.deadline)
+
+
+def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
+    assert not isinstance(output.final_event.output, TokenClassificationOutput)
+    return output.final_event.output
+
+
+def vector_json(vector: EmbeddingVector) -> str:
+    return f"[{','.join(map(float32_json, vector))}]"
+
+
+def truncate_vector(vector: EmbeddingVector, length: int) -> EmbeddingVector:
+    """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
+    if length > len(vector):
+        raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")
+    norm = sqrt(fsum(value * value for value in vector[:length]))
+    return [value / norm if norm else value for value in vector[:length]]

@@ -1,0 +1,220 @@
+"""Routes that report on the server and its requests: `/info` and `/v1/models`, health probes, `/metrics` and
+`/v1/requests/{id}/explain`. All but the last are open without a key, so they reveal nothing about any tenant or
+request."""
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from time import monotonic as clock
+from typing import Any
+
+from aiohttp import web
+
+from router.engine.engine import Engine
+from router.http.transport.auth import CLIENT
+from router.http.transport.body import json_response
+from router.http.transport.errors import TgiErrorReply
+from router.http.transport.services import ServiceRoutes
+from router.scheduler.sequence import RequestPhase
+from router.telemetry.instruments import CONTENT_TYPE
+from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
+
+RETRY_AFTER_HEADERS = {"Retry-After": "1"}
+VERSION = version("weft")
+VALIDATION_PHASE = "validation"
+# Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
+FRACTIONS_PER_MS = 8
+PHASE_DESCRIPTIONS = {
+    VALIDATION_PHASE: "The body was read, checked and tokenised.",
+    RequestPhase.QUEUE: "Others were served first.",
+    RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
+    RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
+                               "static).",
+    RequestPhase.BATCH_FULL: "As many requests were running as may run at once (--max-batch-size).",
+    RequestPhase.NO_FREE_BLOCKS: "The cache had no room for its prompt.",
+    RequestPhase.PREFILL_BUDGET: "The prompt tokens of the step were spent, or would have kept running requests "
+                                 "waiting for too long.",
+    RequestPhase.SHARED_PREFIX: "A running request was computing the beginning of its prompt, which it then found in "
+                                "the cache.",
+    RequestPhase.ADAPTER: "Its adapter was being loaded.",
+    RequestPhase.GRAMMAR: "Its grammar was being prepared.",
+    RequestPhase.FAULT_ISOLATION: "A step had failed, and those who took part were tried before others.",
+    RequestPhase.SLOW_CLIENT: "Its client did not read what it was sent.",
+    RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
+    RequestPhase.NO_SHARDS: "The processes of the model were not there.",
+    RequestPhase.PREFILL: "Its prompt was computed.",
+    RequestPhase.DECODE: "Tokens were generated.",
+}
+
+
+class InfoRoutes(ServiceRoutes):
+    """Handlers of `/info`, `/v1/models` and `/v1/requests/{id}/explain`."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/info", self.info), web.get("/v1/models", self.models),
+                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
+
+    async def info(self, _: web.Request) -> web.Response:
+        model_info, config, limits = (self._services.engine.model_info, self._services.config,
+                                      self._services.validator.limits)
+        return json_response({
+            "model_id": self._services.served_model.name,
+            "notice": self._services.served_model.notice or None,
+            "model_sha": None,
+            "model_pipeline_tag": None,
+            "model_dtype": model_info.dtype,
+            "model_device_type": model_info.device,
+            "num_shard": model_info.world_size,
+            "exact": model_info.exact,
+            "max_concurrent_requests": config.max_concurrent_requests,
+            "max_best_of": config.max_best_of,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_input_tokens": limits.max_input_tokens,
+            "max_total_tokens": limits.max_total_tokens,
+            "max_batch_total_tokens": model_info.num_blocks * model_info.block_size,
+            "max_batch_size": config.max_batch_size,
+            "waiting_served_ratio": config.waiting_served_ratio,
+            "max_waiting_tokens": config.max_waiting_tokens,
+            "validation_workers": config.validation_workers,
+            "max_client_batch_size": config.max_client_batch_size,
+            "router": "text-generation-router",  # the name of the API: clients look for it
+            "version": VERSION,
+            "sha": None,
+            "docker_label": None,
+        })
+
+    async def models(self, _: web.Request) -> web.Response:
+        """List the model, and the adapters that requests may name as `model`."""
+        base = self._services.served_model.name
+        base_model = {"id": base, "object": "model", "created": 0, "owned_by": base}
+        adapters = [base_model | {"id": name, "root": root, "parent": base}
+                    for name, root in self._listed_adapters().items()]
+        return json_response({"object": "list", "data": [base_model, *adapters]})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
+        record = self._services.engine.get_request_record(request.match_info["id"])
+        if record is None or record.tenant_name != request[CLIENT].tenant.name:
+            raise web.HTTPNotFound(
+                text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
+        return json_response(timeline_json(record, clock()))
+
+    def _listed_adapters(self) -> dict[str, str]:
+        """Return the names of adapters at their source, by the names that clients use.
+
+        The route is open without a key, so a private adapter is listed only under an alias. If the server has API
+        keys, this holds for every adapter: other names would reveal what tenants use.
+        """
+        registry, config = self._services.validator.adapter_registry, self._services.config
+        if registry is None:
+            return {}
+        source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
+        if config.api_key or config.api_keys:
+            return source_names_by_alias
+        return ({wanted.name: wanted.name for wanted, entry in registry.get_entries().items()
+                 if not entry.version.is_private and wanted.name not in source_names_by_alias.values()}
+                | source_names_by_alias)
+
+
+class ProbeRoutes:
+    """Handlers of `/health`, `/ready`, `/live` and `/startup`."""
+
+    def __init__(self, why_unavailable: Callable[[], str],
+                 get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
+        """`why_unavailable` returns why the server is not ready, empty if it is; `get_startup_progress` returns the
+        progress of the startup, None once it is complete."""
+        self.why_unavailable = why_unavailable
+        self._get_startup_progress = get_startup_progress
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/", self.health),
+            web.get("/ping", self.health),
+            web.get("/ready", self.ready),
+            web.get("/live", self.live),
+            web.get("/startup", self.startup),
+        ]
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Answer in text-generation-inference's format."""
+        if not self.why_unavailable():
+            return web.Response()
+        return TgiErrorReply(503, "healthcheck", "unhealthy").to_response()
+
+    async def ready(self, _: web.Request) -> web.Response:
+        if not (reason := self.why_unavailable()):
+            return probe_response(200, {"status": "ready"})
+        return probe_response(503, {"error": reason, "error_type": "not_ready"})
+
+    async def live(self, _: web.Request) -> web.Response:
+        """Answer 200: a process that answers is alive."""
+        return probe_response(200, {"status": "alive"})
+
+    async def startup(self, _: web.Request) -> web.Response:
+        progress = self._get_startup_progress()
+        return probe_response(200, {"phase": "ready"}) if progress is None else probe_response(503, progress)
+
+
+def probe_response(status: int, value: dict[str, Any]) -> web.Response:
+    return web.Response(status=status, body=json.dumps(value).encode(), content_type="application/json",
+                        headers={} if status == 200 else RETRY_AFTER_HEADERS)
+
+
+class MetricsRoutes:
+    """Handler of `/metrics`."""
+
+    def __init__(self, engine: Engine, *, allows_json: bool = False) -> None:
+        """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
+        self._engine = engine
+        self._allows_json = allows_json
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/metrics", self.metrics)]
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._allows_json and request.headers.get("Accept") == "application/json":
+            return json_response(metrics_page_to_json(self._engine.metrics_page()))
+        return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def metrics_page_to_json(page: str) -> dict[str, Any]:
+    """Return each family with its type and its samples, keyed as in the text format."""
+    families: dict[str, Any] = {}
+    samples: list[dict[str, Any]] = []
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            families[name] = {"type": kind, "data": (samples := [])}
+        elif not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            samples.append({"key": key, "value": float(value)})
+    return families
+
+
+def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
+    # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
+    intervals: list[dict[str, Any]] = []
+    for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),
+                              *record.timeline.intervals(now)]:
+        start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
+        intervals.append({"cause": phase, "start_ms": start_ms, "ms": end_ms - start_ms})
+    by_cause: dict[str, float] = {}
+    for interval in intervals:
+        by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
+    return {
+        "id": record.id,
+        "tenant": record.tenant_name,
+        "state": record.state,
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.timeline.num_prefix_hit_tokens,
+        "generated_tokens": record.num_generated,
+        "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
+        "intervals": intervals,
+        "by_cause": by_cause,
+        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in by_cause},
+    }
+
+
+def elapsed_ms(arrived_at: float, moment: float) -> float:
+    return round((moment - arrived_at) * 1000 * FRACTIONS_PER_MS) / FRACTIONS_PER_MS
