@@ -46,13 +46,12 @@ class LinearRows:
     def matrix_slice(self) -> MatrixSlice:
         return MatrixSlice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
 
-    @property
-    def bias_rows(self) -> RowSelection:
-        return RowSelection(f"{self.name}.bias", self.shape[:1], self.rows)
-
 
 def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Tensor | None:
-    return weights.read_stacked_rows([part.bias_rows for part in linear_rows]) if linear_rows[0].has_bias else None
+    if not linear_rows[0].has_bias:
+        return None
+    return weights.read_stacked_rows([RowSelection(f"{part.name}.bias", part.shape[:1], part.rows)
+                                      for part in linear_rows])
 
 
 def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],

@@ -23,10 +23,8 @@ from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ModelConfig):
-    """Model config of models with a mixture of experts."""
-
     num_experts: int
-    num_experts_per_token: int  # experts per token
+    num_experts_per_token: int
     expert_intermediate_size: int  # inner width of one expert
     normalize_routing_weights: bool = True  # whether the shares of the chosen experts sum to 1
     dense_layers: tuple[int, ...] = ()  # layers with an MLP instead of experts

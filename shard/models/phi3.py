@@ -36,16 +36,14 @@ def list_fused_qkv_rows(source: ModelReader[ModelConfig], layer: int) -> list[Li
                                     strict=True)]
 
 
-def list_gate_up_rows(source: ModelReader[ModelConfig], layer: int) -> list[LinearRows]:
-    wide = source.config.intermediate_size
-    return [LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
-                       shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
-
-
 def read_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
+    wide = source.config.intermediate_size
+    gate_up_rows = [
+        LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
+                   shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
     return read_pre_norm_layer(source, layer,
                                read_attention(source, layer, qkv_rows=list_fused_qkv_rows(source, layer)),
-                               GatedMlp(source, layer, gate_up_rows=list_gate_up_rows(source, layer)))
+                               GatedMlp(source, layer, gate_up_rows=gate_up_rows))
 
 
 def read_phi3(source: ModelReader[ModelConfig]) -> Decoder:

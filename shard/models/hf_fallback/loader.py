@@ -64,20 +64,16 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
     config, layers, head = build_meta_model(config_json, name)
     layer_attentions, width = probe_attention(layers, head)
     first = layer_attentions[0]
+    # the config class maps the family's own name to this attribute
+    known = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
     return FallbackConfig(
         architecture=name, vocabulary_size=config.vocab_size, hidden_size=width, intermediate_size=0,
         num_layers=len(layer_attentions), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim, norm_epsilon=0.0, max_positions=read_max_positions(config, hf_config.source),
-        dtype=read_dtype(hf_config),
-        sliding_windows=list_sliding_windows(layer_attentions), attention_scale=first.scale,
-        attention_softcap=first.softcap, config_json=config_json,
+        head_dim=first.head_dim, norm_epsilon=0.0,
+        max_positions=JsonConfig(known, hf_config.source).get_positive_int("max_position_embeddings"),
+        dtype=read_dtype(hf_config), sliding_windows=list_sliding_windows(layer_attentions),
+        attention_scale=first.scale, attention_softcap=first.softcap, config_json=config_json,
         layers_path=find_layers_path(layers, first.module))
-
-
-def read_max_positions(transformers_config: Any, source: str) -> int:
-    """Return the maximum number of positions. The config class maps the family's own name to this attribute."""
-    known = {"max_position_embeddings": getattr(transformers_config, "max_position_embeddings", None)}
-    return JsonConfig(known, source).get_positive_int("max_position_embeddings")
 
 
 def reject_unsupported_settings(hf_config: JsonConfig) -> None:
@@ -174,7 +170,11 @@ def read_fallback_model(source: ModelReader[FallbackConfig]) -> FallbackModel:
 def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     config, weights, group = source.config, source.weights, source.group
     if group.size > 1:
-        reject_unsplittable_model(config, group)
+        try:  # on the meta device, without the other ranks
+            check_tensor_parallel_split(config, group)
+        except (UnsupportedModel, ValueError) as error:
+            raise ValueError(f"{config.architecture} runs through transformers and cannot be shared by {group.size} "
+                             f"shards: {error}; use --num-shard 1") from error
     transformers_config, model_class = make_transformers_config(config.config_json, config.architecture)
     transformers_config._attn_implementation = ATTENTION_NAME
     layers, head = separate_layers_from_head(
@@ -184,16 +184,6 @@ def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     for part in (layers, head):
         replace_linears(part.to(weights.device))
     return FallbackModel(config, group, layers, head, config.layers_path)
-
-
-def reject_unsplittable_model(config: FallbackConfig, group: RankGroup) -> None:
-    """Reject a model that cannot be split over the ranks. Checked on the meta device, without the other ranks."""
-    size = group.size
-    try:
-        check_tensor_parallel_split(config, group)
-    except (UnsupportedModel, ValueError) as error:
-        raise ValueError(f"{config.architecture} runs through transformers and cannot be shared by {size} shards: "
-                         f"{error}; use --num-shard 1") from error
 
 
 def check_tensor_parallel_split(config: FallbackConfig, group: RankGroup) -> None:
