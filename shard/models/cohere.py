@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, check_activation, parse_common_config
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
-from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import LayerNorm, ResidualStream
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.models.config import check_activation
+from shard.models.config import check_activation, read_rotary_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader
 from shard.models.gemma import ACTIVATION, add_one_to_weight, parse_common_gemma_config
 from shard.models.gemma2 import (
@@ -21,7 +21,6 @@ from shard.models.gemma2 import (
 )
 from shard.models.llama import SelfAttention, read_attention
 from shard.models.qwen import read_qk_norm_weights
-from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
 # config.json of multimodal models omits most settings

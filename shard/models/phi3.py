@@ -2,11 +2,10 @@
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows
-from shard.models.config import ModelConfig, check_activation, parse_common_config
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, compute_head_rows, read_attention, read_pre_norm_layer
 from shard.models.mistral import read_uniform_window
-from shard.models.rope_config import read_rotary_config
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 ROPE_TYPE_ALIASES = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files

@@ -13,23 +13,22 @@ from torch import Tensor
 
 from shard.json_config import JsonConfig
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
-from shard.quantization.fp8 import ACTIVATION_SCALE_SUFFIXES
+from shard.quantization.fp8 import (
+    ACTIVATION_SCALE_SUFFIXES,
+    FLOAT8_DTYPES,
+    BlockShape,
+    read_block_shape,
+    read_float8_slice,
+    read_scales,
+)
 from shard.quantization.gptq import parse_column_groups
 from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
     make_integer_slice,
-    read_packed_words,
+    read_stored_codes,
     trim_to_codes,
     unpack_words,
-)
-from shard.quantization.scaled_weights import (
-    FLOAT8_DTYPES,
-    BlockShape,
-    read_block_shape,
-    read_byte_codes,
-    read_float8_slice,
-    read_scales,
 )
 
 SUPPORTED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
@@ -76,7 +75,7 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
     name, (outputs, inputs) = f"{matrix_slice.weight_name}_packed", matrix_slice.shape
     bits = find_bits_per_code(reader, name, matrix_slice.shape)
     per_word = 32 // bits
-    packed = read_packed_words(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
+    packed = read_stored_codes(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
                                find_word_range(matrix_slice.columns, per_word))
 
     def read_codes(first: int, last: int) -> Tensor:
@@ -88,7 +87,8 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
 
 def read_int8_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
                     column_groups: Tensor) -> QuantizedSlice:
-    held = read_byte_codes(reader, matrix_slice, torch.int8)
+    held = read_stored_codes(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
+                             matrix_slice.columns, dtype=torch.int8)
 
     def read_codes(first: int, last: int) -> Tensor:
         return held[first:last].view(torch.uint8) ^ 128  # adds 128: unsigned codes
