@@ -124,15 +124,13 @@ def check_activation(hf_config: JsonConfig, *supported: str) -> None:
 # The rotary embedding
 
 
-def read_rotary_config(hf_config: JsonConfig, max_positions: int, layer_type: str = "full_attention", *,
+def read_rotary_config(hf_config: JsonConfig, max_positions: int, *,
                        rope_type_aliases: Mapping[str, str] = MappingProxyType({})) -> RotaryConfig:
-    """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files.
-
-    `layer_type`: type of layers whose settings are read, if they differ by type. `rope_type_aliases`: a model's own
-    names of kinds.
-    """
+    """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. If settings differ by type of layer,
+    those of layers with full attention are read. `rope_type_aliases`: a model's own names of kinds."""
     values = hf_config.get_subconfig("rope_parameters", "rope_scaling")
-    values = values.get_subconfig(layer_type) if values.get(layer_type) is not None else values
+    if values.get("full_attention") is not None:
+        values = values.get_subconfig("full_attention")
     rope_settings = hf_config.make_subconfig(values.values, "rope_parameters")
     kind = rope_settings.get("rope_type", "type") or "default"
     kind = rope_type_aliases.get(str(kind), kind)
