@@ -1,7 +1,5 @@
-"""The files of a model's folder that hold its tensors: one file, or several and an index of them.
-
-The index may be hostile, too. Errors are ValueErrors that name the file or the tensor.
-"""
+"""The files of a model's folder that hold its tensors: one file, or several and an index of them. The index may
+be hostile, too. Errors are ValueErrors that name the file or the tensor."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,5 @@
 """Model config: sizes and options, under the same names for all families, and the reader of the settings that the
-config.json of most families have in common.
-
-Options of a single family are in a subclass in the family's file.
-"""
+config.json of most families have in common. Options of a single family are in a subclass in the family's file."""
 
 import math
 from collections.abc import Mapping
@@ -195,11 +192,8 @@ def compute_yarn_mscale(scaling_factor: float, mscale: float) -> float:
 
 
 def compute_max_positions(rotary_config: RotaryConfig, max_positions: int) -> int:
-    """Return the maximum number of positions for which the rotary embedding is fixed and meant.
-
-    `max_positions` is `max_position_embeddings`. With linear and yarn it may be the length before scaling, so the
-    scaled length counts.
-    """
+    """Return the maximum number of positions for which the rotary embedding is fixed and meant. `max_positions` is
+    `max_position_embeddings`: with linear and yarn it may be the length before scaling, so the scaled length counts."""
     if rotary_config.rope_type == "linear":
         return int(max_positions * rotary_config.scaling_factor)
     if rotary_config.rope_type == "yarn":

@@ -1,7 +1,5 @@
-"""One rank's part of a decoder: embedding, layers, norm and head.
-
-Models are written as for one device: tensor parallelism is in the linears.
-"""
+"""One rank's part of a decoder: embedding, layers, norm and head. Models are written as for one device: tensor
+parallelism is in the linears."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

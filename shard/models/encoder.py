@@ -1,7 +1,5 @@
 """BERT-style text encoders: learned positions, post-norm attention and MLP, bidirectional attention.
-
-Models for token classification have a classifier, for the probabilities of labels of each token.
-"""
+Models for token classification have a classifier, for the probabilities of labels of each token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

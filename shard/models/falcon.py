@@ -1,8 +1,5 @@
 """Falcon, in two designs: one KV head for all queries (7B), or one KV head per group of queries (11B, 40B, 180B) with
-one or two norms before parallel attention and MLP.
-
-Models with ALiBi instead of rotary embedding are rejected.
-"""
+one or two norms before parallel attention and MLP. Models with ALiBi instead of rotary embedding are rejected."""
 
 from dataclasses import dataclass, replace
 

@@ -1,8 +1,6 @@
 """Registry of architectures, and the reader of a model folder's config.json, which dispatches on the architecture.
-
 To add an architecture, add a file to this package and a line here. A setting that would be computed wrongly is rejected
-by name.
-"""
+by name."""
 
 import json
 from collections.abc import Callable

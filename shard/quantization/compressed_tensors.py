@@ -6,7 +6,6 @@ groups], weight_g_idx [in]. Only weights are read; activations are not quantised
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,29 +141,21 @@ def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTenso
               for name in sorted(config_groups.values)]
     if not groups:
         raise ValueError(f"{quant_config.source}: config_groups names no quantised weights")
-    blocks = sorted({group.block_shape for group in groups if group.block_shape})
+    format_names, bits, block_shapes = zip(*groups, strict=True)
+    blocks = sorted({shape for shape in block_shapes if shape})
     if len(blocks) > 1:
         raise quant_config.make_unsupported_error(f"block_structure {' beside '.join(map(str, blocks))}",
                                                   ["one for all"])
-    return CompressedTensorsFormat(tuple(sorted({group.format_name for group in groups})),
-                                   tuple(sorted({group.bits for group in groups})), blocks[0] if blocks else None)
+    return CompressedTensorsFormat(tuple(sorted(set(format_names))), tuple(sorted(set(bits))),
+                                   blocks[0] if blocks else None)
 
 
-class WeightGroupConfig(NamedTuple):
-    """Settings of a group of weights that are quantised in the same way."""
-
-    format_name: str
-    bits: int
-    block_shape: BlockShape | None
-
-
-def parse_weight_group(quant_config: JsonConfig, default_format: str) -> WeightGroupConfig:
-    """Read one of `config_groups`. `default_format`: its format if it names none."""
+def parse_weight_group(quant_config: JsonConfig, default_format: str) -> tuple[str, int, BlockShape | None]:
+    """Return format, bits and block shape of one of `config_groups`. `default_format`: its format if it names none."""
     weights = quant_config.get_subconfig("weights")
     number_type = weights.require_supported("type", weights.get("type") or "int", ("int", "float"))
     weights.require_supported("strategy", weights.get("strategy") or "tensor", SUPPORTED_STRATEGIES)
-    return WeightGroupConfig(quant_config.require_supported("format", quant_config.get("format") or default_format,
-                                                            SUPPORTED_FORMATS),
-                             weights.require_supported("num_bits", weights.get("num_bits"),
-                                                       SUPPORTED_BITS if number_type == "int" else (8,)),
-                             read_block_shape(weights, "block_structure"))
+    return (quant_config.require_supported("format", quant_config.get("format") or default_format, SUPPORTED_FORMATS),
+            weights.require_supported("num_bits", weights.get("num_bits"),
+                                      SUPPORTED_BITS if number_type == "int" else (8,)),
+            read_block_shape(weights, "block_structure"))

@@ -48,7 +48,7 @@ class FallbackConfig(ModelConfig):
 def import_transformers() -> Any:
     """Import transformers and register our attention. The import takes seconds, so other architectures avoid it."""
     transformers = importlib.import_module("transformers")
-    # its warnings about files are errors in `reject_loading_mismatches`
+    # its warnings about files are errors in `load_pretrained_weights`
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     transformers.AttentionInterface.register(ATTENTION_NAME, weft_attention_forward)
@@ -111,22 +111,18 @@ def make_transformers_config(config_json: str, architecture: str) -> tuple[Any, 
     except Exception as error:  # whatever its checks raise
         raise UnsupportedModel(
             f"transformers does not understand its config.json ({format_error_on_one_line(error)})") from error
-    reject_unsupported_config(config, model_class)
-    return config, model_class
-
-
-def reject_unsupported_config(transformers_config: Any, model_class: Any) -> None:
     if model_class._is_stateful:
         raise UnsupportedModel("it keeps a state other than keys and values")
     if not model_class._supports_attention_backend:
         raise UnsupportedModel("its attention in transformers cannot be replaced")
-    if unknown := set(getattr(transformers_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
+    if unknown := set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
         raise UnsupportedModel(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
-    rope_parameters = getattr(transformers_config, "rope_parameters", None) or {}
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [value for value in rope_parameters.values() if isinstance(value, dict)]
     rope_types = {str(values.get("rope_type") or "default") for values in by_layer_type or [rope_parameters]}
     if unknown := rope_types - SUPPORTED_ROPE_TYPES:
         raise UnsupportedModel(f"its positions are of the type {', '.join(sorted(unknown))}")
+    return config, model_class
 
 
 def build_meta_model(config_json: str, architecture: str) -> tuple[Any, nn.Module, nn.Module]:
@@ -208,17 +204,13 @@ def load_pretrained_weights(model_class: Any, transformers_config: Any, weights:
     except RuntimeError as error:
         raise ValueError(
             f"{model_class.__name__} cannot take these weights ({format_error_on_one_line(error)})") from error
-    reject_loading_mismatches(model_class.__name__, loading_info)
-    loaded_model: nn.Module = model
-    return loaded_model
-
-
-def reject_loading_mismatches(model_name: str, loading_info: dict[str, Any]) -> None:
     differing = [f"{tensor} ({list(stored)} instead of {list(expected)})"
                  for tensor, stored, expected in loading_info["mismatched_keys"]]
     for problem, names in (("lacks", loading_info["missing_keys"]), ("has no use for", loading_info["unexpected_keys"]),
                            ("has another shape for", differing)):
         if names:
             first = sorted(names)[:3]
-            raise ValueError(f"{model_name} {problem} {', '.join(first)}{' and others' if len(names) > 3 else ''}; is "
-                             f"config.json the one of this model?")
+            raise ValueError(f"{model_class.__name__} {problem} {', '.join(first)}"
+                             f"{' and others' if len(names) > 3 else ''}; is config.json the one of this model?")
+    loaded_model: nn.Module = model
+    return loaded_model

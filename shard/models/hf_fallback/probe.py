@@ -1,8 +1,5 @@
-"""Probe of the attention that a foreign module needs, by one run on torch's meta device.
-
-Attention that our backends do not support, or that the probe cannot determine, raises `UnsupportedModel` with the
-reason.
-"""
+"""Probe of the attention that a foreign module needs, by one run on torch's meta device. Attention that our backends do
+not support, or that the probe cannot determine, raises `UnsupportedModel` with the reason."""
 
 import inspect
 from dataclasses import dataclass
