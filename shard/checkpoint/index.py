@@ -1,7 +1,5 @@
-"""The files of a model's folder that hold its tensors: one file, or several and an index of them.
-
-The index may be hostile, too. Errors are ValueErrors that name the file or the tensor.
-"""
+"""The files of a model's folder that hold its tensors: one file, or several and an index of them. The index may
+be hostile, too. Errors are ValueErrors that name the file or the tensor."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -64,18 +62,14 @@ def read_index(path: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise ValueError(f"{path} must have a weight_map that names the file of each tensor, got {shown(files)}")
     for name, file in files.items():
-        check_index_entry(path, name, file)
+        if not name or not name.isprintable():
+            raise ValueError(f"{path}: a tensor's name is made of printable characters, got {name!a}")
+        # in the same folder: an index must not make the shard read other files
+        if (not isinstance(file, str) or not file.isprintable() or Path(file).name != file
+            or not file.endswith(SAFETENSORS_SUFFIX)):
+            raise ValueError(f"{path}: {name} must be in a *{SAFETENSORS_SUFFIX} file of the same folder, got "
+                             f"{shown(file)}")
     return files
-
-
-def check_index_entry(index_path: Path, tensor_name: str, file: object) -> None:
-    """Check that a tensor's file is in the same folder: an index must not make the shard read other files."""
-    if not tensor_name or not tensor_name.isprintable():
-        raise ValueError(f"{index_path}: a tensor's name is made of printable characters, got {tensor_name!a}")
-    if (not isinstance(file, str) or not file.isprintable() or Path(file).name != file
-        or not file.endswith(SAFETENSORS_SUFFIX)):
-        raise ValueError(f"{index_path}: {tensor_name} must be in a *{SAFETENSORS_SUFFIX} file of the same folder, got "
-                         f"{shown(file)}")
 
 
 def read_bounded_json(path: Path) -> Any:

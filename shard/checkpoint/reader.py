@@ -95,7 +95,6 @@ class CheckpointReader:
         self._stored_tensors: dict[str, StoredTensor] = {}
         self._claimed_names: set[str] = set()
         self._on_progress = on_progress
-        self._num_bytes_read = 0
         self._scratch = torch.empty(0)
         self._staging_buffer = torch.empty(STAGING_BYTES[device.type], dtype=torch.uint8)
         checkpoint_files = list_checkpoint_files(folder)
@@ -240,11 +239,25 @@ class CheckpointReader:
         return stored
 
     def _read_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> Tensor:
-        """Fill the target and return it."""
-        if len(columns) == stored.entry.shape[1]:
+        """Fill the target with columns of a matrix and return it. As many whole rows are read at once as the staging
+        buffer holds: a call for each row would take longer."""
+        width = stored.entry.shape[1]
+        if len(columns) == width:
             self._read_values_into(stored, 0, target)
-        elif len(columns):
-            self._read_some_columns_into(stored, columns, target)
+            return target
+        if not columns:
+            return target
+        check_dtype_conversion(stored, target.dtype)
+        stage = self._staging_buffer.view(stored.dtype)
+        num_rows = len(stage) // width
+        if not num_rows:
+            for row, part in enumerate(target):
+                self._read_values_into(stored, row * width + columns.start, part)
+            return target
+        for number, part in enumerate(torch.split(target, num_rows)):
+            staged = stage[:len(part) * width]
+            stored.read_values(number * num_rows * width, staged)
+            part.copy_(staged.view(-1, width)[:, columns.start:columns.stop])
         return target
 
     def _read_values_into(self, stored: StoredTensor, first_index: int, target: Tensor) -> None:
@@ -260,21 +273,6 @@ class CheckpointReader:
             stored.read_values(first_index, staged)
             piece.copy_(staged)
             first_index += len(piece)
-
-    def _read_some_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> None:
-        """Fill the target with columns of a matrix. As many whole rows are read at once as the staging buffer holds: a
-        call for each row would take longer."""
-        check_dtype_conversion(stored, target.dtype)
-        width, stage = stored.entry.shape[1], self._staging_buffer.view(stored.dtype)
-        num_rows = len(stage) // width
-        if not num_rows:
-            for row, part in enumerate(target):
-                self._read_values_into(stored, row * width + columns.start, part)
-            return
-        for number, part in enumerate(torch.split(target, num_rows)):
-            staged = stage[:len(part) * width]
-            stored.read_values(number * num_rows * width, staged)
-            part.copy_(staged.view(-1, width)[:, columns.start:columns.stop])
 
 
 def check_dtype_conversion(stored: StoredTensor, target_dtype: torch.dtype) -> None:

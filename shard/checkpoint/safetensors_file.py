@@ -37,7 +37,10 @@ class SafetensorsFile:
     def read_bytes_into(self, description: str, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes of the file from the offset `offset` on. `description` names them in errors."""
         while target:
-            count = self._read_once(description, offset, target)
+            try:
+                count = os.preadv(self._descriptor, [target], offset)
+            except OSError as error:
+                raise ValueError(f"{self.path}: {description} cannot be read: {error.strerror}") from error
             if not count:
                 raise ValueError(
                     f"{self.path} ends at byte {offset}, within {description}; it had {self._state_at_open.size} bytes "
@@ -47,12 +50,6 @@ class SafetensorsFile:
             raise ValueError(f"{self.path} was changed while {description} was read: it had {self._state_at_open.size} "
                              f"bytes when it " f"was opened and has {self._read_file_state().size}; it must not change "
                              f"while it is read")
-
-    def _read_once(self, description: str, offset: int, target: memoryview) -> int:
-        try:
-            return os.preadv(self._descriptor, [target], offset)
-        except OSError as error:
-            raise ValueError(f"{self.path}: {description} cannot be read: {error.strerror}") from error
 
     def _read_file_state(self) -> FileStamp:
         status = os.fstat(self._descriptor)

@@ -79,9 +79,8 @@ def read_header_length(text: HeaderText, file_size: int) -> int:
 def read_tensor_entries(text: HeaderText, file_size: int) -> dict[str, TensorEntry]:
     """Read and check the entries of the header's text. The tensors' data follows directly behind it."""
     data_start = HEADER_LENGTH_STRUCT.size + len(text)
-    entries: dict[str, TensorEntry] = {}
-    for name, entry_text in split_entry_texts(text):
-        entries[name] = read_tensor_entry(name, entry_text, data_start, file_size)
+    entries = {name: read_tensor_entry(name, entry_text, data_start, file_size)
+               for name, entry_text in split_entry_texts(text)}
     check_data_has_no_gaps(entries, data_start, file_size)
     return entries
 
@@ -166,7 +165,10 @@ def make_damaged_header_error(position: int, reason: str) -> ValueError:
 def read_tensor_entry(name: str, entry_text: HeaderText, data_start: int, file_size: int) -> TensorEntry:
     """Read and check one entry, whose offsets count from `data_start`."""
     fields = parse_entry_fields(name, entry_text)
-    dtype, shape = parse_dtype(name, fields["dtype"]), parse_shape(name, fields["shape"])
+    dtype = fields["dtype"]
+    if not isinstance(dtype, str) or dtype not in BITS_BY_DTYPE:
+        raise ValueError(f"the dtype of {name} must be one of {', '.join(BITS_BY_DTYPE)}, got {shown(dtype)}")
+    shape = parse_shape(name, fields["shape"])
     first, last = parse_data_offsets(name, fields["data_offsets"])
     size = count_tensor_bytes(name, dtype, shape)
     if last - first != size:
@@ -188,12 +190,6 @@ def parse_entry_fields(name: str, entry_text: HeaderText) -> dict[str, Any]:
         raise ValueError(f"the entry of {name} must have {', '.join(ENTRY_FIELDS)}, each once and nothing else; it has "
                          f"{shown(keys)}")
     return dict(pairs)
-
-
-def parse_dtype(name: str, dtype: object) -> str:
-    if not isinstance(dtype, str) or dtype not in BITS_BY_DTYPE:
-        raise ValueError(f"the dtype of {name} must be one of {', '.join(BITS_BY_DTYPE)}, got {shown(dtype)}")
-    return dtype
 
 
 def parse_shape(name: str, shape: object) -> Shape:

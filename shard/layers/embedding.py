@@ -5,6 +5,7 @@ and gather begin and end a step: docs/exactness.md, "Collectives of a step".
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -48,41 +49,38 @@ class VocabParallelEmbedding:
         return rows if self._lora_target is None else self._lora_target.apply_adapters(tokens, rows)
 
 
+@dataclass(frozen=True, slots=True)
 class PositionedEmbedding:
     """Sum of token embedding and learned position embedding."""
 
-    def __init__(self, embedding: Callable[[ForwardInputs], Tensor], position_weight: Tensor) -> None:
-        """`position_weight: [positions, hidden]`"""
-        self._token_embedding = embedding
-        self._position_weight = position_weight
+    token_embedding: Callable[[ForwardInputs], Tensor]
+    position_weight: Tensor  # [positions, hidden]
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
         """`[tokens, hidden_size]`"""
-        return self._token_embedding(inputs).add_(self._position_weight.index_select(0, inputs.positions))
+        return self.token_embedding(inputs).add_(self.position_weight.index_select(0, inputs.positions))
 
 
+@dataclass(frozen=True, slots=True)
 class LMHead:
     """Output head of which each rank holds a range of ids; rank 0 gathers the logits."""
 
-    def __init__(self, linear: Linear, group: RankGroup, vocabulary_size: int,
-                 logits_transform: LogitsTransform | None = None) -> None:
-        """`linear` returns the logits of this rank's ids; `logits_transform` is applied to the gathered logits."""
-        self._linear = linear
-        self._group = group
-        self._vocabulary_size = vocabulary_size
-        self._logits_transform = logits_transform
+    linear: Linear  # returns the logits of this rank's ids
+    group: RankGroup
+    vocabulary_size: int
+    logits_transform: LogitsTransform | None = None  # applied to the gathered logits
 
     def with_logits_transform(self, logits_transform: LogitsTransform) -> "LMHead":
         """Return a copy that applies `logits_transform` to the logits."""
-        return LMHead(self._linear, self._group, self._vocabulary_size, logits_transform)
+        return replace(self, logits_transform=logits_transform)
 
     def __call__(self, hidden_states: Tensor) -> Tensor | None:
         """`[rows, hidden] -> [rows, vocabulary]`, on rank 0 only"""
-        logits = self._group.gather(self._linear(hidden_states))
+        logits = self.group.gather(self.linear(hidden_states))
         if logits is None:
             return None
-        wide = logits[:, :self._vocabulary_size].float()
-        return wide if self._logits_transform is None else self._logits_transform(wide)
+        wide = logits[:, :self.vocabulary_size].float()
+        return wide if self.logits_transform is None else self.logits_transform(wide)
 
 
 def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],

@@ -6,6 +6,7 @@ choice, by "Sums in a fixed order". Each rank has a slice of every expert, and t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +16,13 @@ from shard.ops.linear import Linear
 from shard.parallel.group import RankGroup
 
 
+@dataclass(frozen=True, slots=True)
 class ExpertGate:
     """Router of a mixture of experts: chooses experts and their weights for every token."""
 
-    def __init__(self, gate_linear: Linear, num_experts_per_token: int, *, normalize_weights: bool) -> None:
-        """`gate_linear` returns a score for every expert. If `normalize_weights`, the shares of the chosen experts sum
-        to 1."""
-        self.gate_linear = gate_linear
-        self.num_experts_per_token = num_experts_per_token
-        self._normalize_weights = normalize_weights
+    gate_linear: Linear  # returns a score for every expert
+    num_experts_per_token: int
+    normalize_weights: bool  # whether the shares of the chosen experts sum to 1
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their float32 shares, both `[tokens, chosen]`.
@@ -33,60 +32,56 @@ class ExpertGate:
         routing_weights, experts = self.gate_linear(x).float().softmax(dim=-1).sort(
             dim=-1, descending=True, stable=True)
         top_weights = routing_weights[:, :self.num_experts_per_token]
-        if self._normalize_weights:
+        if self.normalize_weights:
             top_weights = top_weights / sum_choices_in_order(top_weights.unsqueeze(-1))
         return experts[:, :self.num_experts_per_token], top_weights
 
 
+@dataclass(frozen=True, slots=True)
 class Expert:
     """One expert, a gated MLP; a rank holds a slice of it."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        """`gate_up` and `down` hold this rank's slice of the expert."""
-        self.gate_up = gate_up
-        self.down = down
+    gate_up: Linear
+    down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.gate_up(x))
 
 
+@dataclass(frozen=True, slots=True)
 class RoutedExperts:
     """Mixture of experts: the gate, all experts, and the weighted sum of the chosen ones' outputs."""
 
-    def __init__(self, expert_gate: ExpertGate, experts: Sequence[Expert], group: RankGroup,
-                 adapter_routing: AdapterRouting | None = None) -> None:
-        """`adapter_routing`: the object that the experts' linears read their rows' adapters from; None without
-        adapters."""
-        self._adapter_routing = adapter_routing
-        self._expert_gate = expert_gate
-        self._experts = experts
-        self._group = group
+    expert_gate: ExpertGate
+    experts: Sequence[Expert]
+    group: RankGroup
+    adapter_routing: AdapterRouting | None = None  # where the experts' linears read their rows' adapters from
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, hidden]` in and out"""
-        experts, routing_weights = self._expert_gate(x)
+        experts, routing_weights = self.expert_gate(x)
         # [tokens, chosen, hidden]
         expert_outputs = self._run_chosen_experts(x, experts.flatten()).view(*experts.shape, -1)
-        return self._group.all_reduce_sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
+        return self.group.all_reduce_sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
 
     def _run_chosen_experts(self, x: Tensor, chosen_experts: Tensor) -> Tensor:
         """Return the experts' outputs, one row per element of `chosen_experts: [tokens * chosen]`."""
         outputs = x.new_empty(len(chosen_experts), x.shape[1])
-        counts = chosen_experts.bincount(minlength=len(self._experts)).tolist()
+        counts = chosen_experts.bincount(minlength=len(self.experts)).tolist()
         output_rows = torch.split(chosen_experts.argsort(stable=True), counts)
-        for expert, expert_rows in zip(self._experts, output_rows, strict=True):
+        for expert, expert_rows in zip(self.experts, output_rows, strict=True):
             if len(expert_rows):
                 outputs.index_copy_(0, expert_rows,
-                                    self._run_expert(expert, x, expert_rows // self._expert_gate.num_experts_per_token))
+                                    self._run_expert(expert, x, expert_rows // self.expert_gate.num_experts_per_token))
         return outputs
 
     def _run_expert(self, expert: Expert, x: Tensor, token_rows: Tensor) -> Tensor:
-        if self._adapter_routing is None:
+        if self.adapter_routing is None:
             return expert(x.index_select(0, token_rows))
-        all_rows = self._adapter_routing.rows
-        self._adapter_routing.rows = all_rows.select_rows(token_rows)
+        all_rows = self.adapter_routing.rows
+        self.adapter_routing.rows = all_rows.select_rows(token_rows)
         output = expert(x.index_select(0, token_rows))
-        self._adapter_routing.rows = all_rows  # for the linears behind the experts
+        self.adapter_routing.rows = all_rows  # for the linears behind the experts
         return output
 
 

@@ -46,13 +46,12 @@ class LinearRows:
     def matrix_slice(self) -> MatrixSlice:
         return MatrixSlice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
 
-    @property
-    def bias_rows(self) -> RowSelection:
-        return RowSelection(f"{self.name}.bias", self.shape[:1], self.rows)
-
 
 def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Tensor | None:
-    return weights.read_stacked_rows([part.bias_rows for part in linear_rows]) if linear_rows[0].has_bias else None
+    if not linear_rows[0].has_bias:
+        return None
+    return weights.read_stacked_rows([RowSelection(f"{part.name}.bias", part.shape[:1], part.rows)
+                                      for part in linear_rows])
 
 
 def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
@@ -110,17 +109,15 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, activation_variants.onednn_fused)
 
 
+@dataclass(frozen=True, slots=True)
 class RowParallelLinear:
     """Linear of which each rank holds some columns of the weight; the ranks' results are summed."""
 
-    def __init__(self, linear: Linear, group: RankGroup) -> None:
-        """`linear` takes this rank's slice of the inputs. Callers that sum several linears in one all-reduce use it
-        directly."""
-        self.linear = linear
-        self._group = group
+    linear: Linear  # takes this rank's slice of the inputs; callers that sum several in one all-reduce use it directly
+    group: RankGroup
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce_sum(self.linear(x))
+        return self.group.all_reduce_sum(self.linear(x))
 
 
 def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],

@@ -1,12 +1,12 @@
 """BERT; DistilBERT: half of BERT's layers, other names, and no token types; XLM-RoBERTa: BERT whose positions begin at
 the id of the padding token plus one."""
 
+from functools import partial
 from typing import Any
 
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config
-from shard.models.decoder import ModelReader
-from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, parse_labels, read_encoder
+from shard.models.encoder import EncoderConfig, EncoderModuleNames, parse_labels, read_encoder
 from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation
 
 BERT_NAMES = EncoderModuleNames(
@@ -57,13 +57,6 @@ def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
                              num_token_types=hf_config.get_positive_int("type_vocab_size", 1))
 
 
-def read_bert(source: ModelReader[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "bert.", BERT_NAMES)
-
-
-def read_distilbert(source: ModelReader[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "distilbert.", DISTILBERT_NAMES)
-
-
-def read_xlm_roberta(source: ModelReader[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "roberta.", BERT_NAMES)
+read_bert = partial(read_encoder, prefix="bert.", module_names=BERT_NAMES)
+read_distilbert = partial(read_encoder, prefix="distilbert.", module_names=DISTILBERT_NAMES)
+read_xlm_roberta = partial(read_encoder, prefix="roberta.", module_names=BERT_NAMES)

@@ -1,7 +1,4 @@
-"""Cohere's Command R and Aya: parallel attention and MLP after one norm, rotary embedding of adjacent values.
-
-Written as for one device: tensor parallelism is in the linears.
-"""
+"""Cohere's Command R and Aya: parallel attention and MLP after one norm, rotary embedding of adjacent values."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,10 +6,9 @@ from typing import Any
 import torch
 
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, check_activation, parse_common_config
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
-from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import LayerNorm, ResidualStream
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,
@@ -21,8 +17,6 @@ DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohereConfig(ModelConfig):
-    """Model config of Cohere models."""
-
     logit_scale: float
     has_qk_norm: bool  # whether every query and key head has a norm
 
@@ -56,17 +50,14 @@ def read_cohere_norm(source: ModelReader[Any], name: str) -> LayerNorm:
     return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon)
 
 
-def read_qk_norm(source: ModelReader[CohereConfig], layer: int) -> LayerNorm:
-    """Return one norm for queries and keys together. Every head has weights of its own."""
-    config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
-    heads = (("q_norm", config.num_heads, source.head_range), ("k_norm", config.num_kv_heads, source.kv_head_range))
-    weights = [source.weights.read_rows(f"{name}.{norm}.weight", (number, config.head_dim), head_range)
-               for norm, number, head_range in heads]
-    return LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
-
-
 def read_layer(source: ModelReader[CohereConfig], layer: int) -> CohereLayer:
-    norm = read_qk_norm(source, layer) if source.config.has_qk_norm else None
+    config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
+    norm: LayerNorm | None = None
+    if config.has_qk_norm:  # one norm for queries and keys together; every head has weights of its own
+        heads = (("q_norm", config.num_heads, source.head_range), ("k_norm", config.num_kv_heads, source.kv_head_range))
+        weights = [source.weights.read_rows(f"{name}.{norm_name}.weight", (number, config.head_dim), head_range)
+                   for norm_name, number, head_range in heads]
+        norm = LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
     return CohereLayer(source, layer, read_attention(source, layer, qk_norm=norm), GatedMlp(source, layer))
 
 

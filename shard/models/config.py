@@ -1,20 +1,27 @@
 """Model config: sizes and options, under the same names for all families, and the reader of the settings that the
-config.json of most families have in common.
+config.json of most families have in common. Options of a single family are in a subclass in the family's file."""
 
-Options of a single family are in a subclass in the family's file.
-"""
-
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.models.rope_config import compute_max_positions, read_rotary_config
 from shard.quantization.format import QuantizationFormat
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ROPE_TYPE_SETTINGS = {  # with the settings that each requires
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "longrope": (),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +59,13 @@ def parse_common_config(hf_config: JsonConfig, config_class: type[AnyConfig], **
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"{hf_config.source}: num_attention_heads ({config.num_heads}) must be a multiple of "
                          f"num_key_value_heads ({config.num_kv_heads})")
-    check_longrope_factors(hf_config, config)
+    if config.rotary is not None and config.rotary.frequency_divisors:
+        num_pairs = int(config.rotary.rotated_fraction * config.head_dim) // 2
+        if len(config.rotary.frequency_divisors) != num_pairs:
+            raise ValueError(
+                f"{hf_config.source}: rope_parameters: {num_pairs} pairs of a head are turned and need as many "
+                f"factors, got {len(config.rotary.frequency_divisors)}")
     return config
-
-
-def check_longrope_factors(hf_config: JsonConfig, config: ModelConfig) -> None:
-    """Check that rope factors, if there are any, are as many as rotated pairs."""
-    if config.rotary is None or not config.rotary.frequency_divisors:
-        return
-    num_pairs = int(config.rotary.rotated_fraction * config.head_dim) // 2
-    if len(config.rotary.frequency_divisors) != num_pairs:
-        raise ValueError(
-            f"{hf_config.source}: rope_parameters: {num_pairs} pairs of a head are turned and need as many "
-            f"factors, got {len(config.rotary.frequency_divisors)}")
 
 
 def parse_common_fields(hf_config: JsonConfig, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -114,3 +115,87 @@ def check_activation(hf_config: JsonConfig, *supported: str) -> None:
     """Reject an activation that is not among `supported`."""
     named = hf_config.get("hidden_activation", "hidden_act", "activation_function") or supported[0]
     hf_config.require_supported("hidden_act", named, supported)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rotary embedding
+
+
+def read_rotary_config(hf_config: JsonConfig, max_positions: int, *,
+                       rope_type_aliases: Mapping[str, str] = MappingProxyType({})) -> RotaryConfig:
+    """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. If settings differ by type of layer,
+    those of layers with full attention are read. `rope_type_aliases`: a model's own names of kinds."""
+    values = hf_config.get_subconfig("rope_parameters", "rope_scaling")
+    if values.get("full_attention") is not None:
+        values = values.get_subconfig("full_attention")
+    rope_settings = hf_config.make_subconfig(values.values, "rope_parameters")
+    kind = rope_settings.get("rope_type", "type") or "default"
+    kind = rope_type_aliases.get(str(kind), kind)
+    rope_settings.require_supported("rope_type", kind, ROPE_TYPE_SETTINGS)
+    share = rope_settings.get_positive_number("partial_rotary_factor",
+                                              hf_config.get_positive_number("partial_rotary_factor", 1.0))
+    theta = rope_settings.get_positive_number("rope_theta", hf_config.get_positive_number("rope_theta", 10000.0))
+    if kind == "longrope":
+        return read_longrope_config(hf_config, rope_settings, max_positions,
+                                    RotaryConfig(kind, theta, rotated_fraction=share))
+    required = {name: rope_settings.get_positive_number(name) for name in ROPE_TYPE_SETTINGS[kind]}
+    if not required:
+        return RotaryConfig(kind, theta, rotated_fraction=share)
+    return RotaryConfig(
+        kind, theta, scaling_factor=required["factor"],
+        original_max_positions=read_original_max_positions(hf_config, rope_settings, max_positions),
+        low_frequency_factor=rope_settings.get_positive_number("low_freq_factor", 1.0),
+        high_frequency_factor=rope_settings.get_positive_number("high_freq_factor", 4.0),
+        beta_fast=rope_settings.get_positive_number("beta_fast", 32.0),
+        beta_slow=rope_settings.get_positive_number("beta_slow", 1.0),
+        truncate=rope_settings.get_bool("truncate", default=True),
+        attention_factor=compute_yarn_attention_factor(rope_settings, required["factor"]) if kind == "yarn" else 1.0,
+        rotated_fraction=share)
+
+
+def read_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int,
+                         rotary_config: RotaryConfig) -> RotaryConfig:
+    """Return the longrope settings. If the model supports more than its original context, the long factors are used
+    for all sequences: with the short factors for short sequences, as in the authors' code, a token's keys would change
+    as its sequence grows."""
+    original = read_original_max_positions(hf_config, rope_settings, max_positions)
+    factor = rope_settings.get_positive_number("factor", max_positions / original)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    name = "long_factor" if max_positions > original else "short_factor"
+    factors = rope_settings.get(name)
+    if not isinstance(factors, list) or not all(isinstance(each, int | float) and each > 0 for each in factors):
+        raise ValueError(f"{rope_settings.source}: {name} must be a list of numbers above 0, got {factors}")
+    return replace(rotary_config, scaling_factor=factor, original_max_positions=original,
+                   frequency_divisors=tuple(map(float, factors)),
+                   attention_factor=rope_settings.get_positive_number("attention_factor", grown))
+
+
+def read_original_max_positions(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int) -> int:
+    """Return the context length before rope scaling. A top-level setting takes precedence over one in
+    `rope_settings`."""
+    return hf_config.get_positive_int("original_max_position_embeddings",
+                                      rope_settings.get_positive_int("original_max_position_embeddings", max_positions))
+
+
+def compute_yarn_attention_factor(rope_settings: JsonConfig, scaling_factor: float) -> float:
+    """Return the factor of cosines and sines: as configured, or from the logarithm of the scaling factor."""
+    if rope_settings.get("attention_factor") is not None:
+        return rope_settings.get_positive_number("attention_factor")
+    above, below = rope_settings.get("mscale"), rope_settings.get("mscale_all_dim")
+    if above and below:
+        return compute_yarn_mscale(scaling_factor, above) / compute_yarn_mscale(scaling_factor, below)
+    return compute_yarn_mscale(scaling_factor, 1.0)
+
+
+def compute_yarn_mscale(scaling_factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(scaling_factor) + 1.0 if scaling_factor > 1.0 else 1.0
+
+
+def compute_max_positions(rotary_config: RotaryConfig, max_positions: int) -> int:
+    """Return the maximum number of positions for which the rotary embedding is fixed and meant. `max_positions` is
+    `max_position_embeddings`: with linear and yarn it may be the length before scaling, so the scaled length counts."""
+    if rotary_config.rope_type == "linear":
+        return int(max_positions * rotary_config.scaling_factor)
+    if rotary_config.rope_type == "yarn":
+        return max(max_positions, int(rotary_config.original_max_positions * rotary_config.scaling_factor))
+    return max_positions

@@ -1,4 +1,5 @@
-"""One rank's part of a decoder: embedding, layers, norm and head."""
+"""One rank's part of a decoder: embedding, layers, norm and head. Models are written as for one device: tensor
+parallelism is in the linears."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,14 +30,16 @@ Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 class RunnableModel(Protocol):
     """The part of a model that steps use."""
 
+    @abstractmethod
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Return the hidden states after the last norm, `[tokens, hidden]`."""
 
+    @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
 
 
-class LanguageModel(ABC):
+class LanguageModel(RunnableModel, ABC):
     """One rank's part of a model: a `Decoder`, or a `FallbackModel` made of modules of transformers."""
 
     config: ModelConfig
@@ -47,14 +50,6 @@ class LanguageModel(ABC):
     @abstractmethod
     def layer_linears(self) -> list[list[SizedLinear]]:
         """Linears of each layer, each with its input width."""
-
-    @abstractmethod
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """Return the hidden states after the last norm, `[tokens, hidden]`."""
-
-    @abstractmethod
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
 
     @abstractmethod
     def copy_first_layers(self, num_layers: int) -> "LanguageModel":

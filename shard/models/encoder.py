@@ -1,8 +1,5 @@
 """BERT-style text encoders: learned positions, post-norm attention and MLP, bidirectional attention.
-
-Models for token classification have a classifier, for the probabilities of labels of each token. Written as for one
-device: tensor parallelism is in the linears.
-"""
+Models for token classification have a classifier, for the probabilities of labels of each token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +23,6 @@ from shard.state.sequence import PoolingText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(GptConfig):
-    """Model config of BERT-style encoders."""
-
     num_token_types: int = 0  # token types with an embedding; only the first is used
     padding_id: int | None = None  # id of the padding token; positions of other tokens begin at this number plus one
     labels: tuple[str, ...] = ()  # of token classification; empty: the model has no classifier

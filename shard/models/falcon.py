@@ -1,8 +1,5 @@
 """Falcon, in two designs: one KV head for all queries (7B), or one KV head per group of queries (11B, 40B, 180B) with
-one or two norms before parallel attention and MLP.
-
-Models with ALiBi instead of rotary embedding are rejected.
-"""
+one or two norms before parallel attention and MLP. Models with ALiBi instead of rotary embedding are rejected."""
 
 from dataclasses import dataclass, replace
 
@@ -23,8 +20,6 @@ from shard.models.llama import PreNormLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconConfig(GptConfig):
-    """Model config of Falcon models."""
-
     num_layer_norms: int  # of a layer
 
 
@@ -39,8 +34,12 @@ def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
                               hf_config.get_positive_int("num_attention_heads"))
     bias, new_architecture = hf_config.get_bool("bias"), hf_config.get_bool("new_decoder_architecture")
     parallel = new_architecture or hf_config.get_bool("parallel_attn", default=True)
+    if new_architecture:
+        num_kv_heads = hf_config.get_positive_int("num_kv_heads", num_heads)
+    else:  # one for all queries or one for each, regardless of `num_kv_heads`
+        num_kv_heads = 1 if hf_config.get_bool("multi_query", default=True) else num_heads
     return parse_common_config(
-        hf_config, FalconConfig, num_kv_heads=count_kv_heads(hf_config, num_heads, new_architecture=new_architecture),
+        hf_config, FalconConfig, num_kv_heads=num_kv_heads,
         head_dim=compute_head_dim(hf_config, hidden_size, num_heads),
         intermediate_size=hf_config.get_positive_int("ffn_hidden_size", 4 * hidden_size),
         norm_epsilon=hf_config.get_positive_number("layer_norm_epsilon", 1e-5),
@@ -48,14 +47,6 @@ def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
         attention_bias=bias, mlp_bias=bias, gelu_approximate=read_gelu_approximation(hf_config, "activation", "gelu"),
         parallel_residual=parallel,
         num_layer_norms=count_layer_norms(hf_config, new_architecture=new_architecture) if parallel else 2)
-
-
-def count_kv_heads(hf_config: JsonConfig, num_heads: int, *, new_architecture: bool) -> int:
-    """Return the number of KV heads. The older design has one for all queries or one for each, regardless of
-    `num_kv_heads`."""
-    if new_architecture:
-        return hf_config.get_positive_int("num_kv_heads", num_heads)
-    return 1 if hf_config.get_bool("multi_query", default=True) else num_heads
 
 
 def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:

@@ -1,8 +1,5 @@
 """Parts shared by GPT-style models: layer norms with a bias, an MLP with GELU, and attention whose queries, keys and
-values may be one tensor of the checkpoint.
-
-Written as for one device: tensor parallelism is in the linears.
-"""
+values may be one tensor of the checkpoint."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +23,7 @@ GELU_APPROXIMATIONS = {  # names in config.json, and torch's `approximate` for e
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig(ModelConfig):
     """Model config of models whose MLP is two linears with GELU between: GPT-2, GPT-NeoX, Falcon, StarCoder2 and the
-    encoders.
-    """
+    encoders."""
 
     gelu_approximate: str  # approximation of GELU: none or tanh
     # whether attention and MLP run in parallel on the same input, not one after the other
@@ -122,7 +118,6 @@ def read_gelu_approximation(hf_config: JsonConfig, key: str, default_activation:
 
 
 def compute_head_dim(hf_config: JsonConfig, hidden_size: int, num_heads: int) -> int:
-    """Return the width of a head."""
     if hidden_size % num_heads:
         raise ValueError(f"{hf_config.source}: the hidden size ({hidden_size}) must be a multiple of the number of "
                          f"attention heads ({num_heads})")

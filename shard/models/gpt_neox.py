@@ -4,7 +4,7 @@ MLP."""
 from dataclasses import replace
 
 from shard.json_config import JsonConfig
-from shard.models.config import parse_common_config
+from shard.models.config import parse_common_config, read_rotary_config
 from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import (
     GeluMlp,
@@ -16,7 +16,6 @@ from shard.models.gpt_layers import (
     read_layer_norm,
 )
 from shard.models.llama import PreNormLayer
-from shard.models.rope_config import read_rotary_config
 
 HEAD_NAMES = ("lm_head", "embed_out")  # the newer and the older name
 

@@ -1,7 +1,4 @@
-"""Llama, and the parts that other models share with it: attention and a gated MLP, each after a norm.
-
-Written as for one device: tensor parallelism is in the linears.
-"""
+"""Llama, and the parts that other models share with it: attention and a gated MLP, each after a norm."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -95,15 +92,6 @@ class PreNormLayer:
         x.add_deferred(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm)))
 
 
-def list_qkv_rows(source: ModelReader[ModelConfig], name: str) -> list[LinearRows]:
-    """Return this rank's heads of separate weights for queries, keys and values."""
-    config = source.config
-    heads = ((source.head_range, config.num_heads), *2 * [(source.kv_head_range, config.num_kv_heads)])
-    return [LinearRows(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
-                       compute_head_rows(head_range, config.head_dim), config.attention_bias)
-            for projection, (head_range, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
-
-
 def compute_head_rows(head_range: range, head_dim: int) -> range:
     """Return the rows of a projection's weight that belong to these heads."""
     return range(head_range.start * head_dim, head_range.stop * head_dim)
@@ -133,7 +121,13 @@ def read_attention(source: ModelReader[Any], layer: int, *, qk_norm: QKNorm | No
         source.weights, source.group, f"{name}.o_proj", (config.hidden_size, config.num_heads * config.head_dim),
         compute_head_rows(source.head_range, config.head_dim),
         bias=config.attention_bias if output_bias is None else output_bias)
-    return SelfAttention(source, layer, qkv_rows or list_qkv_rows(source, name), output_linear, qk_norm=qk_norm)
+    queries, keys_or_values = (source.head_range, config.num_heads), (source.kv_head_range, config.num_kv_heads)
+    rows = qkv_rows or [
+        LinearRows(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
+                   compute_head_rows(head_range, config.head_dim), config.attention_bias)
+        for projection, (head_range, number) in (("q_proj", queries), ("k_proj", keys_or_values),
+                                                 ("v_proj", keys_or_values))]
+    return SelfAttention(source, layer, rows, output_linear, qk_norm=qk_norm)
 
 
 def read_pre_norm_layer(source: ModelReader[Any], layer: int, attention: SelfAttention, mlp: FeedForward,

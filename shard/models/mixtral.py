@@ -1,9 +1,8 @@
-"""Mixtral: Llama with a mixture of experts instead of the MLP, and the parts that other MoE models share with it.
-
-Every expert is split over the ranks, like a dense MLP (tensor parallelism, not expert parallelism).
-"""
+"""Mixtral: Llama with a mixture of experts instead of the MLP, and the parts that other MoE models share with it. Every
+expert is split over the ranks, like a dense MLP (tensor parallelism, not expert parallelism)."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -23,10 +22,8 @@ from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ModelConfig):
-    """Model config of models with a mixture of experts."""
-
     num_experts: int
-    num_experts_per_token: int  # experts per token
+    num_experts_per_token: int
     expert_intermediate_size: int  # inner width of one expert
     normalize_routing_weights: bool = True  # whether the shares of the chosen experts sum to 1
     dense_layers: tuple[int, ...] = ()  # layers with an MLP instead of experts
@@ -65,7 +62,7 @@ class MoeBlock:
                                                                 range(config.num_experts), has_bias=False)])
         experts = [read_expert(f"{name}.experts.{number}") for number in range(config.num_experts)]
         self._experts = RoutedExperts(ExpertGate(gate, config.num_experts_per_token,
-                                                 normalize_weights=config.normalize_routing_weights),
+                                                 config.normalize_routing_weights),
                                       experts, source.group, weights.lora_targets.adapter_routing)
         # The linears that one token uses.
         self.linears: list[SizedLinear] = [(gate, narrow)]
@@ -77,17 +74,17 @@ class MoeBlock:
 
 
 def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
-    check_activation(hf_config, "silu")
-    config = parse_common_config(
-        hf_config, MoeConfig, sliding_windows=read_sliding_windows(
+    return parse_moe_config(
+        hf_config, sliding_windows=read_sliding_windows(
             hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
         num_experts=hf_config.get_positive_int("num_local_experts", 8),
         num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
         expert_intermediate_size=hf_config.get_positive_int("intermediate_size"))
-    return validate_moe_config(config, hf_config)
 
 
-def validate_moe_config(config: MoeConfig, hf_config: JsonConfig) -> MoeConfig:
+def parse_moe_config(hf_config: JsonConfig, **overrides: Any) -> MoeConfig:
+    check_activation(hf_config, "silu")
+    config = parse_common_config(hf_config, MoeConfig, **overrides)
     if config.num_experts_per_token > config.num_experts:
         raise ValueError(f"{hf_config.source}: num_experts_per_tok must be at most the number of experts "
                          f"({config.num_experts}), got {config.num_experts_per_token}")

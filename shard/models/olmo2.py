@@ -1,8 +1,5 @@
 """OLMo 2: Llama with norms after attention and MLP, and norms over all queries and over all keys of a token.
-
-Written as for one device, except for the latter two norms, whose sums of squares are summed over the ranks
-(docs/exactness.md, "Collectives of a step").
-"""
+The sums of squares of the latter two norms are summed over the ranks (docs/exactness.md, "Collectives of a step")."""
 
 from typing import Any
 

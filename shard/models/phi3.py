@@ -2,11 +2,10 @@
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows
-from shard.models.config import ModelConfig, check_activation, parse_common_config
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, compute_head_rows, read_attention, read_pre_norm_layer
 from shard.models.mistral import read_uniform_window
-from shard.models.rope_config import read_rotary_config
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 ROPE_TYPE_ALIASES = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files
@@ -36,16 +35,14 @@ def list_fused_qkv_rows(source: ModelReader[ModelConfig], layer: int) -> list[Li
                                     strict=True)]
 
 
-def list_gate_up_rows(source: ModelReader[ModelConfig], layer: int) -> list[LinearRows]:
-    wide = source.config.intermediate_size
-    return [LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
-                       shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
-
-
 def read_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
+    wide = source.config.intermediate_size
+    gate_up_rows = [
+        LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
+                   shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
     return read_pre_norm_layer(source, layer,
                                read_attention(source, layer, qkv_rows=list_fused_qkv_rows(source, layer)),
-                               GatedMlp(source, layer, gate_up_rows=list_gate_up_rows(source, layer)))
+                               GatedMlp(source, layer, gate_up_rows=gate_up_rows))
 
 
 def read_phi3(source: ModelReader[ModelConfig]) -> Decoder:

@@ -10,7 +10,7 @@ from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config, read_sliding_windows
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, read_attention, read_pre_norm_layer
-from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, mark_not_capturable, validate_moe_config
+from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, mark_not_capturable, parse_moe_config
 from shard.ops.norm import RMSNorm
 
 MOE_MODULE_NAMES = MoeModuleNames("mlp", "gate_proj", "up_proj", "down_proj")
@@ -29,19 +29,17 @@ def parse_qwen3_config(hf_config: JsonConfig) -> ModelConfig:
 
 
 def parse_qwen3_moe_config(hf_config: JsonConfig) -> MoeConfig:
-    check_activation(hf_config, "silu")
     num_layers = hf_config.get_positive_int("num_hidden_layers")
     slides = hf_config.get_bool("use_sliding_window")
     newer = hf_config.get("num_experts") is None
-    config = parse_common_config(
-        hf_config, MoeConfig, attention_bias=hf_config.get_bool("attention_bias"),
+    return parse_moe_config(
+        hf_config, attention_bias=hf_config.get_bool("attention_bias"),
         sliding_windows=read_sliding_windows(hf_config, num_layers, enabled_by_default=True) if slides else (),
         num_experts=hf_config.get_positive_int("num_local_experts" if newer else "num_experts", 128),
         num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 8),
         expert_intermediate_size=hf_config.get_positive_int("moe_intermediate_size", 768),
         normalize_routing_weights=hf_config.get_bool("norm_topk_prob"),
         dense_layers=list_dense_layer_indices(hf_config, num_layers))
-    return validate_moe_config(config, hf_config)
 
 
 def read_qwen_windows(hf_config: JsonConfig) -> tuple[int, ...]:

@@ -1,8 +1,6 @@
 """Registry of architectures, and the reader of a model folder's config.json, which dispatches on the architecture.
-
 To add an architecture, add a file to this package and a line here. A setting that would be computed wrongly is rejected
-by name.
-"""
+by name."""
 
 import json
 from collections.abc import Callable
@@ -17,8 +15,6 @@ from shard.models import (
     cohere,
     falcon,
     gemma,
-    gemma2,
-    gemma3,
     gpt2,
     gpt_neox,
     llama,
@@ -52,10 +48,10 @@ DECODER_ARCHITECTURES: dict[str, Architecture[ModelConfig, LanguageModel]] = {
     "FalconForCausalLM": Architecture(falcon.parse_falcon_config, falcon.read_falcon),
     "GPT2LMHeadModel": Architecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
     "GPTNeoXForCausalLM": Architecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
-    "Gemma2ForCausalLM": Architecture(gemma2.parse_gemma2_config, gemma2.read_gemma2),
-    "Gemma3ForCausalLM": Architecture(gemma3.parse_gemma3_config, gemma3.read_gemma3),
-    "Gemma3ForConditionalGeneration": Architecture(gemma3.parse_multimodal_text_config,
-                                                   gemma3.read_multimodal_text_model),
+    "Gemma2ForCausalLM": Architecture(gemma.parse_gemma2_config, gemma.read_gemma2),
+    "Gemma3ForCausalLM": Architecture(gemma.parse_gemma3_config, gemma.read_gemma3),
+    "Gemma3ForConditionalGeneration": Architecture(gemma.parse_multimodal_text_config,
+                                                   gemma.read_multimodal_text_model),
     "GemmaForCausalLM": Architecture(gemma.parse_gemma_config, gemma.read_gemma),
     "LlamaForCausalLM": Architecture(llama.parse_llama_config, llama.read_llama),
     "MistralForCausalLM": Architecture(mistral.parse_mistral_config, llama.read_llama),

@@ -6,30 +6,28 @@ groups], weight_g_idx [in]. Only weights are read; activations are not quantised
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
-from shard.quantization.fp8 import ACTIVATION_SCALE_SUFFIXES
+from shard.quantization.fp8 import (
+    ACTIVATION_SCALE_SUFFIXES,
+    FLOAT8_DTYPES,
+    BlockShape,
+    read_block_shape,
+    read_float8_slice,
+    read_scales,
+)
 from shard.quantization.gptq import parse_column_groups
 from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
     make_integer_slice,
-    read_packed_words,
+    read_stored_codes,
     trim_to_codes,
     unpack_words,
-)
-from shard.quantization.scaled_weights import (
-    FLOAT8_DTYPES,
-    BlockShape,
-    read_block_shape,
-    read_byte_codes,
-    read_float8_slice,
-    read_scales,
 )
 
 SUPPORTED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
@@ -76,7 +74,7 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
     name, (outputs, inputs) = f"{matrix_slice.weight_name}_packed", matrix_slice.shape
     bits = find_bits_per_code(reader, name, matrix_slice.shape)
     per_word = 32 // bits
-    packed = read_packed_words(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
+    packed = read_stored_codes(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
                                find_word_range(matrix_slice.columns, per_word))
 
     def read_codes(first: int, last: int) -> Tensor:
@@ -88,7 +86,8 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
 
 def read_int8_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
                     column_groups: Tensor) -> QuantizedSlice:
-    held = read_byte_codes(reader, matrix_slice, torch.int8)
+    held = read_stored_codes(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
+                             matrix_slice.columns, dtype=torch.int8)
 
     def read_codes(first: int, last: int) -> Tensor:
         return held[first:last].view(torch.uint8) ^ 128  # adds 128: unsigned codes
@@ -142,29 +141,21 @@ def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTenso
               for name in sorted(config_groups.values)]
     if not groups:
         raise ValueError(f"{quant_config.source}: config_groups names no quantised weights")
-    blocks = sorted({group.block_shape for group in groups if group.block_shape})
+    format_names, bits, block_shapes = zip(*groups, strict=True)
+    blocks = sorted({shape for shape in block_shapes if shape})
     if len(blocks) > 1:
         raise quant_config.make_unsupported_error(f"block_structure {' beside '.join(map(str, blocks))}",
                                                   ["one for all"])
-    return CompressedTensorsFormat(tuple(sorted({group.format_name for group in groups})),
-                                   tuple(sorted({group.bits for group in groups})), blocks[0] if blocks else None)
+    return CompressedTensorsFormat(tuple(sorted(set(format_names))), tuple(sorted(set(bits))),
+                                   blocks[0] if blocks else None)
 
 
-class WeightGroupConfig(NamedTuple):
-    """Settings of a group of weights that are quantised in the same way."""
-
-    format_name: str
-    bits: int
-    block_shape: BlockShape | None
-
-
-def parse_weight_group(quant_config: JsonConfig, default_format: str) -> WeightGroupConfig:
-    """Read one of `config_groups`. `default_format`: its format if it names none."""
+def parse_weight_group(quant_config: JsonConfig, default_format: str) -> tuple[str, int, BlockShape | None]:
+    """Return format, bits and block shape of one of `config_groups`. `default_format`: its format if it names none."""
     weights = quant_config.get_subconfig("weights")
     number_type = weights.require_supported("type", weights.get("type") or "int", ("int", "float"))
     weights.require_supported("strategy", weights.get("strategy") or "tensor", SUPPORTED_STRATEGIES)
-    return WeightGroupConfig(quant_config.require_supported("format", quant_config.get("format") or default_format,
-                                                            SUPPORTED_FORMATS),
-                             weights.require_supported("num_bits", weights.get("num_bits"),
-                                                       SUPPORTED_BITS if number_type == "int" else (8,)),
-                             read_block_shape(weights, "block_structure"))
+    return (quant_config.require_supported("format", quant_config.get("format") or default_format, SUPPORTED_FORMATS),
+            weights.require_supported("num_bits", weights.get("num_bits"),
+                                      SUPPORTED_BITS if number_type == "int" else (8,)),
+            read_block_shape(weights, "block_structure"))

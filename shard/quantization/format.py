@@ -1,7 +1,5 @@
 """Quantised weights independent of the format they were read from: codes, scales, and groups of columns with one scale.
-
-A weight is code times scale; zero points have already been subtracted from the codes.
-"""
+A weight is code times scale; zero points have already been subtracted from the codes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

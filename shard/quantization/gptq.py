@@ -20,7 +20,7 @@ from shard.quantization.packing import (
     find_word_range,
     make_consecutive_groups,
     make_integer_slice,
-    read_packed_words,
+    read_stored_codes,
     trim_to_codes,
     unpack_words,
 )
@@ -83,29 +83,27 @@ class GptqFormat(GroupedIntegerFormat):
 
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         per_word, (outputs, inputs) = self.codes_per_word, matrix_slice.shape
-        packed = read_packed_words(reader, f"{matrix_slice.module_name}.qweight", (-(-inputs // per_word), outputs),
+        packed = read_stored_codes(reader, f"{matrix_slice.module_name}.qweight", (-(-inputs // per_word), outputs),
                                    find_word_range(matrix_slice.columns, per_word), matrix_slice.rows)
 
         def read_codes(first: int, last: int) -> Tensor:
             return trim_to_codes(unpack_words(packed[:, first:last].t(), self.bits), matrix_slice.columns, per_word)
 
+        name = f"{matrix_slice.module_name}.g_idx"
+        if reader.find_dtype_and_shape(name) is None:
+            column_groups = self.make_column_groups(matrix_slice, reader.device)
+        else:
+            column_groups = parse_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns,
+                                                                       torch.int32), self.count_groups(matrix_slice))
         zero_points = self.read_zero_points(reader, matrix_slice, partial(unpack_words, bits=self.bits))
         return make_integer_slice(read_codes, zero_points + self.zero_point_offset,
-                                  self.read_scales(reader, matrix_slice),
-                                  self._read_column_groups(reader, matrix_slice), self.bits)
+                                  self.read_scales(reader, matrix_slice), column_groups, self.bits)
 
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
         """Return whether the tensor is a bias of zeros: some tools write one for every linear."""
         stored = reader.find_dtype_and_shape(tensor_name)
         return (tensor_name.endswith(".bias") and stored is not None
                 and not reader.read_tensor(tensor_name, stored[1]).any())
-
-    def _read_column_groups(self, reader: TensorReader, matrix_slice: MatrixSlice) -> Tensor:
-        name, inputs = f"{matrix_slice.module_name}.g_idx", matrix_slice.shape[1]
-        if reader.find_dtype_and_shape(name) is None:
-            return self.make_column_groups(matrix_slice, reader.device)
-        return parse_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns, torch.int32),
-                                   self.count_groups(matrix_slice))
 
 
 def unpack_in_output_order(words: Tensor) -> Tensor:
@@ -122,7 +120,7 @@ class AwqFormat(GroupedIntegerFormat):
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         per_word, (outputs, inputs) = self.codes_per_word, matrix_slice.shape
         word_range = find_word_range(matrix_slice.rows, per_word)
-        packed = read_packed_words(reader, f"{matrix_slice.module_name}.qweight", (inputs, -(-outputs // per_word)),
+        packed = read_stored_codes(reader, f"{matrix_slice.module_name}.qweight", (inputs, -(-outputs // per_word)),
                                    matrix_slice.columns, word_range)
 
         def read_codes(first: int, last: int) -> Tensor:

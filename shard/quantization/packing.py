@@ -30,11 +30,12 @@ def trim_to_codes(codes: Tensor, code_range: range, codes_per_word: int) -> Tens
     return codes[:, first:first + len(code_range)]
 
 
-def read_packed_words(reader: TensorReader, name: str, shape: Shape, rows: range, columns: range) -> Tensor:
-    """Read some rows or some columns of a tensor of packed words."""
+def read_stored_codes(reader: TensorReader, name: str, shape: Shape, rows: range, columns: range, *,
+                      dtype: torch.dtype = torch.int32) -> Tensor:
+    """Read some rows or some columns of a tensor of codes, or of words of them, as they are stored."""
     if len(columns) == shape[1]:
-        return reader.read_rows(name, shape, rows, torch.int32)
-    return reader.read_columns(name, shape, columns, torch.int32)
+        return reader.read_rows(name, shape, rows, dtype)
+    return reader.read_columns(name, shape, columns, dtype)
 
 
 def subtract_zero_points(codes: Tensor, zero_points: Tensor, column_groups: Tensor, *, is_int8: bool) -> Tensor:

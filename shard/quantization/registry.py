@@ -1,7 +1,5 @@
-"""Registry of quantised checkpoint formats by `quant_method` in config.json.
-
-To add one, add a file to this package and a line here.
-"""
+"""Registry of quantised checkpoint formats by `quant_method` in config.json. To add one, add a file to this package and
+a line here."""
 
 from collections.abc import Callable, Mapping
 

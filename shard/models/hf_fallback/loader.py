@@ -48,7 +48,7 @@ class FallbackConfig(ModelConfig):
 def import_transformers() -> Any:
     """Import transformers and register our attention. The import takes seconds, so other architectures avoid it."""
     transformers = importlib.import_module("transformers")
-    # its warnings about files are errors in `reject_loading_mismatches`
+    # its warnings about files are errors in `load_pretrained_weights`
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     transformers.AttentionInterface.register(ATTENTION_NAME, weft_attention_forward)
@@ -64,20 +64,16 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
     config, layers, head = build_meta_model(config_json, name)
     layer_attentions, width = probe_attention(layers, head)
     first = layer_attentions[0]
+    # the config class maps the family's own name to this attribute
+    known = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
     return FallbackConfig(
         architecture=name, vocabulary_size=config.vocab_size, hidden_size=width, intermediate_size=0,
         num_layers=len(layer_attentions), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim, norm_epsilon=0.0, max_positions=read_max_positions(config, hf_config.source),
-        dtype=read_dtype(hf_config),
-        sliding_windows=list_sliding_windows(layer_attentions), attention_scale=first.scale,
-        attention_softcap=first.softcap, config_json=config_json,
+        head_dim=first.head_dim, norm_epsilon=0.0,
+        max_positions=JsonConfig(known, hf_config.source).get_positive_int("max_position_embeddings"),
+        dtype=read_dtype(hf_config), sliding_windows=list_sliding_windows(layer_attentions),
+        attention_scale=first.scale, attention_softcap=first.softcap, config_json=config_json,
         layers_path=find_layers_path(layers, first.module))
-
-
-def read_max_positions(transformers_config: Any, source: str) -> int:
-    """Return the maximum number of positions. The config class maps the family's own name to this attribute."""
-    known = {"max_position_embeddings": getattr(transformers_config, "max_position_embeddings", None)}
-    return JsonConfig(known, source).get_positive_int("max_position_embeddings")
 
 
 def reject_unsupported_settings(hf_config: JsonConfig) -> None:
@@ -115,22 +111,18 @@ def make_transformers_config(config_json: str, architecture: str) -> tuple[Any, 
     except Exception as error:  # whatever its checks raise
         raise UnsupportedModel(
             f"transformers does not understand its config.json ({format_error_on_one_line(error)})") from error
-    reject_unsupported_config(config, model_class)
-    return config, model_class
-
-
-def reject_unsupported_config(transformers_config: Any, model_class: Any) -> None:
     if model_class._is_stateful:
         raise UnsupportedModel("it keeps a state other than keys and values")
     if not model_class._supports_attention_backend:
         raise UnsupportedModel("its attention in transformers cannot be replaced")
-    if unknown := set(getattr(transformers_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
+    if unknown := set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
         raise UnsupportedModel(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
-    rope_parameters = getattr(transformers_config, "rope_parameters", None) or {}
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [value for value in rope_parameters.values() if isinstance(value, dict)]
     rope_types = {str(values.get("rope_type") or "default") for values in by_layer_type or [rope_parameters]}
     if unknown := rope_types - SUPPORTED_ROPE_TYPES:
         raise UnsupportedModel(f"its positions are of the type {', '.join(sorted(unknown))}")
+    return config, model_class
 
 
 def build_meta_model(config_json: str, architecture: str) -> tuple[Any, nn.Module, nn.Module]:
@@ -174,7 +166,11 @@ def read_fallback_model(source: ModelReader[FallbackConfig]) -> FallbackModel:
 def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     config, weights, group = source.config, source.weights, source.group
     if group.size > 1:
-        reject_unsplittable_model(config, group)
+        try:  # on the meta device, without the other ranks
+            check_tensor_parallel_split(config, group)
+        except (UnsupportedModel, ValueError) as error:
+            raise ValueError(f"{config.architecture} runs through transformers and cannot be shared by {group.size} "
+                             f"shards: {error}; use --num-shard 1") from error
     transformers_config, model_class = make_transformers_config(config.config_json, config.architecture)
     transformers_config._attn_implementation = ATTENTION_NAME
     layers, head = separate_layers_from_head(
@@ -184,16 +180,6 @@ def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     for part in (layers, head):
         replace_linears(part.to(weights.device))
     return FallbackModel(config, group, layers, head, config.layers_path)
-
-
-def reject_unsplittable_model(config: FallbackConfig, group: RankGroup) -> None:
-    """Reject a model that cannot be split over the ranks. Checked on the meta device, without the other ranks."""
-    size = group.size
-    try:
-        check_tensor_parallel_split(config, group)
-    except (UnsupportedModel, ValueError) as error:
-        raise ValueError(f"{config.architecture} runs through transformers and cannot be shared by {size} shards: "
-                         f"{error}; use --num-shard 1") from error
 
 
 def check_tensor_parallel_split(config: FallbackConfig, group: RankGroup) -> None:
@@ -218,17 +204,13 @@ def load_pretrained_weights(model_class: Any, transformers_config: Any, weights:
     except RuntimeError as error:
         raise ValueError(
             f"{model_class.__name__} cannot take these weights ({format_error_on_one_line(error)})") from error
-    reject_loading_mismatches(model_class.__name__, loading_info)
-    loaded_model: nn.Module = model
-    return loaded_model
-
-
-def reject_loading_mismatches(model_name: str, loading_info: dict[str, Any]) -> None:
     differing = [f"{tensor} ({list(stored)} instead of {list(expected)})"
                  for tensor, stored, expected in loading_info["mismatched_keys"]]
     for problem, names in (("lacks", loading_info["missing_keys"]), ("has no use for", loading_info["unexpected_keys"]),
                            ("has another shape for", differing)):
         if names:
             first = sorted(names)[:3]
-            raise ValueError(f"{model_name} {problem} {', '.join(first)}{' and others' if len(names) > 3 else ''}; is "
-                             f"config.json the one of this model?")
+            raise ValueError(f"{model_class.__name__} {problem} {', '.join(first)}"
+                             f"{' and others' if len(names) > 3 else ''}; is config.json the one of this model?")
+    loaded_model: nn.Module = model
+    return loaded_model

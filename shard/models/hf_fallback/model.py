@@ -9,7 +9,6 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from shard.attention.backend import AttentionBackend
@@ -57,15 +56,11 @@ class ServingAttentionCallback:
         """Run attention for one layer. Mask and keyword arguments are unused: the backend's `AttentionConfig` covers
         them."""
         layer: Any = call.module.layer_idx
-        queries, keys, values = (to_token_major(x, self.cache.dtype) for x in call[1:4])
+        queries, keys, values = (x[0].transpose(0, 1).to(self.cache.dtype).contiguous()  # [tokens, heads, head_dim]
+                                 for x in call[1:4])
         self.cache.write(layer, keys.flatten(1), values.flatten(1), self.inputs.slots)
         mixed = self.attention.run(queries, self.cache, layer, self.inputs.attention_plan)  # [tokens, heads * head_dim]
         return mixed.view(1, *queries.shape).to(call.queries.dtype)
-
-
-def to_token_major(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[1, heads, tokens, head_dim] -> [tokens, heads, head_dim]`"""
-    return x[0].transpose(0, 1).to(dtype).contiguous()
 
 
 class FallbackDecoderOutput:
@@ -122,7 +117,8 @@ class FallbackModel(LanguageModel):
 
     @property
     def layer_linears(self) -> list[list[SizedLinear]]:
-        return [list_linears(layer) for layer in get_layer_list(self._layers, self._layers_path)]
+        return [[(inner.linear, inner.in_features) for inner in layer.modules() if isinstance(inner, WrappedLinear)]
+                for layer in get_layer_list(self._layers, self._layers_path)]
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         return run_layers(self._layers, inputs.tokens, inputs.positions,
@@ -135,10 +131,6 @@ class FallbackModel(LanguageModel):
         kept = nn.ModuleList(list(get_layer_list(self._layers, self._layers_path))[:num_layers])
         return FallbackModel(self.config, self._group, replace_submodule_in_copy(self._layers, self._layers_path, kept),
                              self._head, self._layers_path)
-
-
-def list_linears(module: nn.Module) -> list[SizedLinear]:
-    return [(inner.linear, inner.in_features) for inner in module.modules() if isinstance(inner, WrappedLinear)]
 
 
 def get_layer_list(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:

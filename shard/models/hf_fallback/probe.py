@@ -1,8 +1,5 @@
-"""Probe of the attention that a foreign module needs, by one run on torch's meta device.
-
-Attention that our backends do not support, or that the probe cannot determine, raises `UnsupportedModel` with the
-reason.
-"""
+"""Probe of the attention that a foreign module needs, by one run on torch's meta device. Attention that our backends do
+not support, or that the probe cannot determine, raises `UnsupportedModel` with the reason."""
 
 import inspect
 from dataclasses import dataclass
@@ -65,18 +62,15 @@ class AttentionProbe:
             raise UnsupportedModel(
                 f"its queries, keys and values differ in width ({queries.shape[-1]}, {keys.shape[-1]}, "
                 f"{values.shape[-1]})")
-        reject_unhandled_arguments(module, extra_arguments)
+        if more := sorted(name for name in extra_arguments.keys() - HANDLED_ARGUMENTS
+                          if extra_arguments[name] is not None):
+            raise UnsupportedModel(f"its attention depends on {', '.join(more)}")
+        if extra_arguments.get("is_causal", getattr(module, "is_causal", True)) is False:
+            raise UnsupportedModel("its tokens look at later ones")
         self.layer_attentions.append(LayerAttentionSpec(module, queries.shape[1], keys.shape[1], keys.shape[-1],
                                                         extra_arguments.get("scaling"), extra_arguments.get("softcap")
                                                         or 0.0, read_sliding_window(mask, extra_arguments)))
         return queries.transpose(1, 2)
-
-
-def reject_unhandled_arguments(module: nn.Module, extra_arguments: dict[str, Any]) -> None:
-    if more := sorted(name for name in extra_arguments.keys() - HANDLED_ARGUMENTS if extra_arguments[name] is not None):
-        raise UnsupportedModel(f"its attention depends on {', '.join(more)}")
-    if extra_arguments.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise UnsupportedModel("its tokens look at later ones")
 
 
 def read_sliding_window(mask: object, extra_arguments: dict[str, Any]) -> int:
@@ -103,16 +97,12 @@ def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAtten
         raise
     except Exception as error:  # anything that fails on the meta device, or if layers do not pass on the listener
         raise UnsupportedModel(f"its layers cannot be looked at ({type(error).__name__}: {error})") from error
-    reject_differing_layers(probe.layer_attentions)
-    return probe.layer_attentions, hidden.shape[-1]
-
-
-def reject_differing_layers(layer_attentions: list[LayerAttentionSpec]) -> None:
-    if not layer_attentions:
+    if not probe.layer_attentions:
         raise UnsupportedModel("its layers do not attend")
     for field_name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap"):
-        if len(values := {getattr(layer, field_name) for layer in layer_attentions}) > 1:
+        if len(values := {getattr(layer, field_name) for layer in probe.layer_attentions}) > 1:
             raise UnsupportedModel(f"its layers differ in {field_name} ({', '.join(map(str, sorted(values)))})")
+    return probe.layer_attentions, hidden.shape[-1]
 
 
 def list_sliding_windows(layer_attentions: list[LayerAttentionSpec]) -> tuple[int, ...]:

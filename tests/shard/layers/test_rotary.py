@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import FREQUENCIES_BY_ROPE_TYPE, RotaryConfig, RotaryTable
-from shard.models.rope_config import ROPE_TYPE_SETTINGS, read_rotary_config
+from shard.models.config import ROPE_TYPE_SETTINGS, read_rotary_config
 
 MAX_POSITIONS = 2048
 HEAD_DIM = 32

@@ -150,7 +150,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 # -- families
 
-MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tested in tests/shard/models/test_gemma3.py
+MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tested in tests/shard/models/test_gemma.py
 
 
 def test_every_registered_architecture_has_a_test_family() -> None:
