@@ -136,7 +136,6 @@ class CpuAttention:
                                 make_int64_tensor(inverse_order))
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: list[CpuAttentionPlan]) -> Tensor:
-        """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
         layer_plan = plan[layer]
         if layer_plan.sort_order is not None:
             queries = queries.index_select(0, layer_plan.sort_order)

@@ -107,7 +107,6 @@ class TritonAttention:
                                    self.make_kernel_constants(cache), covers_all)
 
     def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "TritonStaticPlans":
-        """Return plans for up to `max_rows` decodes of sequences of up to `max_length` tokens."""
         return TritonStaticPlans(self, self._config.window_sizes, max_rows, max_length, cache)
 
     @property
@@ -146,8 +145,12 @@ class TritonAttention:
 
     def make_kernel_constants(self, cache: KVCache) -> dict[int, dict[str, int]]:
         """Return the constant arguments of the kernels by window size."""
-        return {window: self._make_constants_for_window(window, self._choose_tile_sizes(cache), cache)
-                for window in self._config.window_sizes}
+        sizes = self._choose_tile_sizes(cache)
+        constants = {"CAPPED": bool(self._config.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
+                     "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
+                     "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
+                     "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
+        return {window: {**constants, "WINDOW": window} for window in self._config.window_sizes}
 
     def _choose_tile_sizes(self, cache: KVCache) -> KernelTileSizes:
         return KernelTileSizes.from_heads(self._group, self._head_dim, cache.dtype)
@@ -174,12 +177,6 @@ class TritonAttention:
             attend_chunk_tiles[len(plan.chunk_tile_entries), self.num_kv_heads](*input_tensors, plan.chunk_tile_entries,
                                                                                 output, *scalars, **constants)
         return output
-
-    def _make_constants_for_window(self, window: int, sizes: KernelTileSizes, cache: KVCache) -> dict[str, int]:
-        return {"CAPPED": bool(self._config.softcap), "WINDOW": window, "GROUP": self._group,
-                "HEAD_DIM": self._head_dim, "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
-                "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
-                "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
 
 
 class TritonStaticPlans:
