@@ -96,11 +96,7 @@ class LoraRowTiles(NamedTuple):
 
 
 class LoraWorkList(NamedTuple):
-    """Work list of the LoRA kernels.
-
-    An entry holds table row and padded rank of a slot, index of its first row in `row_indices`, number of rows, and
-    offset of these rows in the shrink output.
-    """
+    """Work list of the LoRA kernels; `lora_kernels.py` says what an entry holds."""
 
     entries: Tensor  # [entries, INTS_PER_ENTRY], of which the first `num_entries` are valid
     row_indices: Tensor  # indices of rows of the pass

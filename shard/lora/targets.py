@@ -1,7 +1,4 @@
-"""LoRA targets of a model: its linears, head and embedding.
-
-Collected while the model is loaded, used when an adapter is loaded.
-"""
+"""LoRA targets of a model: its linears, head and embedding."""
 
 from collections.abc import Sequence
 
@@ -60,7 +57,7 @@ def multiply_in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 class LoraTargets:
-    """All linears, heads and embeddings of a model that adapters may change, collected while the model is loaded."""
+    """Linears, heads and embeddings that adapters may change, collected while the model is loaded."""
 
     def __init__(self, adapter_routing: AdapterRouting | None = None, dtype: torch.dtype = torch.float32,
                  device: torch.device | None = None) -> None:
@@ -88,7 +85,6 @@ class LoraTargets:
         return targets[-1]
 
     def add_embedding(self, module: str, shape: tuple[int, int]) -> EmbeddingLoraTarget | None:
-        """`shape: [vocabulary, width]`"""
         if self.adapter_routing is None:
             return None
         self.embeddings.append(EmbeddingLoraTarget(self.adapter_routing, module, shape, self._dtype, self._device))

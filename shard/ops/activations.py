@@ -118,5 +118,4 @@ class PackedGeluLinear(PackedLinear):
     """Packed linear with fused GELU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
-        """`weight` is copied, so the caller may free it."""
         super().__init__(weight, bias, ("gelu", approximate))

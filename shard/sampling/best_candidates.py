@@ -29,14 +29,12 @@ class Candidates:
     is_whole_vocabulary: bool
 
     def take_best(self, num_candidates: int) -> "Candidates":
-        """Return the best `num_candidates` candidates."""
         if num_candidates >= self.token_ids.shape[-1]:
             return self
         return Candidates(self.token_ids[:, :num_candidates], self.logits[:, :num_candidates],
                           self.logprobs[:, :num_candidates], self.all_logprobs, is_whole_vocabulary=False)
 
     def select_rows(self, rows: Tensor) -> "Candidates":
-        """Return the candidates of some rows."""
         return Candidates(self.token_ids[rows], self.logits[rows], self.logprobs[rows], self.all_logprobs[rows],
                           self.is_whole_vocabulary)
 
