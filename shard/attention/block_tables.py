@@ -15,7 +15,6 @@ class DeviceBlockTables:
     """Block tables of decodes in device memory, updated in place, one row for each decode."""
 
     def __init__(self, num_rows: int, max_blocks: int, device: torch.device) -> None:
-        """Allocate `num_rows` rows of at most `max_blocks` blocks."""
         self.max_blocks = max_blocks
         # all rows, one after the other
         self.flat_tables = torch.zeros(num_rows * max_blocks, dtype=torch.int32, device=device)

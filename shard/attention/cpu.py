@@ -9,7 +9,7 @@ multiple of 512.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import chain, groupby
 from math import prod
 from typing import NamedTuple
 
@@ -101,24 +101,31 @@ class CpuAttention:
         if self._head_shape[1] > TILE_ROWS:  # one token's heads need several tiles, so a decode is handled as a chunk
             decodes, chunks = [], decodes + chunks
         windows = self._config.sliding_windows or [0] * len(cache.keys)
-        plans = {window: self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
-                 for window in sorted(set(windows))}
-        return [plans[window] for window in windows]
+        plans: dict[int, CpuAttentionPlan] = {}
+        for window in sorted(set(windows)):
+            plans[window] = self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
+        return list(map(plans.__getitem__, windows))
 
     def _plan_window(self, gather_window: GatherWindow, decodes: list[TokenSpan], chunks: list[TokenSpan],
                      num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
         batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))
-        chunk_pieces = [list(split_chunk_into_pieces(chunk)) for chunk in chunks]
-        num_gathered = max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
-                            *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)])
+        chunk_pieces = list(map(split_chunk_into_pieces, chunks))
+        num_gathered = 0
+        for batch in batches:
+            num_gathered = max(num_gathered, len(batch) * gather_window.gather_length(batch[0]))
+        for pieces in chunk_pieces:
+            num_gathered = max(num_gathered, gather_length_of_chunk(pieces, gather_window))
         if self._gather_buffer.numel() < num_gathered * cache.slot_width or self._gather_buffer.dtype != cache.dtype:
             self._gather_buffer = torch.empty(num_gathered * cache.slot_width, dtype=cache.dtype)
         planner = CpuAttentionPlanner(self._head_shape, cache, self._gather_buffer, gather_window, decodes + chunks,
                                       num_tokens=num_tokens)
-        gatherings = [planner.plan_decodes(spans, slice(end - len(spans), end))  # batches follow each other
-                      for spans, end in zip(batches, accumulate(map(len, batches)), strict=True)]
+        gatherings: list[KVGather] = []
+        first = 0
+        for batch in batches:  # they follow each other on the token axis
+            gatherings.append(planner.plan_decodes(batch, slice(first, first + len(batch))))
+            first += len(batch)
         if chunk_pieces:
             gatherings += planner.plan_chunks(chunk_pieces)
         if sorted_decodes == decodes:
@@ -129,20 +136,19 @@ class CpuAttention:
                                 make_int64_tensor(inverse_order))
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: list[CpuAttentionPlan]) -> Tensor:
-        """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
         layer_plan = plan[layer]
-        gatherings, output, order, back = (layer_plan.gathers, layer_plan.output, layer_plan.sort_order,
-                                           layer_plan.inverse_order)
-        if order is not None:
-            queries = queries.index_select(0, order)
+        if layer_plan.sort_order is not None:
+            queries = queries.index_select(0, layer_plan.sort_order)
         queries = queries.view(-1, *self._head_shape)  # [tokens, kv_heads, group, head_dim]
-        for units, target, calls in gatherings:
+        for units, target, calls in layer_plan.gathers:
             torch.index_select(cache.gather_units[layer], 0, units, out=target)
             for tokens, tiles, rows, keys, values, mask, result in calls:
                 rows.copy_(queries[tokens])
                 attended = self._attention_function(tiles, keys, values, mask).contiguous()
                 result.copy_(attended.as_strided(rows.shape, rows.stride()))  # results have the layout of `query_tiles`
-        return output if back is None else output.index_select(0, back)
+        if layer_plan.inverse_order is None:
+            return layer_plan.output
+        return layer_plan.output.index_select(0, layer_plan.inverse_order)
 
 
 def softcapped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
@@ -161,8 +167,7 @@ class CpuAttentionPlanner:
         self._cache = cache
         self._gather_buffer = gather_buffer
         self._gather_window = gather_window
-        self._causal_mask = CausalMask(max(span.end - gather_window.first_position(span) for span in spans),
-                                       gather_window.window)
+        self._causal_mask = CausalMask(max(map(gather_window.gather_length, spans)), gather_window.window)
         self._tiles_by_num_tokens: dict[int, Tensor] = {}  # by the piece's number of tokens
         self.output = torch.zeros(num_tokens, prod(head_shape), dtype=cache.dtype)
         self._output_by_head = self.output.view(num_tokens, *head_shape)
@@ -173,59 +178,57 @@ class CpuAttentionPlanner:
         length = self._gather_window.gather_length(spans[0])
         target, keys, values = self._view_gather_buffer(len(spans), length)
         tiles = torch.zeros(len(spans), kv_heads, TILE_ROWS, head_dim, dtype=self._cache.dtype)
-        gathered_positions = [span.start - self._gather_window.first_position(span) for span in spans]
-        mask = self._causal_mask.select_rows(gathered_positions, length)[:, None, None]  # [spans, 1, 1, length]
+        units: list[int] = []
+        positions: list[int] = []  # counted from the first that is gathered
+        for span in spans:
+            first_position = self._gather_window.first_position(span)
+            units += self._cache.list_gather_units(span.blocks, first_position, span.end, length)
+            positions.append(span.start - first_position)
+        mask = self._causal_mask.select_rows(positions, length)[:, None, None]  # [spans, 1, 1, length]
         call = SdpaCall(token_slice, tiles, tiles[:, :, :group], keys, values, mask, self._output_by_head[token_slice])
-        return KVGather(
-            self._list_unit_indices([(span, self._gather_window.first_position(span)) for span in spans], length),
-            target, [call])
+        return KVGather(make_int64_tensor(units), target, [call])
 
     def plan_chunks(self, chunk_pieces: list[list[TokenSpan]]) -> list[KVGather]:
-        """Plan chunks, each given as its pieces."""
-        pieces = [piece for some in chunk_pieces for piece in some]
-        chunk_masks = ChunkMasks(self._causal_mask,
-                                 [(piece, self._gather_window.first_position(piece)) for piece in pieces],
-                                 self._head_shape[1])
-        return [self._plan_chunk(some, chunk_masks) for some in chunk_pieces]
+        """Plan chunks, each given as its pieces. Their masks are slices of one matrix, since all have the same
+        diagonal.
 
-    def _plan_chunk(self, pieces: list[TokenSpan], chunk_masks: "ChunkMasks") -> KVGather:
-        length, first = (gather_length_of_chunk(pieces, self._gather_window),
-                         self._gather_window.first_position(pieces[0]))
-        target, keys, values = self._view_gather_buffer(1, length)
-        calls = [self._plan_piece(piece, first, keys[0], values[0], chunk_masks) for piece in pieces]
-        return KVGather(self._list_unit_indices([(pieces[-1], first)], length), target, calls)
+            0 0 0 0 0 - - -      first token of the piece that starts latest; an earlier piece uses columns to the right
+            0 0 0 0 0 0 - -      the next token
+        """
+        first_position, group = self._gather_window.first_position, self._head_shape[1]
+        latest_start = max(piece.start - first_position(piece) for piece in chain(*chunk_pieces))
+        num_rows = max(count_tiles(piece.length * group) for piece in chain(*chunk_pieces)) * TILE_ROWS
+        masks = self._causal_mask.select_rows([latest_start + row // group for row in range(num_rows)],
+                                              latest_start + LONG_GATHER_MULTIPLE)
+        gatherings: list[KVGather] = []
+        for pieces in chunk_pieces:
+            length, first, last = gather_length_of_chunk(pieces, self._gather_window), pieces[0], pieces[-1]
+            target, keys, values = self._view_gather_buffer(1, length)
+            calls = [self._plan_piece(piece, first_position(first), keys[0], values[0], masks) for piece in pieces]
+            units = self._cache.list_gather_units(last.blocks, first_position(first), last.end, length)
+            gatherings.append(KVGather(make_int64_tensor(units), target, calls))
+        return gatherings
 
     def _plan_piece(self, piece: TokenSpan, first_position: int, keys: Tensor, values: Tensor,
-                    chunk_masks: "ChunkMasks") -> SdpaCall:
+                    masks: Tensor) -> SdpaCall:
         """Plan one piece. `keys`, `values`: the chunk's from position `first_position` on, [kv_heads, positions,
-        head_dim]."""
+        head_dim]. `masks`: those of the piece that starts latest, LONG_GATHER_MULTIPLE wider than it needs."""
         kv_heads, group, head_dim = self._head_shape
-        tiles = self._get_query_tiles(piece.length)
+        num_tiles = count_tiles(piece.length * group)
+        if piece.length not in self._tiles_by_num_tokens:  # one tensor for all, since their calls run one by one
+            self._tiles_by_num_tokens[piece.length] = torch.zeros(kv_heads, num_tiles, TILE_ROWS, head_dim,
+                                                                  dtype=self._cache.dtype)
+        tiles = self._tiles_by_num_tokens[piece.length]
         rows = tiles.view(kv_heads, -1, head_dim)[:, :piece.length * group]  # [kv_heads, tokens * group, head_dim]
         rows = rows.view(kv_heads, piece.length, group, head_dim).transpose(0, 1)
         begin, length = self._gather_window.first_position(piece), self._gather_window.gather_length(piece)
         seen = slice(begin - first_position, begin - first_position + length)
-        keys, values = (some[:, None, seen].expand(kv_heads, tiles.shape[1], length, head_dim)
+        keys, values = (some[:, None, seen].expand(kv_heads, num_tiles, length, head_dim)
                         for some in (keys, values))
         tokens = slice(piece.first_row, piece.first_row + piece.length)
-        mask = chunk_masks.piece_mask(piece.start - begin, tiles.shape[1], length)
+        left = masks.shape[1] - LONG_GATHER_MULTIPLE - (piece.start - begin)
+        mask = masks[:num_tiles * TILE_ROWS, left:left + length].view(1, num_tiles, TILE_ROWS, length)
         return SdpaCall(tokens, tiles, rows, keys, values, mask, self._output_by_head[tokens])
-
-    def _get_query_tiles(self, num_tokens: int) -> Tensor:
-        """Return the tiles of a piece, [kv_heads, tiles, 16, head_dim].
-
-        Pieces with equally many tokens share one tensor, since their calls run one after the other.
-        """
-        kv_heads, group, head_dim = self._head_shape
-        if num_tokens not in self._tiles_by_num_tokens:
-            size = (kv_heads, count_tiles(num_tokens * group), TILE_ROWS, head_dim)
-            self._tiles_by_num_tokens[num_tokens] = torch.zeros(size, dtype=self._cache.dtype)
-        return self._tiles_by_num_tokens[num_tokens]
-
-    def _list_unit_indices(self, spans_with_first: list[tuple[TokenSpan, int]], length: int) -> Tensor:
-        """Return the cache units of each span from its first position on, padded to `length` positions."""
-        return make_int64_tensor([unit for span, first in spans_with_first
-                                  for unit in self._cache.list_gather_units(span.blocks, first, span.end, length)])
 
     def _view_gather_buffer(self, num_gathers: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the buffer to copy units to, [units, ..], and its keys and its values as views, each [count,
@@ -254,27 +257,7 @@ class CausalMask:
         """Return the mask rows of tokens at `positions`, [positions, length]; `length` exceeds no position by more than
         512."""
         windows = self._mask_values.unfold(0, length, 1)
-        return windows.index_select(0, make_int64_tensor([self._max_positions - 1 - place for place in positions]))
-
-
-class ChunkMasks:
-    """Masks of all pieces, as slices of one matrix, since all have the same diagonal.
-
-        0 0 0 0 0 - - -      first token of the piece that starts latest; an earlier piece uses columns to the right
-        0 0 0 0 0 0 - -      the next token
-    """
-
-    def __init__(self, causal_mask: CausalMask, pieces: list[tuple[TokenSpan, int]], group: int) -> None:
-        """`pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
-        self._latest_start = max(piece.start - first for piece, first in pieces)
-        num_rows = max(count_tiles(piece.length * group) for piece, _ in pieces) * TILE_ROWS
-        places = [self._latest_start + row // group for row in range(num_rows)]
-        self._mask_matrix = causal_mask.select_rows(places, self._latest_start + LONG_GATHER_MULTIPLE)
-
-    def piece_mask(self, start: int, tile_count: int, length: int) -> Tensor:
-        """Return the mask [1, tiles, 16, length] of a piece that starts at `start`."""
-        left = self._latest_start - start
-        return self._mask_matrix[:tile_count * TILE_ROWS, left:left + length].view(1, tile_count, TILE_ROWS, length)
+        return windows.index_select(0, self._max_positions - 1 - make_int64_tensor(positions))
 
 
 def count_tiles(num_rows: int) -> int:
@@ -289,7 +272,8 @@ def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
     """
     for length, same in groupby(sorted_decodes, gather_window.gather_length):
         spans, max_decodes = list(same), max(1, max_positions // length)
-        yield from (spans[first:first + max_decodes] for first in range(0, len(spans), max_decodes))
+        for first in range(0, len(spans), max_decodes):
+            yield spans[first:first + max_decodes]
 
 
 def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow) -> int:
@@ -298,10 +282,11 @@ def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow)
             - gather_window.first_position(pieces[0]))
 
 
-def split_chunk_into_pieces(chunk: TokenSpan) -> Iterator[TokenSpan]:
+def split_chunk_into_pieces(chunk: TokenSpan) -> list[TokenSpan]:
     """Cut a chunk into pieces at multiples of PIECE_POSITIONS, where gathered lengths may change."""
-    start = chunk.start
+    start, pieces = chunk.start, list[TokenSpan]()
     while start < chunk.end:
         end = min(chunk.end, (start // PIECE_POSITIONS + 1) * PIECE_POSITIONS)
-        yield TokenSpan(chunk.first_row + start - chunk.start, start, end - start, chunk.blocks)
+        pieces.append(TokenSpan(chunk.first_row + start - chunk.start, start, end - start, chunk.blocks))
         start = end
+    return pieces

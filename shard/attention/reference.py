@@ -4,7 +4,6 @@ Every span is computed by itself, in float32. A row's bits do not depend on othe
 chunks: this backend does not follow docs/exactness.md, "Gathered lengths".
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,21 +36,21 @@ class ReferenceAttention:
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,  # noqa: ARG002
              cache: KVCache) -> dict[int, list[SpanMask]]:
         """Return the spans' slots and masks by window size."""
-        spans = [*decodes, *(piece for chunk in chunks for piece in split_chunk(chunk))]
+        # A chunk is cut, since the scores of a long chunk far into a prompt would not fit into memory together.
+        spans = [*decodes, *(TokenSpan(chunk.first_row + first, chunk.start + first,
+                                       min(MAX_PIECE_TOKENS, chunk.length - first), chunk.blocks)
+                             for chunk in chunks for first in range(0, chunk.length, MAX_PIECE_TOKENS))]
         return {window: [make_span_mask(span, cache, window) for span in spans] for window in self._config.window_sizes}
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, list[SpanMask]]) -> Tensor:
-        """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
         output = torch.zeros_like(queries)
+        kv_heads, _, head_dim = self._head_shape
         for span_mask in plan[self._config.window_of_layer(layer)]:
-            keys, values = (self._gather_heads(rows[layer], span_mask.slots) for rows in (cache.keys, cache.values))
+            keys, values = (rows[layer].index_select(0, span_mask.slots).float().unflatten(1, (kv_heads, head_dim))
+                            .transpose(0, 1) for rows in (cache.keys, cache.values))
             output[span_mask.token_slice] = self._attend(queries[span_mask.token_slice].float(), keys, values,
                                                          span_mask.masked)
         return output.flatten(1)
-
-    def _gather_heads(self, cache_rows: Tensor, slots: Tensor) -> Tensor:
-        kv_heads, _, head_dim = self._head_shape
-        return cache_rows.index_select(0, slots).float().view(-1, kv_heads, head_dim).transpose(0, 1)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
         """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, positions, head_dim]."""
@@ -61,13 +60,6 @@ class ReferenceAttention:
             scores = self._config.softcap * (scores / self._config.softcap).tanh()
         weights = scores.masked_fill(masked, -torch.inf).softmax(-1)
         return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def split_chunk(chunk: TokenSpan) -> Iterator[TokenSpan]:
-    """Cut a chunk, since the scores of a long chunk far into a prompt would not fit into memory together."""
-    for first in range(0, chunk.length, MAX_PIECE_TOKENS):
-        yield TokenSpan(chunk.first_row + first, chunk.start + first, min(MAX_PIECE_TOKENS, chunk.length - first),
-                        chunk.blocks)
 
 
 def make_span_mask(span: TokenSpan, cache: KVCache, window: int) -> SpanMask:

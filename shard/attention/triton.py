@@ -94,7 +94,13 @@ class TritonAttention:
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
              cache: KVCache) -> TritonAttentionPlan:
-        table, tiles, *rest = to_device_int32(self.list_plan_integers(decodes, chunks, cache), cache.device)
+        tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
+        firsts = list(accumulate(map(len, tables), initial=0))
+        tokens_per_tile = self._choose_tile_sizes(cache).query_rows // self._group
+        tile_entries = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
+                        for entry in iter_chunk_tile_entries(chunk, first, tokens_per_tile)]
+        table, tiles, *rest = to_device_int32(
+            [list(chain(*tables)), tile_entries, *self.list_decode_entries(decodes, firsts, cache)], cache.device)
         decodes_by_window: dict[int, DecodeSplits] = {}
         if decodes:
             for window, split_offsets, split_entries in zip(self._config.window_sizes, rest[::2], rest[1::2],
@@ -107,23 +113,12 @@ class TritonAttention:
                                    self.make_kernel_constants(cache), covers_all)
 
     def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "TritonStaticPlans":
-        """Return plans for up to `max_rows` decodes of sequences of up to `max_length` tokens."""
         return TritonStaticPlans(self, self._config.window_sizes, max_rows, max_length, cache)
 
     @property
     def bytes_per_split(self) -> int:
         """Size of one split's `value_sums`, which is nearly all of its result."""
         return 4 * self._num_heads * self._head_dim
-
-    def list_plan_integers(self, decodes: list[TokenSpan], chunks: list[TokenSpan], cache: KVCache) -> list[list[int]]:
-        """Return a plan's integers: the table, the tiles, and for each window size `split_offsets` and `split_entries`
-        of DecodeSplits."""
-        tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
-        firsts = list(accumulate(map(len, tables), initial=0))
-        tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
-                 for entry in iter_chunk_tile_entries(chunk, first,
-                                                      self._choose_tile_sizes(cache).query_rows // self._group)]
-        return [list(chain(*tables)), tiles, *self.list_decode_entries(decodes, firsts, cache)]
 
     def list_decode_entries(self, decodes: list[TokenSpan], first_blocks: Sequence[int],
                             cache: KVCache) -> list[list[int]]:
@@ -146,8 +141,12 @@ class TritonAttention:
 
     def make_kernel_constants(self, cache: KVCache) -> dict[int, dict[str, int]]:
         """Return the constant arguments of the kernels by window size."""
-        return {window: self._make_constants_for_window(window, self._choose_tile_sizes(cache), cache)
-                for window in self._config.window_sizes}
+        sizes = self._choose_tile_sizes(cache)
+        constants = {"CAPPED": bool(self._config.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
+                     "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
+                     "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
+                     "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
+        return {window: {**constants, "WINDOW": window} for window in self._config.window_sizes}
 
     def _choose_tile_sizes(self, cache: KVCache) -> KernelTileSizes:
         return KernelTileSizes.from_heads(self._group, self._head_dim, cache.dtype)
@@ -175,18 +174,9 @@ class TritonAttention:
                                                                                 output, *scalars, **constants)
         return output
 
-    def _make_constants_for_window(self, window: int, sizes: KernelTileSizes, cache: KVCache) -> dict[str, int]:
-        return {"CAPPED": bool(self._config.softcap), "WINDOW": window, "GROUP": self._group,
-                "HEAD_DIM": self._head_dim, "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
-                "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
-                "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
-
 
 class TritonStaticPlans:
-    """Plans of decode steps whose tensors keep their addresses, so that a captured step can be replayed.
-
-    All plans share these tensors, so only one is used at a time.
-    """
+    """Implementation of `StaticPlans`. All plans share their tensors."""
 
     def __init__(self, attention: TritonAttention, windows: Sequence[int], max_rows: int, max_length: int,
                  cache: KVCache) -> None:
@@ -212,7 +202,6 @@ class TritonStaticPlans:
                                    covers_all_tokens=True)
 
     def write_spans(self, decodes: list[TokenSpan]) -> bool:
-        """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
         tables = [(span.blocks, -(-span.end // self._cache.block_size)) for span in decodes]
         first_blocks = range(0, len(decodes) * self._block_tables.max_blocks, self._block_tables.max_blocks)
         decode_entries = self._attention.list_decode_entries(decodes, first_blocks, self._cache)

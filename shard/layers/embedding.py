@@ -94,4 +94,4 @@ def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: 
         weight_name = name if tied_embedding is None else tied_embedding.name
         weight = weights.read_rows(weight_name, shape, id_range, scratch=should_pack(weights.dtype, weights.device))
     matrix_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
-    return LMHead(weights.lora_targets.wrap_head(make_linear(weight), matrix_slice), group, shape[0])
+    return LMHead(weights.lora_targets.wrap_linear(make_linear(weight), [matrix_slice], is_head=True), group, shape[0])

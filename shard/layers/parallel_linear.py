@@ -19,7 +19,6 @@ from shard.ops.activations import (
     PackedGatedLinear,
     PackedGeluLinear,
     apply_and_round,
-    apply_in_float32,
 )
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
@@ -91,10 +90,10 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
                       activation: str = "silu") -> GatedLinear | PackedGatedLinear:
     """`activation` is a key in GATED_ACTIVATIONS."""
     activation_variants = GATED_ACTIVATIONS[activation]
+    exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=activation_variants.exact)
     if (int8_linear := read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice],
                                         read_bias(weights, [gate, up]))) is not None:
-        return GatedLinear(wrap_with_adapters(weights, [gate, up], int8_linear.forward_float32),
-                           partial(apply_and_round, dtype=weights.dtype, activation=activation_variants.exact))
+        return GatedLinear(wrap_with_adapters(weights, [gate, up], int8_linear.forward_float32), exact_and_rounded)
     if not should_pack(weights.dtype, weights.device):
         fused_kernels = import_kernels(weights.device)
         activate = activation_variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
@@ -102,8 +101,7 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_activations.py
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activation_variants.exact)
     if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
-        return GatedLinear(read_column_parallel_linear(weights, [gate, up]),
-                           partial(apply_in_float32, activation=activation_variants.exact))
+        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), exact_and_rounded)
     gate_weight, up_weight = (weights.read_stacked_rows([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
     return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, activation_variants.onednn_fused)

@@ -3,7 +3,7 @@
 Slots are grouped by LoRA rank rounded up to a power of two, so that one batched matmul serves several adapters.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, count
 from typing import NamedTuple
@@ -96,11 +96,7 @@ class LoraRowTiles(NamedTuple):
 
 
 class LoraWorkList(NamedTuple):
-    """Work list of the LoRA kernels.
-
-    An entry holds table row and padded rank of a slot, index of its first row in `row_indices`, number of rows, and
-    offset of these rows in the shrink output.
-    """
+    """Work list of the LoRA kernels; `lora_kernels.py` says what an entry holds."""
 
     entries: Tensor  # [entries, INTS_PER_ENTRY], of which the first `num_entries` are valid
     row_indices: Tensor  # indices of rows of the pass
@@ -117,21 +113,20 @@ class RowAdapters:
         """`static_work`: work list for rows that are not known yet, used instead of one made of `spans`."""
         self._spans, self._device, self._adapter_slots = spans, device, adapter_slots
         self._static_work = static_work
-
-    @cached_property
-    def _rows_by_adapter(self) -> dict[int, list[int]]:
-        rows_by_adapter: dict[int, list[int]] = {}
-        first = 0
-        for adapter, length in self._spans:
+        self._rows_by_adapter: dict[int, list[int]] = {}
+        self._num_rows = 0
+        for adapter, length in spans:
             if adapter != NO_ADAPTER:
-                rows_by_adapter.setdefault(adapter, []).extend(range(first, first + length))
-            first += length
-        return rows_by_adapter
+                self._rows_by_adapter.setdefault(adapter, []).extend(range(self._num_rows, self._num_rows + length))
+            self._num_rows += length
 
     @cached_property
     def rows_by_slot(self) -> RowsBySlot:
-        return sorted((place, rows) for adapter, rows in self._rows_by_adapter.items()
-                      if (place := self._adapter_slots.find(adapter)) is not None)
+        rows_by_slot: RowsBySlot = []
+        for adapter, rows in self._rows_by_adapter.items():
+            if (place := self._adapter_slots.find(adapter)) is not None:
+                rows_by_slot.append((place, rows))
+        return sorted(rows_by_slot)
 
     @cached_property
     def adapter_rows(self) -> tuple[AdapterRows, ...]:
@@ -140,7 +135,27 @@ class RowAdapters:
 
     @cached_property
     def tiles(self) -> tuple[LoraRowTiles, ...]:
-        return tuple(self._iter_tiles(sum(span.length for span in self._spans)))
+        all_tiles: list[LoraRowTiles] = []
+        for adjacent in group_adjacent_slots(self.rows_by_slot):
+            rows: list[int] = []  # padded
+            index_of_row: dict[int, int] = {}
+            for _, rows_of_slot in adjacent:
+                index_of_row.update(zip(rows_of_slot, count(len(rows)), strict=False))
+                rows += rows_of_slot + rows_of_slot[:1] * (-len(rows_of_slot) % ROWS_PER_TILE)
+            if len(rows) == ROWS_PER_TILE:  # docs/exactness.md, "A single row is computed as two"
+                rows += ROWS_PER_TILE * rows[:1]
+            targets = sorted(index_of_row)
+            first, last = adjacent[0][0], adjacent[-1][0]
+            all_tiles.append(LoraRowTiles(
+                first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
+                self._make_row_indices(rows, self._num_rows),
+                self._make_row_indices(list(map(index_of_row.__getitem__, targets)), len(rows)),
+                self._make_row_indices(targets, self._num_rows)))
+        return tuple(all_tiles)
+
+    def _make_row_indices(self, indices: list[int], num_rows: int) -> Tensor | None:
+        """Return None for all rows in order, so that nothing is gathered."""
+        return None if indices == [*range(num_rows)] else torch.tensor(indices, device=self._device)
 
     @cached_property
     def lora_work(self) -> LoraWorkList | None:
@@ -160,34 +175,18 @@ class RowAdapters:
         return RowAdapters([AdapterRowSpan(adapters[row], 1) for row in selected_rows.tolist()], self._device,
                            self._adapter_slots)
 
-    def _iter_tiles(self, num_rows: int) -> Iterator[LoraRowTiles]:
-        for adjacent in group_adjacent_slots(self.rows_by_slot):
-            first, last = adjacent[0][0], adjacent[-1][0]
-            rows, index_of_row = pack_groups_into_tiles([rows for _, rows in adjacent])
-            targets = sorted(index_of_row)
-            unpadded_indices = [index_of_row[row] for row in targets]
-            # None where the indices are all of a tensor's rows in order, so that nothing is gathered
-            yield LoraRowTiles(first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
-                               *(None if indices == [*range(size)] else torch.tensor(indices, device=self._device)
-                                 for indices, size in ((rows, num_rows), (unpadded_indices, len(rows)),
-                                                       (targets, num_rows))))
-
 
 class StaticLoraWorkList:
     """Work list with fixed addresses for captured steps of up to `max_rows` rows."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._static_buffers = StaticDeviceBuffers([INTS_PER_ENTRY * max_rows, max_rows, 1], torch.int32, device)
+        self.buffers = StaticDeviceBuffers([INTS_PER_ENTRY * max_rows, max_rows, 1], torch.int32, device)
 
     def view_rows(self, num_rows: int) -> LoraWorkList:
         """Return the view that a captured step of `num_rows` rows reads."""
-        entries, held, number = self._static_buffers.device_lists
+        entries, held, number = self.buffers.device_lists
         return LoraWorkList(entries[:INTS_PER_ENTRY * num_rows].view(-1, INTS_PER_ENTRY), held[:num_rows], number,
                             num_rows * MAX_PADDED_RANK, None)
-
-    def write_rows_by_slot(self, rows_by_slot: RowsBySlot) -> None:
-        """Write the work list of the next step."""
-        self._static_buffers.copy_to_device(flatten_work(rows_by_slot))
 
 
 class AdapterRouting:
@@ -217,7 +216,7 @@ class AdapterRouting:
         if not self.head_or_embedding_adapters.isdisjoint(adapters):
             return False
         rows = RowAdapters([AdapterRowSpan(adapter, 1) for adapter in adapters], self._device, self._adapter_slots)
-        static_work.write_rows_by_slot(rows.rows_by_slot)
+        static_work.buffers.copy_to_device(flatten_work(rows.rows_by_slot))
         return True
 
 
@@ -232,18 +231,6 @@ def flatten_work(rows_by_slot: RowsBySlot) -> list[list[int]]:
                         shrunk_offset + num_listed * size)
         first, shrunk_offset = first + len(rows), shrunk_offset + len(rows) * size
     return [entries, [*chain(*(rows for _, rows in rows_by_slot))], [len(entries) // INTS_PER_ENTRY]]
-
-
-def pack_groups_into_tiles(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
-    """Pack each group into tiles of its own. Return the padded rows and the index of each row among them."""
-    rows: list[int] = []
-    index_of_row: dict[int, int] = {}
-    for group in groups:
-        index_of_row.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
-        rows += group + group[:1] * (-len(group) % ROWS_PER_TILE)
-    if len(rows) == ROWS_PER_TILE:  # docs/exactness.md, "A single row is computed as two"
-        rows += ROWS_PER_TILE * rows[:1]
-    return rows, index_of_row
 
 
 def group_adjacent_slots(rows_by_slot: RowsBySlot) -> list[RowsBySlot]:

@@ -1,7 +1,4 @@
-"""LoRA targets of a model: its linears, head and embedding.
-
-Collected while the model is loaded, used when an adapter is loaded.
-"""
+"""LoRA targets of a model: its linears, head and embedding."""
 
 from collections.abc import Sequence
 
@@ -60,7 +57,7 @@ def multiply_in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 class LoraTargets:
-    """All linears, heads and embeddings of a model that adapters may change, collected while the model is loaded."""
+    """Linears, heads and embeddings that adapters may change, collected while the model is loaded."""
 
     def __init__(self, adapter_routing: AdapterRouting | None = None, dtype: torch.dtype = torch.float32,
                  device: torch.device | None = None) -> None:
@@ -80,21 +77,15 @@ class LoraTargets:
     def linears_and_heads(self) -> list[LoraLinear]:
         return self.linears + self.heads
 
-    def wrap_linear(self, linear: Linear, matrix_slices: Sequence[MatrixSlice]) -> Linear:
-        return self._wrap(linear, matrix_slices, self.linears)
-
-    def wrap_head(self, linear: Linear, matrix_slice: MatrixSlice) -> Linear:
-        return self._wrap(linear, [matrix_slice], self.heads)
+    def wrap_linear(self, linear: Linear, matrix_slices: Sequence[MatrixSlice], *, is_head: bool = False) -> Linear:
+        if self.adapter_routing is None:
+            return linear
+        targets = self.heads if is_head else self.linears
+        targets.append(LoraLinear(linear, self.adapter_routing, matrix_slices, self._dtype, self._device))
+        return targets[-1]
 
     def add_embedding(self, module: str, shape: tuple[int, int]) -> EmbeddingLoraTarget | None:
-        """`shape: [vocabulary, width]`"""
         if self.adapter_routing is None:
             return None
         self.embeddings.append(EmbeddingLoraTarget(self.adapter_routing, module, shape, self._dtype, self._device))
         return self.embeddings[-1]
-
-    def _wrap(self, linear: Linear, matrix_slices: Sequence[MatrixSlice], target_list: list[LoraLinear]) -> Linear:
-        if self.adapter_routing is None:
-            return linear
-        target_list.append(LoraLinear(linear, self.adapter_routing, matrix_slices, self._dtype, self._device))
-        return target_list[-1]

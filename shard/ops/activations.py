@@ -17,17 +17,9 @@ from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear,
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
 
-def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate).mul_(up)
-
-
 def batch_invariant_silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up. For float32 only: smaller types would be rounded in between."""
     return (gate * up).div_(gate.neg().exp_().add_(1))
-
-
-def gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def batch_invariant_gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -46,19 +38,16 @@ class ActivationVariants(NamedTuple):
 
 
 GATED_ACTIVATIONS = {  # by their names in config.json
-    "silu": ActivationVariants(silu_and_mul, batch_invariant_silu_and_mul, ("swish", "")),
-    "gelu_pytorch_tanh": ActivationVariants(gelu_tanh_and_mul, batch_invariant_gelu_tanh_and_mul, ("gelu", "tanh")),
+    "silu": ActivationVariants(lambda gate, up: functional.silu(gate).mul_(up), batch_invariant_silu_and_mul,
+                               ("swish", "")),
+    "gelu_pytorch_tanh": ActivationVariants(lambda gate, up: functional.gelu(gate, approximate="tanh").mul_(up),
+                                            batch_invariant_gelu_tanh_and_mul, ("gelu", "tanh")),
 }
 
 
 def apply_and_round(gate: Tensor, up: Tensor, dtype: torch.dtype, activation: GatedActivation) -> Tensor:
-    """Apply `activation` to float32 inputs and round the result to `dtype`."""
-    return activation(gate, up).to(dtype)
-
-
-def apply_in_float32(gate: Tensor, up: Tensor, activation: GatedActivation) -> Tensor:
-    """Apply `activation` to inputs of a smaller type in float32, and round the result to that type."""
-    return activation(gate.float(), up.float()).to(gate.dtype)
+    """Apply `activation` in float32 and round the result to `dtype`."""
+    return activation(gate.float(), up.float()).to(dtype)
 
 
 class GatedLinear:
@@ -110,14 +99,6 @@ class GeluLinear:
         return functional.gelu(self._linear(x), approximate=self._approximate)
 
 
-def batch_invariant_gelu(x: Tensor, approximate: str) -> Tensor:
-    """Compute GELU of float32 numbers."""
-    if approximate == "tanh":  # as in `batch_invariant_gelu_tanh_and_mul`
-        exponent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
-        return x / exponent.exp_().add_(1)
-    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
-
-
 class ExactGeluLinear:
     """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
@@ -126,12 +107,15 @@ class ExactGeluLinear:
         self._approximate = approximate
 
     def __call__(self, x: Tensor) -> Tensor:
-        return batch_invariant_gelu(self._linear(x).float(), self._approximate).to(x.dtype)
+        wide = self._linear(x).float()
+        if self._approximate == "tanh":  # as in `batch_invariant_gelu_tanh_and_mul`
+            exponent = (wide * wide).mul_(0.044715).add_(1).mul_(wide).mul_(-2 * math.sqrt(2 / math.pi))
+            return (wide / exponent.exp_().add_(1)).to(x.dtype)
+        return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
 
 
 class PackedGeluLinear(PackedLinear):
     """Packed linear with fused GELU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
-        """`weight` is copied, so the caller may free it."""
         super().__init__(weight, bias, ("gelu", approximate))

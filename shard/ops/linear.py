@@ -4,7 +4,6 @@ docs/exactness.md, "Products with independent rows".
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,25 +39,19 @@ def pack_weight(weight: Tensor) -> Tensor:
 SAFE_MAX_ROWS = 32
 
 
-class RowIndependenceTrial(NamedTuple):
-    """Sizes of the products with which `has_independent_rows` is tried for a dtype."""
-
-    weight_shapes: tuple[tuple[int, int], ...]  # [out, in] of weights
-    row_counts: tuple[int, ...]
-
-
+# Products with which `has_independent_rows` is tried: [out, in] of weights, and numbers of rows.
 # With AVX but without AVX2, large float32 products use another kernel; with wide weights, from 267 rows on.
-FLOAT32_TRIAL = RowIndependenceTrial(((1024, 896),), (33, 600))
+FLOAT32_TRIAL = ((1024, 896),), (33, 600)
 # With AMX 32 rows are multiplied at once. With more rows a bfloat16 product is summed in another order.
-DEFAULT_TRIAL = RowIndependenceTrial(((4864, 896), (2048, 2048)), (33, 48, 300))
+DEFAULT_TRIAL = ((4864, 896), (2048, 2048)), (33, 48, 300)
 
 
 @cache
 def find_max_exact_rows(dtype: torch.dtype) -> int | None:
     """Return how many rows a packed product may have for each row to get the same bits as in a product of two rows;
     None: any number. A short trial determines it."""
-    trial = FLOAT32_TRIAL if dtype == torch.float32 else DEFAULT_TRIAL
-    return (None if all(has_independent_rows(dtype, *shape, trial.row_counts) for shape in trial.weight_shapes)
+    weight_shapes, row_counts = FLOAT32_TRIAL if dtype == torch.float32 else DEFAULT_TRIAL
+    return (None if all(has_independent_rows(dtype, *shape, row_counts) for shape in weight_shapes)
             else SAFE_MAX_ROWS)
 
 

@@ -21,29 +21,20 @@ class RMSNorm:
         # norms of heads: `FusedRotaryEmbedding`
         self._fused_kernels = import_kernels(weight.device) if weight.ndim == 1 else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x: [..., width]`"""
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Return the norm of `x: [..., width]`, to which a `delta` is added in place first."""
         if self._fused_kernels is not None:
-            return self._norm_with_kernel(x, None)
+            normed: Tensor = self._fused_kernels.rms_norm(x, self.weight, self.epsilon,
+                                                          round_after_weight=self.rounds_after_weight, delta=delta)
+            return normed
+        if delta is not None:
+            x += delta
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._epsilon_tensor, length, length, value=self._inverse_width).rsqrt_()
         normalized = wide * scale
         return (normalized.mul_(self.weight).to(x.dtype) if self.rounds_after_weight
                 else normalized.to(x.dtype).mul_(self.weight))
-
-    def add_and_norm(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Add `delta` to `x` in place and return the norm of the sum."""
-        if self._fused_kernels is not None:
-            return self._norm_with_kernel(x, delta)
-        x += delta
-        return self(x)
-
-    def _norm_with_kernel(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        assert self._fused_kernels is not None
-        normed: Tensor = self._fused_kernels.rms_norm(x, self.weight, self.epsilon,
-                                                      round_after_weight=self.rounds_after_weight, delta=delta)
-        return normed
 
 
 class Fp32WeightRMSNorm(RMSNorm):
@@ -62,15 +53,12 @@ class LayerNorm:
         self._width = weight.shape[-1:]
         self._epsilon = epsilon
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x: [..., width]`"""
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Return the norm of `x: [..., width]`, to which a `delta` is added in place first."""
+        if delta is not None:
+            x += delta
         wide = functional.layer_norm(x.float(), self._width, eps=self._epsilon).mul_(self._weight)
         return (wide if self._bias is None else wide.add_(self._bias)).to(x.dtype)
-
-    def add_and_norm(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Add `delta` to `x` in place and return the norm of the sum."""
-        x += delta
-        return self(x)
 
 
 Norm = RMSNorm | LayerNorm
@@ -91,7 +79,7 @@ class ResidualStream:
 
     def apply_pending_and_norm(self, norm: Norm) -> Tensor:
         delta, self._pending_delta = self._pending_delta, None
-        return norm(self._stream) if delta is None else norm.add_and_norm(self._stream, delta)
+        return norm(self._stream, delta)
 
     def apply_pending(self) -> Tensor:
         """Apply the deferred addition and return the stream."""

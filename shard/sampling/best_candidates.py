@@ -29,14 +29,12 @@ class Candidates:
     is_whole_vocabulary: bool
 
     def take_best(self, num_candidates: int) -> "Candidates":
-        """Return the best `num_candidates` candidates."""
         if num_candidates >= self.token_ids.shape[-1]:
             return self
         return Candidates(self.token_ids[:, :num_candidates], self.logits[:, :num_candidates],
                           self.logprobs[:, :num_candidates], self.all_logprobs, is_whole_vocabulary=False)
 
     def select_rows(self, rows: Tensor) -> "Candidates":
-        """Return the candidates of some rows."""
         return Candidates(self.token_ids[rows], self.logits[rows], self.logprobs[rows], self.all_logprobs[rows],
                           self.is_whole_vocabulary)
 
@@ -74,8 +72,10 @@ class CandidateFinder:
             ids = ids.gather(-1, logits.gather(-1, ids).topk(num_candidates, sorted=False).indices)
         else:
             ids = logits.topk(num_candidates, sorted=False).indices
-        return sort_candidates(ids, logits.gather(-1, ids), logprobs,
-                               is_whole_vocabulary=num_candidates == self._vocabulary_size)
+        order = ((to_sortable_int32(logits.gather(-1, ids)).long() << 32) - ids).argsort(-1, descending=True)
+        ids = ids.gather(-1, order)
+        return Candidates(ids, logits.gather(-1, ids), logprobs.gather(-1, ids), logprobs,
+                          is_whole_vocabulary=num_candidates == self._vocabulary_size)
 
     def _compute_block_maxima(self, logits: Tensor) -> Tensor:  # [rows, blocks]
         return logits[:, :self._num_blocks * IDS_PER_BLOCK].view(-1, self._num_blocks, IDS_PER_BLOCK).amax(-1)
@@ -87,13 +87,6 @@ class CandidateFinder:
             return ids
         rest = torch.arange(self._num_blocks * IDS_PER_BLOCK, self._vocabulary_size, device=blocks.device)
         return torch.cat([ids, rest.expand(len(blocks), -1)], -1)
-
-
-def sort_candidates(token_ids: Tensor, logits: Tensor, all_logprobs: Tensor, is_whole_vocabulary: bool) -> Candidates:
-    order = ((to_sortable_int32(logits).long() << 32) - token_ids).argsort(-1, descending=True)
-    token_ids = token_ids.gather(-1, order)
-    return Candidates(token_ids, logits.gather(-1, order), all_logprobs.gather(-1, token_ids), all_logprobs,
-                      is_whole_vocabulary)
 
 
 def sort_whole_vocabulary(logits: Tensor, logprobs: Tensor) -> Candidates:

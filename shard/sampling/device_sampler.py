@@ -15,7 +15,7 @@ from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
 from shard.sampling.sampler import changes_logits, compute_logit_divisor
-from shard.sampling.selection import SamplingColumns, draw_uniforms, list_parameters, select_tokens
+from shard.sampling.selection import draw_uniforms, list_parameters, select_tokens
 from shard.state.sequence import Sequence
 
 # The parameters of the filters, uniforms, whether logprobs are raw, and divisors of logits; their values in rows beyond
@@ -73,9 +73,8 @@ class DeviceSampler:
         scaled_logits = logits / divisors.float()[:, None]
         candidates = self._candidate_finder.find_candidates(scaled_logits, scaled_logits.log_softmax(-1),
                                                             NUM_FEW_CANDIDATES)
-        selection = select_tokens(candidates, SamplingColumns(
-            uniforms, raw.bool(), {name: column.float() for name, column in zip(FILTERS, filters, strict=True)}),
-                                  is_captured=True)
+        selection = select_tokens(candidates, uniforms, raw.bool(), {
+            name: column.float() for name, column in zip(FILTERS, filters, strict=True)}, is_captured=True)
         return DeviceSamples(selection.tokens, selection.logprobs,
                              selection.is_decided & are_finite(logits, selection.logprobs))
 

@@ -30,11 +30,6 @@ class RemainingCandidates:
         self.is_decided = torch.ones(num_rows, dtype=torch.bool, device=probabilities.device)
         self.is_filtered = ~self.is_decided
 
-    @property
-    def cumulative_probabilities(self) -> Tensor:  # [rows, width]
-        """Chance of each candidate plus those of all better ones."""
-        return compute_running_sums(self.probabilities)
-
     def keep_only(self, filtered_rows: Tensor, kept_candidates: Tensor, keeps_none_beyond: Tensor) -> None:
         """Drop all but `kept_candidates` [rows, width] in the rows `filtered_rows`. Where `keeps_none_beyond` is true,
         no token beyond is kept."""
@@ -42,7 +37,7 @@ class RemainingCandidates:
         self.is_decided &= self.is_complete | ~filtered_rows
         self.is_filtered |= filtered_rows
         self.probabilities = self.probabilities.where(kept_candidates | ~filtered_rows[:, None], 0.0)
-        self.total_probability = torch.where(filtered_rows, self.cumulative_probabilities[:, -1],
+        self.total_probability = torch.where(filtered_rows, compute_running_sums(self.probabilities)[:, -1],
                                              self.total_probability)
 
     def draw_ranks(self, uniforms: Tensor) -> Tensor:  # [rows] ranks
@@ -60,7 +55,7 @@ def filter_top_k(remaining: RemainingCandidates, max_candidates: Tensor) -> None
 
 def filter_top_p(remaining: RemainingCandidates, p: Tensor) -> None:
     """Keep the fewest candidates, from the best on, that have the share together."""
-    target, cumulative = p * remaining.total_probability, remaining.cumulative_probabilities
+    target, cumulative = p * remaining.total_probability, compute_running_sums(remaining.probabilities)
     remaining.keep_only(is_proper_fraction(p), cumulative - remaining.probabilities < target[:, None],
                         cumulative[:, -1] >= target)
 

@@ -105,19 +105,16 @@ class GrammarRegistry:
         return state.advance(token)
 
     def _compute_allowed_tokens(self, sequences: list[Sequence]) -> Tensor:  # [rows, vocabulary] bool
-        masks = bytearray().join([self._get_state(sequence).compute_bitmask() for sequence in sequences])
+        for sequence in sequences:
+            if sequence.worker_state is None:
+                sequence.worker_state = GrammarState(self._matchers[sequence.grammar_id].deep_copy(), sequence)
+        masks = bytearray().join([sequence.worker_state.compute_bitmask() for sequence in sequences])
         bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(sequences), -1)
         is_allowed = UNPACKED_BITS_BY_BYTE[bits.long()].view(torch.bool)
         vocabulary_size = self._tokenizer.eos_token_id
         for sequence, tokens in zip(sequences, is_allowed, strict=True):
             tokens[torch.tensor(sequence.sampling.end_tokens, dtype=torch.int64)] = tokens[vocabulary_size].clone()
         return is_allowed[:, :vocabulary_size]
-
-    def _get_state(self, sequence: Sequence) -> GrammarState:
-        if sequence.worker_state is None:
-            sequence.worker_state = GrammarState(self._matchers[sequence.grammar_id].deep_copy(), sequence)
-        state: GrammarState = sequence.worker_state
-        return state
 
 
 def make_grammar_registry(folder: Path, vocabulary_size: int) -> GrammarRegistry | None:

@@ -66,22 +66,39 @@ class Sampler:
         for start in range(0, len(target_tokens), MAX_ROWS_AT_ONCE):
             rows = slice(start, start + MAX_ROWS_AT_ONCE)
             ids = torch.tensor(target_tokens[rows], device=logits.device)
-            logprobs += gather_by_id(compute_log_softmax(logits[rows], self._logprob_buffer), ids)
+            logprobs += gather_by_id(torch.log_softmax(logits[rows], -1, out=self._logprob_buffer[:len(ids)]), ids)
         return logprobs
 
     def _sample_rows(self, logits: Tensor, sequences: list[Sequence], output: SamplerOutput) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
-        raw_rows = [row for row, sequence in enumerate(sequences)
-                    if sequence.sampling.raw_logprobs and changes_logits(sequence)]
+        temperatures: list[float] = []
+        raw_rows: list[int] = []
+        has_grammar = needs_candidates = False
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            temperatures.append(sampling.temperature)
+            has_grammar = has_grammar or bool(sequence.grammar_id)
+            needs_candidates = needs_candidates or bool(sampling.temperature or sampling.top_n_tokens)
+            if sampling.raw_logprobs and changes_logits(sequence):
+                raw_rows.append(row)
         raw_samples = self._sample_raw_greedy(logits, sequences, raw_rows) if raw_rows else None
         process_logits(logits, sequences)
-        grammars = self._grammars if any(sequence.grammar_id for sequence in sequences) else None
+        grammars = self._grammars if has_grammar else None
         dead_rows = set() if grammars is None else grammars.mask_logits(logits, sequences)
-        temperatures = [sequence.sampling.temperature for sequence in sequences]
         if not UNSCALED_TEMPERATURES.issuperset(temperatures):
             logits /= torch.tensor(list(map(compute_logit_divisor, temperatures)), device=logits.device)[:, None]
-        sampled_tokens = self._choose_tokens(logits, sequences)
-        raw_logprobs = self._gather_raw_logprobs(sampled_tokens) if raw_rows else []
+        logprobs = torch.log_softmax(logits, -1, out=self._logprob_buffer[:len(logits)])
+        if needs_candidates:
+            sampled_tokens = self._sample_from_candidates(logits, logprobs, [s.sampling for s in sequences],
+                                                          draw_uniforms([s.sampling_key for s in sequences],
+                                                                        [len(s.tokens) for s in sequences]))
+        else:
+            best_tokens = self._candidate_finder.find_best(logits)
+            sampled_tokens = list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
+        raw_logprobs: list[float] = []
+        if raw_rows:
+            tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens], device=logits.device)
+            raw_logprobs = gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
         for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
             # If no token is left to choose from, the logprob is not finite.
             is_finite, fits_grammar = isfinite(sums[row]) and isfinite(sampled_token.logprob), row not in dead_rows
@@ -95,16 +112,6 @@ class Sampler:
             output.top_logprobs.append(tops.top_logprobs)
             output.is_finite.append(is_finite)
             output.fits_grammar.append(fits_grammar)
-
-    def _choose_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        logprobs = compute_log_softmax(logits, self._logprob_buffer)
-        sampling_params = [sequence.sampling for sequence in sequences]
-        if any(params.temperature or params.top_n_tokens for params in sampling_params):
-            uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences],
-                                     [len(sequence.tokens) for sequence in sequences])
-            return self._sample_from_candidates(logits, logprobs, sampling_params, uniforms)
-        best_tokens = self._candidate_finder.find_best(logits)
-        return list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
 
     def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
                                 uniforms: Tensor) -> list[SampledToken]:
@@ -123,19 +130,14 @@ class Sampler:
 
     def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence],
                            raw_rows: list[int]) -> list[SampledToken] | None:
-        """Keep the raw logprobs for `_gather_raw_logprobs`. Return samples with the best tokens by the raw logits, or
+        """Keep the raw logprobs in their buffer. Return samples with the best tokens by the raw logits, or
         None if no row wants these."""
-        logprobs = compute_log_softmax(logits, self._raw_logprob_buffer)
+        logprobs = torch.log_softmax(logits, -1, out=self._raw_logprob_buffer[:len(logits)])
         top_counts = [sequence.sampling.top_n_tokens if row in raw_rows else 0
                       for row, sequence in enumerate(sequences)]
         return self._sample_from_candidates(
             logits, logprobs, [SamplingParams(top_n_tokens=count) for count in top_counts],
             torch.zeros(len(sequences))) if any(top_counts) else None
-
-    def _gather_raw_logprobs(self, sampled_tokens: list[SampledToken]) -> list[float]:
-        tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
-                              device=self._raw_logprob_buffer.device)
-        return gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
 
 
 def changes_logits(sequence: Sequence) -> bool:
@@ -147,10 +149,6 @@ def changes_logits(sequence: Sequence) -> bool:
 def compute_logit_divisor(temperature: float) -> float:
     """Return the divisor of a row's logits; 1 keeps their bits."""
     return max(temperature, MIN_TEMPERATURE) if temperature else 1.0
-
-
-def compute_log_softmax(logits: Tensor, out_buffer: Tensor) -> Tensor:
-    return torch.log_softmax(logits, -1, out=out_buffer[:len(logits)])
 
 
 def gather_by_id(values: Tensor, ids: Tensor) -> list[float]:

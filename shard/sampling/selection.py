@@ -35,15 +35,6 @@ class SampledToken:
     top_logprobs: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingColumns:
-    """Sampling parameters of the rows, one column each, on the device of their candidates."""
-
-    uniforms: Tensor  # float64, uniform from 0 to below 1; 0 takes the best
-    uses_raw_logprobs: Tensor  # bool: logprobs over the whole vocabulary, not over the survivors of the filters
-    filters: dict[str, Tensor]  # by name; only filters that some row uses
-
-
 class SelectedTokens(NamedTuple):
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
@@ -57,16 +48,20 @@ def sample_from_candidates(candidates: Candidates, sampling_params: list[Samplin
     from 0 to below 1; greedy rows ignore them."""
     device = candidates.token_ids.device
     *filters, draws, raw = list_parameters(sampling_params, uniforms)
-    selection = select_tokens(candidates, SamplingColumns(
-        torch.tensor(draws, dtype=torch.float64, device=device), torch.tensor(raw, device=device),
+    selection = select_tokens(
+        candidates, torch.tensor(draws, dtype=torch.float64, device=device), torch.tensor(raw, device=device),
         {name: torch.tensor(column, device=device) for name, column in zip(FILTERS, filters, strict=True)
-         if any(column)}))
+         if any(column)})
     sampled_tokens = list(map(SampledToken, selection.tokens.tolist(), selection.logprobs.tolist()))
     decided, top_counts = selection.is_decided, [sampling.top_n_tokens for sampling in sampling_params]
     if any(top_counts):
-        top_counts_tensor = torch.tensor(top_counts, device=device)
-        add_top_tokens(sampled_tokens, candidates, selection.candidate_logprobs, top_counts_tensor)
-        decided = decided & candidates.has_enough(top_counts_tensor)
+        max_counts, logprobs = torch.tensor(top_counts, device=device), selection.candidate_logprobs
+        is_reported = logprobs.isfinite()
+        is_reported &= is_reported.cumsum(-1) <= max_counts[:, None]
+        ids, values = iter(candidates.token_ids[is_reported].tolist()), iter(logprobs[is_reported].tolist())
+        for sampled_token, count in zip(sampled_tokens, is_reported.sum(-1).tolist(), strict=True):
+            sampled_token.top_tokens, sampled_token.top_logprobs = list(islice(ids, count)), list(islice(values, count))
+        decided = decided & candidates.has_enough(max_counts)
     return sampled_tokens, decided.tolist()
 
 
@@ -80,17 +75,19 @@ def list_parameters(sampling_params: list[SamplingParams], uniforms: Tensor) -> 
             [sampling.raw_logprobs for sampling in sampling_params]]
 
 
-def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
+def select_tokens(candidates: Candidates, uniforms: Tensor, uses_raw_logprobs: Tensor, filters: dict[str, Tensor], *,
                   is_captured: bool = False) -> SelectedTokens:
-    """Filter the candidates and pick a token per row. If `is_captured`, run branches that few rows need for all rows: a
-    CUDA graph cannot branch on data."""
-    remaining, uniforms = RemainingCandidates(candidates), sampling_columns.uniforms
-    for name, column in sampling_columns.filters.items():
+    """Filter the candidates and pick a token per row. Arguments are columns on the device of the candidates:
+    `uniforms`, float64, from 0 to below 1, 0 takes the best; `uses_raw_logprobs`, bool: logprobs over the whole
+    vocabulary, not over the survivors of the filters; `filters` by name, only those that some row uses. If
+    `is_captured`, run branches that few rows need for all rows: a CUDA graph cannot branch on data."""
+    remaining = RemainingCandidates(candidates)
+    for name, column in filters.items():
         FILTERS[name](remaining, column)
     ranks = remaining.draw_ranks(uniforms)[:, None]
     candidate_logprobs = candidates.logprobs
-    if sampling_columns.filters:  # over the survivors, unless raw ones are wanted
-        among_remaining = remaining.is_filtered & ~sampling_columns.uses_raw_logprobs
+    if filters:  # over the survivors, unless raw ones are wanted
+        among_remaining = remaining.is_filtered & ~uses_raw_logprobs
         logits = candidates.logits.masked_fill(remaining.probabilities == 0, -torch.inf)
         candidate_logprobs = torch.where(among_remaining[:, None], logits.log_softmax(-1), candidate_logprobs)
     tokens, logprobs = candidates.token_ids.gather(-1, ranks)[:, 0], candidate_logprobs.gather(-1, ranks)[:, 0]
@@ -101,15 +98,6 @@ def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
         tokens = torch.where(is_unfiltered, drawn, tokens)
         logprobs = torch.where(is_unfiltered, candidates.all_logprobs.gather(-1, drawn[:, None])[:, 0], logprobs)
     return SelectedTokens(tokens, logprobs, remaining.is_decided | is_unfiltered, candidate_logprobs)
-
-
-def add_top_tokens(sampled_tokens: list[SampledToken], candidates: Candidates, logprobs: Tensor,
-                   max_counts: Tensor) -> None:
-    is_reported = logprobs.isfinite()
-    is_reported &= is_reported.cumsum(-1) <= max_counts[:, None]
-    ids, values = iter(candidates.token_ids[is_reported].tolist()), iter(logprobs[is_reported].tolist())
-    for sampled_token, count in zip(sampled_tokens, is_reported.sum(-1).tolist(), strict=True):
-        sampled_token.top_tokens, sampled_token.top_logprobs = list(islice(ids, count)), list(islice(values, count))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

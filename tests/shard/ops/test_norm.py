@@ -128,9 +128,10 @@ def test_delta_added_by_a_norm_is_not_added_again() -> None:
     added_deltas: list[Tensor] = []
 
     class RecordingNorm(RMSNorm):
-        def add_and_norm(self, x: Tensor, delta: Tensor) -> Tensor:
-            added_deltas.append(delta)
-            return super().add_and_norm(x, delta)
+        def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+            if delta is not None:
+                added_deltas.append(delta)
+            return super().__call__(x, delta)
 
     residual, norm, delta = (ResidualStream(torch.ones(1, 4)), RecordingNorm(torch.ones(4), 1e-5),
                              torch.full((1, 4), 2.0))

@@ -19,7 +19,6 @@ from shard.sampling.best_candidates import (
 )
 from shard.sampling.selection import (
     SampledToken,
-    SamplingColumns,
     draw_uniforms,
     sample_from_candidates,
     select_tokens,
@@ -119,7 +118,7 @@ def find_few_candidates(logits: Tensor) -> Candidates:
 
 def sample_rows(logits: Tensor, uniforms: Tensor, **options: Any) -> tuple[list[int], list[float]]:
     selection = select_tokens(find_few_candidates(logits),
-                              SamplingColumns(uniforms, torch.zeros(len(uniforms), dtype=torch.bool), {}), **options)
+                              uniforms, torch.zeros(len(uniforms), dtype=torch.bool), {}, **options)
     assert selection.is_decided.all()
     return selection.tokens.tolist(), selection.logprobs.tolist()
 
