@@ -4,6 +4,7 @@ request."""
 
 import json
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from time import monotonic as clock
 from typing import Any
@@ -161,19 +162,19 @@ def probe_response(status: int, value: dict[str, Any]) -> web.Response:
                         headers={} if status == 200 else RETRY_AFTER_HEADERS)
 
 
+@dataclass(frozen=True, slots=True)
 class MetricsRoutes:
     """Handler of `/metrics`."""
 
-    def __init__(self, engine: Engine, *, allows_json: bool = False) -> None:
-        """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
-        self._engine = engine
-        self._allows_json = allows_json
+    _engine: Engine
+    _: KW_ONLY
+    allows_json: bool = False  # whether `Accept: application/json` gets the metrics as JSON, as in LoRAX
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/metrics", self.metrics)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        if self._allows_json and request.headers.get("Accept") == "application/json":
+        if self.allows_json and request.headers.get("Accept") == "application/json":
             return json_response(metrics_page_to_json(self._engine.metrics_page()))
         return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
 
