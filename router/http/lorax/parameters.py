@@ -99,13 +99,6 @@ class LoraxParameters(SharedGenerateParameters):
         )
 
 
-def check_lorax_parameters(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
-                           limits: TokenLimits) -> None:
-    """Reject everything that LoRAX rejects before the prompt is tokenised. Raises InvalidRequest."""
-    for fault in find_faults(parameters, prompt, config, limits):
-        raise InvalidRequest(fault)
-
-
 def check_streamable(parameters: LoraxParameters) -> None:
     if parameters.best_of not in {None, 1}:
         raise InvalidRequest("`best_of` != 1 is not supported when streaming tokens")
@@ -115,6 +108,7 @@ def check_streamable(parameters: LoraxParameters) -> None:
 
 def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
                 limits: TokenLimits) -> Iterator[str]:
+    """Yield the messages for everything that LoRAX rejects before the prompt is tokenised."""
     max_input_tokens = limits.max_input_tokens
     if parameters.num_choices > 1 and config.max_best_of == 1:
         yield "`best_of` != 1 is not allowed for this endpoint"

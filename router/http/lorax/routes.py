@@ -15,9 +15,9 @@ from aiohttp import web
 from pydantic import Field
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
-from router.errors import InvalidTools
+from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
-from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
+from router.http.lorax.parameters import LoraxParameters, check_streamable, find_faults
 from router.http.lorax.rendering import (
     LORAX_CHAT_WORDS,
     LORAX_COMPLETION_WORDS,
@@ -321,8 +321,9 @@ class LoraxRoutes(ServiceRoutes):
     async def _validate(self, generation_request: LoraxGenerationInput,
                         context: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
-        check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
-                               validator.limits)
+        for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
+                                 validator.limits):
+            raise InvalidRequest(fault)  # LoRAX reports the first
         return await validator.validate(generation_request.parameters.to_generation_input(
             generation_request.prompt, context, generation_request.make_grammar()))
 

@@ -117,15 +117,12 @@ class InfoRoutes(ServiceRoutes):
                 | source_names_by_alias)
 
 
+@dataclass(frozen=True, slots=True)
 class ProbeRoutes:
     """Handlers of `/health`, `/ready`, `/live` and `/startup`."""
 
-    def __init__(self, why_unavailable: Callable[[], str],
-                 get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
-        """`why_unavailable` returns why the server is not ready, empty if it is; `get_startup_progress` returns the
-        progress of the startup, None once it is complete."""
-        self.why_unavailable = why_unavailable
-        self._get_startup_progress = get_startup_progress
+    why_unavailable: Callable[[], str]  # why the server is not ready; empty if it is
+    _get_startup_progress: Callable[[], dict[str, Any] | None]  # None once the startup is complete
 
     def routes(self) -> list[web.RouteDef]:
         return [
