@@ -10,7 +10,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.tgi.routes import SharedGenerateParameters
-from router.http.transport.body import Int32, RequestBody
+from router.http.transport.body import Int32, MergedAdapters, RequestBody
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
@@ -80,10 +80,6 @@ class LoraxParameters(SharedGenerateParameters):
         """Whether the temperature is 0: then tokens are not sampled, whatever else is given."""
         return self.temperature is not None and bounds.round_to_float32("temperature", self.temperature) == 0
 
-    @property
-    def has_details(self) -> bool:
-        return self.details or self.decoder_input_details
-
     def to_generation_input(self, prompt: str | Conversation, context: RequestContext,
                             grammar: Grammar | None) -> GenerationInput:
         return replace(
@@ -103,13 +99,6 @@ class LoraxParameters(SharedGenerateParameters):
         )
 
 
-def check_lorax_parameters(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
-                           limits: TokenLimits) -> None:
-    """Reject everything that LoRAX rejects before the prompt is tokenised. Raises InvalidRequest."""
-    for fault in find_faults(parameters, prompt, config, limits):
-        raise InvalidRequest(fault)
-
-
 def check_streamable(parameters: LoraxParameters) -> None:
     if parameters.best_of not in {None, 1}:
         raise InvalidRequest("`best_of` != 1 is not supported when streaming tokens")
@@ -119,12 +108,14 @@ def check_streamable(parameters: LoraxParameters) -> None:
 
 def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
                 limits: TokenLimits) -> Iterator[str]:
+    """Yield the messages for everything that LoRAX rejects before the prompt is tokenised."""
     max_input_tokens = limits.max_input_tokens
     if parameters.num_choices > 1 and config.max_best_of == 1:
         yield "`best_of` != 1 is not allowed for this endpoint"
     if parameters.num_choices > config.max_best_of:
         yield f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {parameters.best_of}"
-    yield from find_adapter_faults(parameters)
+    if parameters.merged_adapters is not None:
+        yield from find_adapter_faults(parameters.adapter_id, parameters.merged_adapters)
     yield from find_sampling_faults(parameters)
     if parameters.max_new_tokens == 0:
         yield "`max_new_tokens` must be strictly positive"
@@ -138,11 +129,8 @@ def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config:
         yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
 
 
-def find_adapter_faults(parameters: LoraxParameters) -> Iterator[str]:
-    merged = parameters.merged_adapters
-    if merged is None:
-        return
-    if parameters.adapter_id is not None:
+def find_adapter_faults(adapter_id: str | None, merged: MergedAdapters) -> Iterator[str]:
+    if adapter_id is not None:
         yield "at most one of `adapter_id` or `adapters` may be provided"
     if not merged.ids:
         yield "at least one adapter ID must be provided when setting `adapters`"

@@ -15,9 +15,9 @@ from aiohttp import web
 from pydantic import Field
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
-from router.errors import InvalidTools
+from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
-from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
+from router.http.lorax.parameters import LoraxParameters, check_streamable, find_faults
 from router.http.lorax.rendering import (
     LORAX_CHAT_WORDS,
     LORAX_COMPLETION_WORDS,
@@ -219,11 +219,12 @@ class LoraxRoutes(ServiceRoutes):
 
     async def _response_json(self, request: web.Request, generate_body: LoraxGenerateRequest,
                              context: RequestContext) -> tuple[str, dict[str, str]]:
-        generation_request = generate_body.lorax_generation_input
+        generation_request, parameters = generate_body.lorax_generation_input, generate_body.parameters
         [best_output, *others], headers = await self._generate_in_full(request, generation_request, context)
         return generate_response_json(best_output, self._services.validator.tokenizer, others,
                                       generation_request.returned_prompt,
-                                      has_details=generation_request.parameters.has_details, words=LORAX_WORDS), headers
+                                      has_details=parameters.details or parameters.decoder_input_details,
+                                      words=LORAX_WORDS), headers
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -270,7 +271,11 @@ class LoraxRoutes(ServiceRoutes):
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
-        message = await self._message_json(chat_request, output)
+        parser = await create_response_parser(self._services, chat_request, output.validated_request)
+        parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
+        tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
+        content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
+        message = f'{{"role":"assistant",{content_field}}}'
         return json_text_response(chat_response_json(output, message, self._services.served_model.name,
                                                      int(time.time()), SYSTEM_FINGERPRINT), headers)
 
@@ -284,14 +289,6 @@ class LoraxRoutes(ServiceRoutes):
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
-
-    async def _message_json(self, chat_request: LoraxChatRequest, output: GenerationOutput) -> str:
-        """Render the message, with either text or tool calls."""
-        parser = await create_response_parser(self._services, chat_request, output.validated_request)
-        parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
-        tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
-        content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
-        return f'{{"role":"assistant",{content_field}}}'
 
     async def _generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
                                 context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
@@ -324,8 +321,9 @@ class LoraxRoutes(ServiceRoutes):
     async def _validate(self, generation_request: LoraxGenerationInput,
                         context: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
-        check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
-                               validator.limits)
+        for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
+                                 validator.limits):
+            raise InvalidRequest(fault)  # LoRAX reports the first
         return await validator.validate(generation_request.parameters.to_generation_input(
             generation_request.prompt, context, generation_request.make_grammar()))
 

@@ -141,20 +141,19 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
     name = get_tool_choice_name(tool_choice)
     if name in {"auto", "none"}:
         return None
-    calls = [tool_call_schema(index, tool.function) for index, tool in enumerate(tools or ())
-             if name in {"required", tool.function.name}]
+    calls: list[dict[str, Any]] = []
+    for index, function in enumerate(tool.function for tool in tools or ()):
+        if name in {"required", function.name}:
+            parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
+            # validates, with the location in the error message
+            make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
+            object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
+                             else {"type": "object"})
+            calls.append({"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+                          "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}})
     return make_json_schema_grammar("tools",
                                     {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
                                                for index, call in enumerate(calls)]})
-
-
-def tool_call_schema(index: int, function: Function) -> dict[str, Any]:
-    location, parameters = f"tools.{index}.function.parameters", function.parameters or EMPTY_PARAMETERS_SCHEMA
-    make_json_schema_grammar(location, parameters)  # validates, with the location in the error message
-    object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
-                     else {"type": "object"})
-    return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-            "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}}
 
 
 def prefix_schema_references(schema: Any, prefix: str) -> Any:

@@ -57,8 +57,7 @@ class AdapterRoutes(ServiceRoutes):
         ]
 
     async def list_adapters(self, _: web.Request) -> web.Response:
-        known = self._registry.get_entries()
-        return json_response({"object": "list", "data": [*self._adapter_objects(known.items())]})
+        return json_response({"object": "list", "data": [*self._adapter_objects(self._registry.get_entries().items())]})
 
     async def load_adapter(self, request: web.Request) -> web.Response:
         load_request = await read_body(request, LoadAdapterRequest)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
@@ -53,37 +53,29 @@ class StudyInferenceRequest(RequestBody):
                                tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
 
 
-class LatencyTotal(NamedTuple):
-    """Number and summed latency of answered requests for the same number of tokens."""
-
-    num_requests: int = 0
-    total_seconds: float = 0.0
-
-
 class LatencyStats:
     """Latencies of answered requests, by the number of tokens that they asked for."""
 
     def __init__(self) -> None:
-        self._totals_by_num_tokens: dict[int, LatencyTotal] = {}
+        self._totals_by_num_tokens: dict[int, tuple[int, float]] = {}  # number of requests and their summed seconds
 
     def add_request(self, num_tokens: int, seconds: float) -> None:
-        num_requests, previous_seconds = self._totals_by_num_tokens.get(num_tokens, LatencyTotal())
-        self._totals_by_num_tokens[num_tokens] = LatencyTotal(num_requests + 1, previous_seconds + seconds)
+        num_requests, previous_seconds = self._totals_by_num_tokens.get(num_tokens, (0, 0.0))
+        self._totals_by_num_tokens[num_tokens] = num_requests + 1, previous_seconds + seconds
 
     def to_json(self) -> dict[str, float | None]:
-        totals = self._totals_by_num_tokens.items()
-        num_requests, total_seconds = (sum(total.num_requests for _, total in totals),
-                                       sum(total.total_seconds for _, total in totals))
-        total_tokens = sum(length * total.num_requests for length, total in totals)
-        return {"latency-per-token": (sum(total.total_seconds / length for length, total in totals) / num_requests
+        totals = [(length, count, seconds) for length, (count, seconds) in self._totals_by_num_tokens.items()]
+        num_requests, total_seconds = sum(count for _, count, _ in totals), sum(seconds for *_, seconds in totals)
+        total_tokens = sum(length * count for length, count, _ in totals)
+        return {"latency-per-token": (sum(seconds / length for length, _, seconds in totals) / num_requests
                                       if num_requests else None),
                 "throughput": total_tokens / total_seconds if total_seconds else None,
                 "total-tokens-handled": total_tokens, "total-elapsed-time": total_seconds}
 
     def to_csv(self) -> str:
         """Return CSV lines of a number of tokens and the mean latency in seconds."""
-        return "".join(f"{length},{total.total_seconds / total.num_requests}\n"
-                       for length, total in self._totals_by_num_tokens.items())
+        return "".join(f"{length},{seconds / count}\n"
+                       for length, (count, seconds) in self._totals_by_num_tokens.items())
 
 
 class BatchingStudyRoutes(ServiceRoutes):

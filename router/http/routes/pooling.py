@@ -56,20 +56,12 @@ TEXT_PARAMETER_NAMES = DialectParameterNames(truncate="")
 MAX_TEXTS = 2048  # OpenAI's limit
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingResults(Generic[T]):
-    """Results of the texts, in their order; their total number of tokens; the response headers."""
-
-    results: list[T]
-    num_tokens: int
-    headers: dict[str, str]
-
-
-async def run_pooling_requests(services: Services, request: web.Request, context: RequestContext,
-                               inputs: Iterable[GenerationInput],
-                               build_result: Callable[[int, PoolingRequestOutput], T]) -> PoolingResults[T]:
-    """Run each text as a request of its own; `build_result` builds a result from its index and output. If one fails or
-    the client disconnects, all are cancelled."""
+async def run_pooling_requests(
+    services: Services, request: web.Request, context: RequestContext, inputs: Iterable[GenerationInput],
+    build_result: Callable[[int, PoolingRequestOutput], T]) -> tuple[list[T], dict[str, str], int]:
+    """Run each text as a request of its own; `build_result` builds a result from its index and output. Return the
+    results in the order of the texts, the response headers and the number of prompt tokens. If one text fails or the
+    client disconnects, all are cancelled."""
     validated_requests: list[ValidatedRequest] = []
     for pooling_input in inputs:
         if validated_requests:  # short texts are tokenised on the event loop: other tasks may run after each
@@ -86,8 +78,8 @@ async def run_pooling_requests(services: Services, request: web.Request, context
                | timing_headers(runner.finished_outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
-    return PoolingResults([runner.results[index] for index in range(num_texts)],
-                          sum(len(choice.request.prompt) for choice in validated_requests), headers)
+    return ([runner.results[index] for index in range(num_texts)], headers,
+            sum(len(choice.request.prompt) for choice in validated_requests))
 
 
 def compute_max_concurrent_texts(config: RouterConfig) -> int:
@@ -117,8 +109,11 @@ class PoolingRequestRunner(Generic[T]):
         if none of them has a text under way."""
         while self._queue:
             index, validated_request = self._queue.popleft()
+            if self._context.deadline is not None:  # earlier texts have used a part of the time
+                validated_request = replace(validated_request, request=replace(
+                    validated_request.request, timeout=remaining_seconds(self._context.deadline)))
             try:
-                stream = self._submit(validated_request)
+                stream = self._services.submit(validated_request, self._context)
             except Overloaded:
                 if not self._num_in_flight:
                     raise
@@ -132,14 +127,6 @@ class PoolingRequestRunner(Generic[T]):
                 self._num_in_flight -= 1
             self.results[index] = self._build_result(index, output)
             self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
-
-    def _submit(self, validated_request: ValidatedRequest) -> RequestStream:
-        """Submit a text with the time left until the deadline, after earlier texts used a part of it."""
-        if self._context.deadline is not None:
-            validated_request = replace(validated_request,
-                                        request=replace(validated_request.request,
-                                                        timeout=remaining_seconds(self._context.deadline)))
-        return self._services.submit(validated_request, self._context)
 
 
 async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:
@@ -231,28 +218,27 @@ class PoolingRoutes(ServiceRoutes):
         embed_request = await read_body(request, EmbedRequest)
         embedding_input = create_embedding_input(embed_request.inputs, TEXT_PARAMETER_NAMES, embed_request.parameters,
                                                  context)
-        pooling_results = await run_pooling_requests(self._services, request, context,
-                                                     [embedding_input], lambda _, said: get_output_vector(said))
-        return json_text_response(f'{{"embeddings":{vector_json(pooling_results.results[0])}}}',
-                                  pooling_results.headers)
+        [vector], headers, _ = await run_pooling_requests(self._services, request, context, [embedding_input],
+                                                          lambda _, said: get_output_vector(said))
+        return json_text_response(f'{{"embeddings":{vector_json(vector)}}}', headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
-        pooling_results = await run_pooling_requests(self._services, request, context,
-                                                     embeddings_request.to_pooling_inputs(context),
-                                                     embeddings_request.embedding_row_json)
-        rows, num_tokens = ",".join(pooling_results.results), pooling_results.num_tokens
+        results, headers, num_tokens = await run_pooling_requests(self._services, request, context,
+                                                                  embeddings_request.to_pooling_inputs(context),
+                                                                  embeddings_request.embedding_row_json)
+        rows = ",".join(results)
         response_json = (f'{{"embeddings":[{rows}]}}' if self._services.is_lorax else
                          f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
                          f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
-        return json_text_response(response_json, pooling_results.headers)
+        return json_text_response(response_json, headers)
 
     async def classify(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyRequest)
-        pooling_results = await self._classify_texts(request, [classify_request.inputs], context)
-        return json_response(pooling_results.results[0], pooling_results.headers)
+        [entities], headers = await self._classify_texts(request, [classify_request.inputs], context)
+        return json_response(entities, headers)
 
     async def classify_batch(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
@@ -260,18 +246,18 @@ class PoolingRoutes(ServiceRoutes):
         if len(classify_request.inputs) > (max_texts := self._services.config.max_client_batch_size):
             raise InvalidRequest(f"`inputs` must hold at most {max_texts} texts (--max-client-batch-size), "
                                  f"got {len(classify_request.inputs)}", "batch size exceeded")
-        pooling_results = await self._classify_texts(request, classify_request.inputs, context)
-        return json_response(pooling_results.results, pooling_results.headers)
+        return json_response(*await self._classify_texts(request, classify_request.inputs, context))
 
     async def _classify_texts(self, request: web.Request, texts: Sequence[str],
-                              context: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
-        """Return the entities of each text, in order."""
+                              context: RequestContext) -> tuple[list[list[dict[str, Any]]], dict[str, str]]:
+        """Return the entities of each text, in order, and the response headers."""
         inputs = [GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=TEXT_PARAMETER_NAMES,
                                   tenant=context.tenant, request_id=context.for_prompt(index).request_id,
                                   deadline=context.deadline)
                   for index, text in enumerate(texts)]
-        return await run_pooling_requests(self._services, request, context, inputs,
-                                          lambda index, said: self._entities_json(texts[index], said))
+        entities, headers, _ = await run_pooling_requests(self._services, request, context, inputs,
+                                                          lambda index, said: self._entities_json(texts[index], said))
+        return entities, headers
 
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
         """Return the entities in LoRAX's format, which has words in lower case."""

@@ -4,6 +4,7 @@ request."""
 
 import json
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from time import monotonic as clock
 from typing import Any
@@ -116,15 +117,12 @@ class InfoRoutes(ServiceRoutes):
                 | source_names_by_alias)
 
 
+@dataclass(frozen=True, slots=True)
 class ProbeRoutes:
     """Handlers of `/health`, `/ready`, `/live` and `/startup`."""
 
-    def __init__(self, why_unavailable: Callable[[], str],
-                 get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
-        """`why_unavailable` returns why the server is not ready, empty if it is; `get_startup_progress` returns the
-        progress of the startup, None once it is complete."""
-        self.why_unavailable = why_unavailable
-        self._get_startup_progress = get_startup_progress
+    why_unavailable: Callable[[], str]  # why the server is not ready; empty if it is
+    _get_startup_progress: Callable[[], dict[str, Any] | None]  # None once the startup is complete
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -161,19 +159,19 @@ def probe_response(status: int, value: dict[str, Any]) -> web.Response:
                         headers={} if status == 200 else RETRY_AFTER_HEADERS)
 
 
+@dataclass(frozen=True, slots=True)
 class MetricsRoutes:
     """Handler of `/metrics`."""
 
-    def __init__(self, engine: Engine, *, allows_json: bool = False) -> None:
-        """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
-        self._engine = engine
-        self._allows_json = allows_json
+    _engine: Engine
+    _: KW_ONLY
+    allows_json: bool = False  # whether `Accept: application/json` gets the metrics as JSON, as in LoRAX
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/metrics", self.metrics)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        if self._allows_json and request.headers.get("Accept") == "application/json":
+        if self.allows_json and request.headers.get("Accept") == "application/json":
             return json_response(metrics_page_to_json(self._engine.metrics_page()))
         return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
 

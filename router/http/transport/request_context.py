@@ -58,8 +58,11 @@ class RequestContext:
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
-            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(
-                operation, request_id, get_trace_context_headers(request), arrived_at)
+            # W3C's headers of the trace context; none unless there is exactly one `traceparent`
+            parents, states = request.headers.getall("traceparent", []), request.headers.getall("tracestate", [])
+            trace_context = {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
+            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id, trace_context,
+                                                                             arrived_at)
         return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
                    request.get(REQUEST_SPAN), client.source_token)
 
@@ -77,13 +80,6 @@ class RequestContext:
             raise InvalidRequest("the header `x-request-timeout-ms` must be a number of milliseconds above 0, got "
                                  f"{self.timeout_ms[:40]!a}")
         return self.arrived_at + seconds
-
-
-def get_trace_context_headers(request: web.Request) -> dict[str, str]:
-    """Return the W3C trace context headers; none unless there is exactly one `traceparent`."""
-    parents = request.headers.getall("traceparent", [])
-    states = request.headers.getall("tracestate", [])
-    return {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
 
 
 def request_id_header(request: web.Request) -> dict[str, str]:
