@@ -13,7 +13,7 @@ from router.http.transport.request_context import RequestContext
 from router.http.transport.services import PoolingRequestOutput, Services
 from router.request import RequestKind, TokenClassificationOutput
 from router.telemetry.spans import CLASSIFICATION_OPERATION
-from router.text.entity_aggregation import Entity, EntityAggregator
+from router.text.entity_aggregation import Entity, find_entities
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.bounds import NON_EMPTY_TEXT, NON_EMPTY_TEXTS
 from router.validation.validator import GenerationInput
@@ -43,7 +43,6 @@ class ClassifyRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
@@ -71,8 +70,9 @@ class ClassifyRoutes:
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
         validated_request, token_labels = output.validated_request, output.final_event.output
         assert isinstance(token_labels, TokenClassificationOutput)
-        return [entity_json(entity) for entity in self._entities.find_entities(
-            text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
+        return [entity_json(entity) for entity in find_entities(
+            text, validated_request.request.prompt, validated_request.char_ranges, token_labels,
+            label_names=self._services.engine.model_info.labels, tokenizer=self._services.validator.tokenizer)]
 
 
 def create_classification_input(text: str, context: RequestContext) -> GenerationInput:
