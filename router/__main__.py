@@ -30,7 +30,6 @@ from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress
-from router.telemetry.adapter_metrics import InstrumentedAdapterStore
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
@@ -153,8 +152,8 @@ def create_adapter_registry(args: RouterProcessArgs, engine: Engine) -> AdapterR
             raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
         logger.warning("this model takes no adapters; requests that name one are refused")
         return None
-    store = InstrumentedAdapterStore(AdapterStoreClient(args.store, args.hub_token), adapter_metrics)
-    return AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
+    return AdapterRegistry(args.config, AdapterStoreClient(args.store, args.hub_token),
+                           engine.resource_controller.loader, args.model, observe_fetch=adapter_metrics.observe_fetch)
 
 
 def describe_model(model_info: ModelInfo) -> dict[str, Any]:

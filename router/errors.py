@@ -9,15 +9,11 @@ class RequestError(Exception):
     """Error of a request. A message about a field of the request begins with the field's name in backticks."""
 
     def __init__(self, message: str, *, param: str = "") -> None:
-        """`param` is the field of the request that is wrong, by default the one that the message begins with."""
+        """`param` is the field of the request that is wrong, by default the one that the message begins with; empty if
+        it is none or not known."""
         super().__init__(message)
-        self._param = param
-
-    @property
-    def param(self) -> str:
-        """The field of the request that is wrong; empty if it is none or not known."""
-        found = FIELD_PATTERN.match(str(self))
-        return self._param or (found[1] if found else "")
+        found = FIELD_PATTERN.match(message)
+        self.param = param or (found[1] if found else "")
 
 
 class InvalidRequest(RequestError, ValueError):
@@ -37,9 +33,8 @@ class InvalidTools(RequestError):
 class ChatTemplateFailed(RequestError):
     """The model has no chat template, or its template does not accept these messages."""
 
-    @property
-    def param(self) -> str:
-        return "messages"
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="messages")
 
 
 class Overloaded(RequestError):

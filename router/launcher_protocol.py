@@ -18,11 +18,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class RouterProcessArgs:
-    """Start parameters of a router process; the JSON has the same names.
-
-    Secrets are environment variables, since other users can read the arguments of a process: WEFT_API_KEY is the key
-    that clients must send, WEFT_HUB_TOKEN the server's own token for the Hub.
-    """
+    """Start parameters of a router process; the JSON has the same names. Other users can read them, so secrets are
+    environment variables: WEFT_API_KEY, the key that clients must send, and WEFT_HUB_TOKEN, our token for the Hub."""
 
     config: RouterConfig
     shards: tuple[str, ...]  # their addresses, by rank

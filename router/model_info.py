@@ -43,7 +43,6 @@ class ModelInfo:
 
     @property
     def supported_kinds(self) -> tuple[RequestKind, ...]:
-        """Kinds of output that the model can produce."""
         is_supported = {RequestKind.GENERATE: self.generation, RequestKind.EMBED: self.embeddings,
                         RequestKind.CLASSIFY: self.classification}
         return tuple(kind for kind, supported in is_supported.items() if supported)

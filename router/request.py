@@ -23,8 +23,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request: the columns of `Sampling` in proto/shard.proto, which documents them. Every
-    default is "off"."""
+    """Sampling parameters of one request, documented in proto/shard.proto (`Sampling`). Every default is "off"."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0

@@ -1,7 +1,5 @@
-"""Adapter references: as named by clients, as described by the store, and as resolved for a request.
-
-Plain data, and the checks that need no I/O.
-"""
+"""Adapter references: as named by clients, as described by the store, and as resolved for a request. Plain data, and
+the checks that need no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +25,6 @@ class AdapterReference:
 
 @dataclass(frozen=True, slots=True)
 class MergedAdapterReference:
-    """Merge of several adapters into one."""
-
     adapters: tuple[AdapterReference, ...]
     weights: tuple[float, ...]
     merge_strategy: str = "linear"
@@ -68,10 +64,8 @@ class ResolvedAdapter:
 
 
 def is_other_base_model(base_model: str, served_model: str) -> bool:
-    """Return whether the last path components differ, if both names are known.
-
-    Owner and folder are ignored: the same model may be in a folder, or on the Hub under another owner.
-    """
+    """Return whether the last path components differ, if both names are known. Owner and folder are ignored: the same
+    model may be in a folder, or on the Hub under another owner."""
     base, served = (name.rstrip("/").rpartition("/")[2].lower() for name in (base_model, served_model))
     return bool(base_model and served_model) and base != served
 

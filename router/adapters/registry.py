@@ -1,8 +1,6 @@
-"""Registry that resolves adapter names to adapter versions, which are identified by their digest.
-
-A name resolves to a version on first use and keeps it until the adapter is fetched again; running requests keep the
-version they started with. For private adapters, access is checked with the token of each request.
-"""
+"""Registry that resolves adapter names to adapter versions, which are identified by their digest. A name resolves to a
+version on first use and keeps it until the adapter is fetched again; running requests keep the version they started
+with. For private adapters, access is checked with the token of each request."""
 
 import asyncio
 import logging
@@ -24,6 +22,7 @@ from router.adapters.reference import (
     check_merge,
     is_other_base_model,
 )
+from router.adapters.store_client import AdapterStoreClient
 from router.config import RouterConfig
 from router.errors import (
     AdapterLoadFailed,
@@ -49,16 +48,10 @@ class AdapterEntry:
     last_used_at: float
 
 
-class AdapterStore(Protocol):
-    """Interface of the adapter store: sends it one request and returns the answer."""
-
-    async def send_request(self, **request: Any) -> Mapping[str, Any]: ...
-
-    async def close(self) -> None: ...
-
-
 # Loads a resource on the shards; returns why that failed, or an empty string.
 LoadFunction = Callable[[LoadableResource], Awaitable[str]]
+# Receives the source of a fetch, its outcome ("ok", "missing" or "failed"), and its seconds.
+FetchObserver = Callable[[str, str, float], None]
 
 
 class ResourceNumbering(Protocol):
@@ -75,13 +68,14 @@ class ResourceNumbering(Protocol):
 class AdapterRegistry:
     """Registry of adapters. `close` also ends the store."""
 
-    def __init__(self, config: RouterConfig, store: AdapterStore, resources: ResourceNumbering,
-                 served_model: str = "") -> None:
+    def __init__(self, config: RouterConfig, store: AdapterStoreClient, resources: ResourceNumbering,
+                 served_model: str = "", *, observe_fetch: FetchObserver = lambda *_: None) -> None:
         """`served_model` is the name of the served model; adapters of another one cause a warning in the log."""
         self._config = config
         self._served_model = served_model
         self._store = store
         self._resources = resources
+        self._observe_fetch = observe_fetch
         self._entries: OrderedDict[AdapterReference, AdapterEntry] = OrderedDict()
         self.aliases: dict[str, AdapterReference] = {}  # aliases with the adapters that they name
         # named in the server's settings: every client may use them
@@ -99,10 +93,8 @@ class AdapterRegistry:
 
     async def resolve(self, requested: RequestedAdapter | None,
                       deadline: float | None = None) -> ResolvedAdapter | None:
-        """Resolve the adapter of a request; None resolves to the server's default adapter, if there is one.
-
-        Raises InvalidRequest, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut.
-        """
+        """Resolve the adapter of a request; None resolves to the server's default adapter, if there is one. Raises
+        InvalidRequest, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
         if requested is None:
             return self._default_adapter
         resolving = (self._resolve_merge(requested) if isinstance(requested, MergedAdapterReference)
@@ -122,11 +114,8 @@ class AdapterRegistry:
         return AdapterReference(name, references[0].source) if references else None
 
     async def fetch_latest(self, requested: AdapterReference, load: LoadFunction | None = None) -> ResolvedAdapter:
-        """Resolve the name to the version that its source has now, even if it was resolved before.
-
-        If `load` fails, the name keeps its previous version, unless it was forgotten or resolved again meanwhile, and
-        AdapterLoadFailed is raised.
-        """
+        """Resolve the name to the version that its source has now, even if it was resolved before. Raises
+        AdapterLoadFailed if `load` fails: the name keeps its version, unless it was forgotten or resolved meanwhile."""
         reference = self.canonicalize(requested)
         previous_entry = self._entries.get(reference)
         fetched_entry = await self._fetch_shared(reference, requested.source_token, fresh=True)
@@ -140,10 +129,8 @@ class AdapterRegistry:
         return resolved
 
     def forget_version(self, requested: AdapterReference) -> bool:
-        """Drop a name's version; return whether it had one. Running requests keep theirs.
-
-        Aliases are dropped as well, except those of an adapter from the server's settings.
-        """
+        """Drop a name's version; return whether it had one. Running requests keep theirs. Aliases are dropped as well,
+        except those of an adapter from the server's settings."""
         reference = self.canonicalize(requested)
         if reference not in self._operator_references:
             self.aliases = {alias: known for alias, known in self.aliases.items() if known != reference}
@@ -185,8 +172,7 @@ class AdapterRegistry:
     # -- at start
 
     async def preload(self, load_and_pin: LoadFunction) -> None:
-        """Load the adapters named in the settings, which are never unloaded, by calling `load_and_pin`. Raises
-        ValueError."""
+        """Load the adapters named in the settings, which are never unloaded, by `load_and_pin`. Raises ValueError."""
         config = self._config
         source = config.preloaded_adapter_source or config.adapter_source
         for adapter_id in config.preloaded_adapter_ids:
@@ -240,9 +226,7 @@ class AdapterRegistry:
     async def _fetch_shared(self, reference: AdapterReference, source_token: str, *,
                             fresh: bool = False) -> AdapterEntry:
         """Fetch a version in a task that callers with the same name and token share; `fresh` always starts a new one.
-
-        The cancellation of a caller does not cancel the task. Raises Overloaded if too many fetches are under way.
-        """
+        The cancellation of a caller does not cancel the task. Raises Overloaded if too many fetches are under way."""
         key = (reference, source_token)
         if key not in self._fetch_tasks or fresh:
             if len(self._fetch_tasks) >= self._config.max_concurrent_requests:
@@ -294,13 +278,20 @@ class AdapterRegistry:
         """Send a question to the store, after pinning the versions in use so that the store does not remove them."""
         in_use = [folder.rpartition("/")[2] for folder in self._resources.sources_in_use(ADAPTER)]
         await self._store.send_request(op="pin", digests=in_use)
-        answer = await self._store.send_request(**request)
-        if "error" not in answer:
-            return answer
-        kind, reason = answer.get("kind"), f"the adapter {adapter_name[:MAX_NAME_LENGTH]}: {answer['error']}"
-        if kind in {"missing", "forbidden"}:
-            raise AdapterNotFound(reason)
-        raise AdapterLoadFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
+        started_at, outcome = now(), "failed"
+        try:
+            answer = await self._store.send_request(**request)
+            if "error" not in answer:
+                outcome = "ok"
+                return answer
+            kind, reason = answer.get("kind"), f"the adapter {adapter_name[:MAX_NAME_LENGTH]}: {answer['error']}"
+            if kind in {"missing", "forbidden"}:
+                outcome = "missing"
+                raise AdapterNotFound(reason)
+            raise AdapterLoadFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
+        finally:
+            if request["op"] == "fetch":
+                self._observe_fetch(request["source"], outcome, now() - started_at)
 
 
 def hash_access_token(token: str) -> bytes:

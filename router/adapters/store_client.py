@@ -1,8 +1,5 @@
-"""Client of the adapter store, a separate process that downloads, checks and caches adapters.
-
-Questions and answers are lines of JSON. The process is started with the first question, and restarted after it has
-ended.
-"""
+"""Client of the adapter store, a separate process that downloads, checks and caches adapters. Questions and answers are
+lines of JSON. The process is started with the first question, and restarted after it has ended."""
 
 import asyncio
 import json

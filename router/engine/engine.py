@@ -141,7 +141,6 @@ class Engine:
         return self.health.why_unavailable(now())
 
     def metrics_page(self) -> str:
-        """Return the page of metrics for Prometheus."""
         return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards)
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
@@ -156,9 +155,8 @@ class Engine:
         """Write the scheduler's last minutes to a file, if they are recorded; unless the user has asked for that
         (`is_requested`), at most every ten minutes."""
         if self._recording_folder is not None and isinstance(self._scheduler, RecordingScheduler):
-            write = (self._recording_folder.write_in_background if is_requested
-                     else self._recording_folder.write_automatic)
-            write(self._scheduler.copy_segments(), self.model_info, reason)
+            self._recording_folder.write_in_background(self._scheduler.copy_segments(), self.model_info, reason,
+                                                       is_automatic=not is_requested)
         elif is_requested:
             logger.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
@@ -213,7 +211,6 @@ class Engine:
             self.resource_controller.send_resource_commands()
 
     def _flush_events(self) -> None:
-        """Dispatch the queued events to the clients' streams."""
         events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
 
@@ -298,8 +295,7 @@ class Engine:
 
 
 class MovableTimer:
-    """Timer with a movable deadline, in seconds of `time.monotonic`; it replaces the event loop's timer only when the
-    deadline changes."""
+    """Timer with a movable deadline (`time.monotonic`), which replaces the loop's timer only when that changes."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         """`callback` is called at the deadline or soon after it; it must call `set_deadline` for the next deadline."""

@@ -19,8 +19,6 @@ SHUTDOWN_REASON = "the server is shutting down"
 
 @dataclass(slots=True)
 class SentPlan:
-    """A plan that was sent to the shards, and the future of its answer."""
-
     plan: StepPlan
     answer: "asyncio.Future[Any]"
 
@@ -30,7 +28,7 @@ class PlansInFlight:
 
     def __init__(self, on_answer: Callable[[], None]) -> None:
         """`on_answer` is called when an answer or an error arrives."""
-        self._on_answer = on_answer
+        self._on_done = lambda _: on_answer()  # one object, by which it can be removed from an answer's callbacks
         self._plans: deque[SentPlan] = deque()
         self._last_progress_at = 0.0
         self._recent_durations: deque[float] = deque(maxlen=NUM_RECENT_STEPS)
@@ -43,7 +41,6 @@ class PlansInFlight:
 
     @property
     def total_predicted_seconds(self) -> float:
-        """Predicted duration of all plans together."""
         return sum([sent.plan.predicted_seconds for sent in self._plans])
 
     def get_answered(self) -> SentPlan | None:
@@ -91,9 +88,6 @@ class PlansInFlight:
     def seconds_without_progress(self, now: float) -> float:
         """Return the seconds without progress; 0 if no plan is in flight."""
         return now - self._last_progress_at if self._plans else 0.0
-
-    def _on_done(self, _: object) -> None:
-        self._on_answer()
 
 
 class Health:

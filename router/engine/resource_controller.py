@@ -9,7 +9,8 @@ from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
 from router.scheduler.loadable_resource_cache import AdapterStatus
 from router.scheduler.scheduler import Scheduler
-from router.shards.resource_loader import LoadCallbacks, ResourceLoader, ResourceRpcClient
+from router.shards.resource_loader import ResourceLoader
+from router.shards.shard_group import ShardGroup
 from router.telemetry.server_metrics import ServerMetrics
 
 UNLOADED_WHILE_WAITING = "it was unloaded while this request waited for it"
@@ -20,11 +21,10 @@ class ResourceController:
     """Passes the loads and unloads that the scheduler's LoadableResourceCache has decided on to the ResourceLoader, and
     the results to the scheduler, the metrics, and callers that wait for an adapter although no request needs it."""
 
-    def __init__(self, shards: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
+    def __init__(self, shards: ShardGroup, on_events: Callable[[list[SchedulerEvent]], None],
                  wake_engine: Callable[[], None]) -> None:
         """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
-        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_load_ended, self._on_unloaded,
-                                                           self._on_load_timed))
+        self.loader = ResourceLoader(shards, self._on_load_ended, self._on_unloaded, self._on_load_timed)
         self._on_events = on_events
         self._wake_engine = wake_engine
         # Callers that wait for the same resource share a future; its result is why the load failed, or NotReady.
@@ -65,7 +65,6 @@ class ResourceController:
         return self._scheduler.resource_cache.adapter_statuses
 
     def send_resource_commands(self) -> None:
-        """Send the loads and unloads that the scheduler has decided on."""
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
         self.wake_load_waiters()
 

@@ -3,7 +3,7 @@ loop, and what makes them of tokens."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
@@ -12,7 +12,6 @@ from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
-from router.text.stop_strings import StopStringMatcher
 from router.text.tokenizer import Tokenizer
 
 # Approximate number of bytes that rendering adds to the text; used only to bound what is kept for a slow reader.
@@ -25,19 +24,13 @@ POOLING_VALUE_BYTES = 16  # a value of an embedding, or a label
 @dataclass(slots=True)
 class TopToken:
     id: int
-    text: str
+    text: str  # of a generated token: "" while a character is incomplete
     logprob: float
     special: bool
 
 
 @dataclass(slots=True)
-class TokenEvent:
-    """A generated token with its text and logprob."""
-
-    id: int
-    text: str  # "" while a character is incomplete
-    logprob: float
-    special: bool
+class TokenEvent(TopToken):
     top_tokens: tuple[TopToken, ...] = ()
 
 
@@ -79,27 +72,25 @@ class FailedEvent:
 StreamEvent = TokenEvent | PromptLogprobsEvent | FinishedEvent | PoolingEvent | FailedEvent
 
 
+@dataclass(slots=True, eq=False)
 class RequestStream:
     """Queue of one request's events. A reader for whom more than `max_bytes` are kept counts as slow: then `on_full` is
     called, and `on_drained` when it takes events again; `on_disconnect` when the client leaves before the end."""
 
-    __slots__ = ("_has_ended", "_is_closed", "_is_full", "_max_bytes", "_on_disconnect", "_on_drained", "_on_full",
-                 "_queued_events", "abort_connection", "failure", "num_bytes", "on_event", "request")
-
-    def __init__(self, request: Request, max_bytes: int, on_full: Callable[[], None],
-                 on_drained: Callable[[], None], on_disconnect: Callable[[], None]) -> None:
-        self.request = request
-        # Closes the connection at once: a reader that is blocked in a write would not take the event.
-        self.abort_connection: Callable[[], None] | None = None
-        self.failure: RequestError | None = None  # error that ended the stream, if one did
-        self._max_bytes = max_bytes
-        self._on_full = on_full
-        self._on_drained = on_drained
-        self._on_disconnect = on_disconnect
-        self._queued_events: list[StreamEvent] = []
-        self.on_event: Callable[[], object] | None = None  # called when an event is added to an empty queue
-        self.num_bytes = 0  # approximate number of bytes that the queued events take when written
-        self._is_full = self._has_ended = self._is_closed = False
+    request: Request
+    max_bytes: int
+    on_full: Callable[[], None]
+    on_drained: Callable[[], None]
+    on_disconnect: Callable[[], None]
+    # Closes the connection at once: a reader that is blocked in a write would not take the event.
+    abort_connection: Callable[[], None] | None = None
+    failure: RequestError | None = None  # error that ended the stream, if one did
+    on_event: Callable[[], object] | None = None  # called when an event is added to an empty queue
+    num_bytes: int = 0  # approximate number of bytes that the queued events take when written
+    _queued_events: list[StreamEvent] = field(default_factory=list)
+    _is_full: bool = False
+    _has_ended: bool = False
+    _is_closed: bool = False
 
     def put(self, event: StreamEvent) -> None:
         """Add an event; after the client has left it is dropped."""
@@ -109,13 +100,24 @@ class RequestStream:
         self._queued_events.append(event)
         if type(event) is TokenEvent:
             self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
+        elif isinstance(event, PromptLogprobsEvent):
+            self.num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
         else:
-            self._handle_non_token_event(event)
+            self._has_ended = True
+            if isinstance(event, FinishedEvent):
+                self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
+            elif isinstance(event, PoolingEvent):
+                self.num_bytes += POOLING_VALUE_BYTES * len(
+                    event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
+            elif isinstance(event, FailedEvent):
+                self.failure = event.error
+                if isinstance(event.error, Cancelled) and self.abort_connection is not None:
+                    self.abort_connection()
         if self.on_event is not None and len(self._queued_events) == 1:
             self.on_event()
-        if self.num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
+        if self.num_bytes > self.max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
-            self._on_full()
+            self.on_full()
 
     def take_events(self) -> list[StreamEvent]:
         """Remove and return all queued events."""
@@ -123,7 +125,7 @@ class RequestStream:
         self.num_bytes = 0
         if self._is_full and not self._has_ended:  # after the end there is no sequence to resume
             self._is_full = False
-            self._on_drained()
+            self.on_drained()
         return events
 
     async def wait_for_events(self) -> list[StreamEvent]:
@@ -142,22 +144,29 @@ class RequestStream:
         self.on_event = self.abort_connection = None  # break the reference cycle with the reader
         self._queued_events.clear()
         if not self._has_ended:
-            self._on_disconnect()
+            self.on_disconnect()
 
-    def _handle_non_token_event(self, event: StreamEvent) -> None:
-        if isinstance(event, PromptLogprobsEvent):
-            self.num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
-            return
-        self._has_ended = True
-        if isinstance(event, FinishedEvent):
-            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
-        elif isinstance(event, PoolingEvent):
-            self.num_bytes += POOLING_VALUE_BYTES * len(
-                event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
-        elif isinstance(event, FailedEvent):
-            self.failure = event.error
-            if isinstance(event.error, Cancelled) and self.abort_connection is not None:
-                self.abort_connection()
+
+class StopStringMatcher:
+    """Matcher of one request's stop strings; a match may begin in one piece of text and end in another."""
+
+    __slots__ = ("_length", "_overlap", "_strings", "_tail")
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._strings = strings
+        self._overlap = max(map(len, strings), default=1) - 1  # longest part of a stop string in the pieces before
+        self._tail = ""
+        self._length = 0
+
+    def feed(self, piece: str) -> int | None:
+        """Return the end of the stop string that is complete first, as an offset in the whole text; None if none is.
+        Must not be called again after a match."""
+        window = self._tail + piece
+        start = self._length - len(self._tail)
+        self._length += len(piece)
+        self._tail = window[-self._overlap:] if self._overlap else ""
+        ends = [start_index + len(string) for string in self._strings if (start_index := window.find(string)) >= 0]
+        return start + min(ends) if ends else None
 
 
 class OutputBuilder:

@@ -1,8 +1,5 @@
-"""Compiler of grammars off the event loop, in a process that limits the time and memory that a grammar may take.
-
-The process is started with the first grammar, and restarted after it was killed for taking too long or has died.
-Results are cached, including rejections.
-"""
+"""Compiler of grammars off the event loop, in a process that limits the time and memory that a grammar may take. It is
+started with the first grammar, and again after it was killed or has died. Results are cached, including rejections."""
 
 import asyncio
 import json

@@ -122,20 +122,16 @@ def check_depth(path: str, schema: dict[str, Any]) -> None:
                  if isinstance(inner, dict | list)]
 
 
-def iterate_schemas(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schema and all schemas nested in it, each with its path."""
-    yield path, schema
-    for key, value in schema.items():
-        if key not in PLAIN_VALUE_KEYWORDS:
-            yield from iterate_subschemas(f"{path}.{key}", value, maps_names=key in SCHEMA_MAP_KEYWORDS)
-
-
-def iterate_subschemas(path: str, value: object, *, maps_names: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_schemas(path: str, value: object, *, maps_names: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all schemas in a value, each with its path. With `maps_names` the value maps names to schemas."""
     if isinstance(value, dict) and not maps_names:
-        yield from iterate_schemas(path, value)
+        yield path, value
+        for key, item in value.items():
+            if key not in PLAIN_VALUE_KEYWORDS:
+                yield from iterate_schemas(f"{path}.{key}", item, maps_names=key in SCHEMA_MAP_KEYWORDS)
     elif isinstance(value, dict | list):
         for name, item in (value.items() if isinstance(value, dict) else enumerate(value)):
-            yield from iterate_subschemas(f"{path}.{name}", item, maps_names=False)
+            yield from iterate_schemas(f"{path}.{name}", item)
 
 
 def check_keywords(path: str, schema: dict[str, Any]) -> None:

@@ -88,10 +88,8 @@ def call_to_json(entry: CallEntry) -> dict[str, Any]:
 
 
 class RecordingFolder:
-    """Folder to which recordings are written, files named by time, of which the oldest are deleted.
-
-    Each file is written in a thread of its own, which takes a second or two. An error while writing is only logged.
-    """
+    """Folder to which recordings are written, files named by time, of which the oldest are deleted. Each file is
+    written in a thread of its own, which takes a second or two. An error while writing is only logged."""
 
     def __init__(self, folder: Path, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -100,8 +98,15 @@ class RecordingFolder:
         self._last_automatic_at: float | None = None  # when the last automatic recording was begun
         self._writer_thread: threading.Thread | None = None
 
-    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
-        """Begin to write a recording, unless another one is being written."""
+    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str, *,
+                            is_automatic: bool = False) -> None:
+        """Begin to write a recording, unless another one is being written. An automatic one is written at most once in
+        MIN_AUTOMATIC_INTERVAL seconds."""
+        if is_automatic:
+            now = self._clock()
+            if self._last_automatic_at is not None and now - self._last_automatic_at < MIN_AUTOMATIC_INTERVAL:
+                return
+            self._last_automatic_at = now
         if self._writer_thread is not None and self._writer_thread.is_alive():
             logger.warning("a recording is being written already")
             return
@@ -109,13 +114,6 @@ class RecordingFolder:
         self._writer_thread = threading.Thread(target=self._write_file, args=(segments, model_info, reason),
                                                name="recording")
         self._writer_thread.start()
-
-    def write_automatic(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
-        """Do the same for an automatic recording, but at most once in MIN_AUTOMATIC_INTERVAL seconds."""
-        now = self._clock()
-        if self._last_automatic_at is None or now - self._last_automatic_at >= MIN_AUTOMATIC_INTERVAL:
-            self._last_automatic_at = now
-            self.write_in_background(segments, model_info, reason)
 
     def close(self) -> None:
         """Wait until everything is written."""

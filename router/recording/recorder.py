@@ -1,7 +1,5 @@
-"""Scheduler that keeps its calls of the last minutes in memory: what scheduling depends on, no token and no text.
-
-Segments follow each other, each with a snapshot of the scheduler at its beginning: the oldest one kept can be replayed.
-"""
+"""Scheduler that keeps its calls of the last minutes in memory: what scheduling depends on, no token and no text. They
+are kept in segments that begin with a snapshot of the scheduler, so that the oldest one kept can be replayed."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -153,11 +151,8 @@ def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seco
 
 def summarize_unusual_result(result: StepResult, stop_token_counts: Mapping[int, int],
                              events: list[SchedulerEvent]) -> tuple[Any, ...]:
-    """Return how an answer differs from the usual one, a token for each sequence, none of which ends.
-
-    The parts are: lengths of rows that do not have one token, the index of the end token of each sequence that one
-    ended, tokens up to a stop string, and failures.
-    """
+    """Return how an answer differs from the usual one, a token for each sequence, none of which ends. The parts
+    are: lengths of rows other than 1, the index of the end token if one came, tokens up to a stop string, failures."""
     counts = next((event.token_counts for event in events if isinstance(event, TokensGenerated)), {})
     ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
              if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
@@ -170,10 +165,8 @@ def summarize_unusual_result(result: StepResult, stop_token_counts: Mapping[int,
 
 def summarize_plan(plan: StepPlan | None) -> DecisionSummary:
     """Return a plan's last message number, its digest, and three figures: decoding and new sequences, prompt tokens.
-
     The digest covers all decisions: numbers, members, which of them yield tokens, and the messages by sequence ids,
-    blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
-    """
+    blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions."""
     if plan is None:
         return ()
     has_unfinished_prompts = len(plan.member_ids) > len(plan.output_ids)  # members that yield no token

@@ -1,9 +1,6 @@
-"""Replay of a recording: the scheduler gets the recorded calls and must make the recorded decisions.
-
-`python -P -m router.recording.replay JSON`, an object with the `file`. A recording holds no tokens; prompts and
-outputs are made of the same number of zeros, on which no decision may depend. Exit status: 0 if every decision is the
-same, 1 if one differs, 2 if the recording cannot be read.
-"""
+"""Replay of a recording: the scheduler gets the recorded calls and must make the recorded decisions. Prompts and
+outputs are made of zeros, as a recording holds no tokens. `python -P -m router.recording.replay JSON`, an object with
+the `file`, exits with 0 if every decision is the same, 1 if one differs, 2 if the file cannot be read."""
 
 import json
 import sys

@@ -87,11 +87,6 @@ def redact_request(request: Request) -> RedactedRequest:
     return RedactedRequest(len(request.prompt), get_kept_fields(request))
 
 
-def rebuild_request(redacted: RedactedRequest) -> Request:
-    return Request(prompt=(PLACEHOLDER_TOKEN,) * redacted.num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
-                   **dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True)))
-
-
 def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
     values = dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True))
     values["tenant"] = [getattr(values["tenant"], name) for name in Tenant.__slots__]
@@ -201,8 +196,6 @@ class TableReader:
             return self._decode_marked(encoded[1:])
         if kind is list:
             return tuple(map(self.decode, encoded))
-        if kind is RedactedRequest:
-            return rebuild_request(encoded)
         if kind is not dict:
             return encoded
         (name, content), = encoded.items()
@@ -262,10 +255,8 @@ def take_snapshot(scheduler: Scheduler) -> StateTable:
 
 
 def restore_scheduler(table: StateTable, hasher: BlockHasher = hash_blocks) -> Scheduler:
-    """Return an independent scheduler, equal to the one in the table except for redacted requests and tokens.
-
-    A table that does not fit this version raises KeyError, IndexError, TypeError, ValueError or AttributeError.
-    """
+    """Return an independent scheduler, equal to the one in the table except for redacted requests and tokens. A table
+    that does not fit this version raises KeyError, IndexError, TypeError, ValueError or AttributeError."""
     scheduler = TableReader(table, hasher).get_object(0)
     if not isinstance(scheduler, Scheduler):
         raise TypeError("the first object is no scheduler")

@@ -5,8 +5,8 @@ from itertools import accumulate
 from math import isfinite
 from typing import Any, TypeVar
 
-from router.model_info import ModelInfo, StepMeasurement
-from router.request import ADAPTER, GRAMMAR, LoadableResource, PoolingOutput, RequestKind, TokenClassificationOutput
+from router.model_info import ModelInfo
+from router.request import PoolingOutput, RequestKind, TokenClassificationOutput
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
 from router.shards.failures import ShardsLost
@@ -26,34 +26,6 @@ class InvalidShardAnswer(ShardsLost):
 
     def __init__(self, defect: str) -> None:
         super().__init__(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}")
-
-
-def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
-    """Return the ranks' descriptions of themselves as one; the smallest cache counts. Raises ShardsLost if they serve
-    different models."""
-    first = infos[0]
-    for info in infos[1:]:
-        if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
-                                                                      first.max_positions):
-            raise ShardsLost(ShardLossReason.DEFECT, f"rank {info.rank} serves another model than rank {first.rank}")
-    warmup = first.warmup
-    return ModelInfo(
-        model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
-        max_positions=first.max_positions, block_size=warmup.block_size,
-        num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
-        mixed_steps=first.mixed_steps, world_size=first.world_size, exact=all(info.exact for info in infos),
-        measurements=tuple(StepMeasurement(*row) for row in zip(
-            warmup.rows, warmup.chunk_tokens, warmup.context, warmup.seconds, strict=True)),
-        cache_bytes=sum(info.warmup.cache_bytes for info in infos), cache_size_note=warmup.why,
-        grammars=all(info.grammars for info in infos), adapters=all(info.adapters for info in infos),
-        adapter_bytes=min(info.warmup.adapter_bytes for info in infos), generation=first.generation,
-        embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels))
-
-
-def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
-    """Return the resources that a rank has loaded."""
-    ids_by_kind = {ADAPTER: info.loaded_adapters, GRAMMAR: info.loaded_grammars}
-    return frozenset(LoadableResource(kind, resource_id) for kind, ids in ids_by_kind.items() for resource_id in ids)
 
 
 def decode_answer(answer: Any, plan: StepPlan, model_info: ModelInfo) -> StepResult:

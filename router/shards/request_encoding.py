@@ -6,7 +6,6 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from router.config import RouterConfig
 from router.request import ADAPTER, GRAMMAR, Request, RequestKind, SamplingParams
 from router.scheduler.messages import (
     BlockGrant,
@@ -16,7 +15,6 @@ from router.scheduler.messages import (
     NewSequence,
     PoolingStep,
     Prefill,
-    PrefillChunk,
     ShardMessage,
     StepPlan,
 )
@@ -47,7 +45,10 @@ def _encode_message(message: ShardMessage, get_traceparent: TraceparentLookup) -
             return pb.PrefillRequest(
                 batch=message.batch, alongside=message.includes_decodes,
                 sequences=_encode_sequences(message.new_sequences) if message.new_sequences else None,
-                chunks=_encode_chunks(message.chunks, get_traceparent),
+                chunks=pb.Chunks(
+                    sequences=[c.sequence_id for c in message.chunks], starts=[c.start for c in message.chunks],
+                    lengths=[c.length for c in message.chunks],
+                    traceparents=_encode_column([get_traceparent(c.sequence_id) for c in message.chunks], "")),
                 grants=_encode_grants(message.grants) if message.grants else None,
                 keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Decode():
@@ -110,19 +111,6 @@ def _encode_column(values: list[T], default: T) -> list[T]:
     return values if values.count(default) < len(values) else []
 
 
-def _encode_chunks(chunks: tuple[PrefillChunk, ...], get_traceparent: TraceparentLookup) -> pb.Chunks:
-    return pb.Chunks(sequences=[c.sequence_id for c in chunks], starts=[c.start for c in chunks],
-                     lengths=[c.length for c in chunks],
-                     traceparents=_encode_column([get_traceparent(c.sequence_id) for c in chunks], ""))
-
-
 def _encode_grants(grants: tuple[BlockGrant, ...]) -> pb.Grants:
     return pb.Grants(sequences=[g.sequence_id for g in grants], num_blocks=[len(g.blocks) for g in grants],
                      blocks=chain.from_iterable(g.blocks for g in grants))
-
-
-def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequest:
-    return pb.WarmupRequest(
-        block_size=config.block_size, max_prefill_tokens=config.max_batch_prefill_tokens,
-        max_batch_size=config.max_batch_size, max_total_tokens=max_total_tokens,
-        max_cache_tokens=config.max_batch_total_tokens or 0)

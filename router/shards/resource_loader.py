@@ -5,8 +5,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, LoadableResource
@@ -14,33 +12,23 @@ from router.scheduler.messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
 from router.shards.request_encoding import RESOURCE_KINDS
+from router.shards.shard_group import ShardGroup
 from shard.pb import shard_pb2 as pb
 
 MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
 now = time.monotonic
 
 
-class ResourceRpcClient(Protocol):
-    async def load_or_unload(self, request: Any) -> str:
-        """Load or unload on all ranks; return why some rank failed, or an empty string. Raises ShardsLost."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCallbacks:
-    """Callbacks for the results. A load that has failed ends with the reason, another one with an empty string."""
-
-    on_load_ended: Callable[[LoadableResource, str], None]
-    on_unloaded: Callable[[LoadableResource], None]
-    on_load_timed: Callable[[LoadableResource, float, str], None]  # its seconds, and why it failed, if it did
-
-
 class ResourceLoader:
     """Resources by kind and source, and which of them the shards have loaded. It sends the loads and unloads on which
     the scheduler has decided; restarted shards get everything again that should be loaded."""
 
-    def __init__(self, shards: ResourceRpcClient, callbacks: LoadCallbacks) -> None:
+    def __init__(self, shards: ShardGroup, on_load_ended: Callable[[LoadableResource, str], None],
+                 on_unloaded: Callable[[LoadableResource], None],
+                 on_load_timed: Callable[[LoadableResource, float, str], None]) -> None:
+        """A load that failed ends with the reason, another one with ""; `on_load_timed` also gets its seconds."""
         self._shards = shards
-        self._callbacks = callbacks
+        self._on_load_ended, self._on_unloaded, self._on_load_timed = on_load_ended, on_unloaded, on_load_timed
         self._last_ids: dict[str, int] = {}  # highest number of each kind
         self._epoch: int | None = None
         # Weak references: a source keeps its number for as long as its resource is in use.
@@ -118,7 +106,7 @@ class ResourceLoader:
         started_at, source = now(), self._sources[resource]
         reason = await self._shards.load_or_unload(
             pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source))
-        self._callbacks.on_load_timed(resource, now() - started_at, reason)
+        self._on_load_timed(resource, now() - started_at, reason)
         if not reason and resource.kind == ADAPTER:
             self._load_counts[source] = self._load_counts.pop(source, 0) + 1
             while len(self._load_counts) > MAX_COUNTED_ADAPTERS:
@@ -136,7 +124,7 @@ class ResourceLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            self._callbacks.on_load_ended(resource, reason)
+            self._on_load_ended(resource, reason)
         else:
             self._mark_loaded(resource)
 
@@ -144,7 +132,7 @@ class ResourceLoader:
         del self._loaded[resource]
         await self._unload(resource)
         if epoch == self._epoch:
-            self._callbacks.on_unloaded(resource)
+            self._on_unloaded(resource)
 
     async def _unload(self, resource: LoadableResource) -> None:
         """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
@@ -155,4 +143,4 @@ class ResourceLoader:
 
     def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None
-        self._callbacks.on_load_ended(resource, "")
+        self._on_load_ended(resource, "")

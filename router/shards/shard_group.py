@@ -75,11 +75,9 @@ class RankConnection:
             return RpcFailure(error.code(), error.details() or "")
 
     async def wait_until_ready(self) -> None:
-        """Wait until the shard listens, however long it loads its model, and watch its health from then on.
-
-        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS without one. Raises ShardsLost if
-        the shard is hung: it accepts connections and sends nothing.
-        """
+        """Wait until the shard listens, however long it loads its model, and watch its health from then on. Returns
+        after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS without one. Raises ShardsLost if the
+        shard is hung: it accepts connections and sends nothing."""
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
             while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT_SECONDS))[0]:
@@ -156,9 +154,8 @@ class ShardGroup:
         return results
 
     async def load_or_unload(self, request: pb.LoadRequest | pb.UnloadRequest) -> str:
-        """Load or unload a resource on all ranks; return why some rank failed, which does not end the epoch, or an
-        empty string. Raises ShardsLost if a rank has gone; that is noted only if the ranks were not connected again
-        meanwhile."""
+        """Load or unload a resource on all ranks; return why one failed, which does not end the epoch, or "". Raises
+        ShardsLost if a rank has gone; that is noted only if the ranks were not connected again meanwhile."""
         num_connects = self._num_connects
         failures = [result for result in await self._call_all(request, LOAD_TIMEOUT_SECONDS)
                     if isinstance(result, RpcFailure)]
@@ -169,47 +166,38 @@ class ShardGroup:
         return failures[0].reason or failures[0].code.name.lower() if failures else ""
 
     def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
-        """Send all messages to all ranks, without waiting for answers in between.
-
-        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
-        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
-        answer to the last message; after a failure it raises ShardsLost.
-        """
+        """Send all messages to all ranks, without waiting for answers in between. The future ends with rank 0's last
+        answer or ShardsLost, but only when every rank has answered every message, even if one fails: a Reset could
+        otherwise overtake messages that a rank has yet to process, and leave the ranks in different states."""
         serialized = []
         for message in messages:
             verb = VERBS[type(message)][0]
             sent_message = pb.StepMessage(**{verb.lower(): message}) if self._use_stream else message
             serialized.append((verb, sent_message.SerializeToString()))
+        # Rank by rank, each in the order of the messages.
         outcomes = [rank.send(verb, data, timeout) for rank in self._ranks for verb, data in serialized]
-        return combine_outcomes(messages, outcomes, len(self._ranks))
+        last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        num_missing = len(outcomes)
+
+        def on_outcome(_: "asyncio.Future[RpcOutcome]") -> None:
+            nonlocal num_missing
+            num_missing -= 1
+            if num_missing or last_answer.done():
+                return
+            results = [outcome.result() for outcome in outcomes]
+            loss = most_severe_loss(messages, results, len(self.addresses))
+            if loss is None:
+                last_answer.set_result(results[len(messages) - 1])
+            else:
+                last_answer.set_exception(loss)
+
+        for outcome in outcomes:
+            outcome.add_done_callback(on_outcome)
+        return last_answer
 
     async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
         verb, data = VERBS[type(message)][0], message.SerializeToString()
         return await asyncio.gather(*(rank.call(verb, data, timeout) for rank in self._ranks))
-
-
-def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]",
-                     world_size: int) -> "asyncio.Future[Any]":
-    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there and raises
-    ShardsLost if any rank failed. `outcomes` are rank by rank, each in the order of the messages."""
-    last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    num_missing = len(outcomes)
-
-    def on_outcome(_: "asyncio.Future[RpcOutcome]") -> None:
-        nonlocal num_missing
-        num_missing -= 1
-        if num_missing or last_answer.done():
-            return
-        results = [outcome.result() for outcome in outcomes]
-        loss = most_severe_loss(messages, results, world_size)
-        if loss is None:
-            last_answer.set_result(results[len(messages) - 1])
-        else:
-            last_answer.set_exception(loss)
-
-    for outcome in outcomes:
-        outcome.add_done_callback(on_outcome)
-    return last_answer
 
 
 async def is_hung(address: str) -> bool:

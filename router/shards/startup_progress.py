@@ -42,9 +42,8 @@ class StartupProgress:
                                                   for file in self._progress_files)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the progress of the slowest shard's phase, as JSON data for probes. Bytes are sums over all shards in
-        that phase, which is never `ready`, since the router is not ready yet. The time until its end is left out unless
-        every shard's rate is known."""
+        """Return the progress of the slowest shard's phase, for probes: never `ready`, since the router is not.
+        Bytes are sums over all shards in that phase. The time left is given if the rate of all of them is known."""
         shard_progress = [read_shard_progress(file) for file in self._progress_files] or [ShardStartupProgress()]
         phase_index = min(STARTUP_PHASES.index(shard.phase) for shard in shard_progress)
         slowest = [shard for shard in shard_progress if shard.phase == STARTUP_PHASES[phase_index]]

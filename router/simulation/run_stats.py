@@ -1,7 +1,5 @@
 """Latency as clients see it: queue wait, time to first token and inter-token latency, from calls of the scheduler.
-
-Recorded and simulated runs are measured by the same code.
-"""
+Recorded and simulated runs are measured by the same code."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Simulation of a trace under other settings: the real scheduler on a virtual clock, with a `TimingProfile` as shards.
-
-`python -P -m router.simulation.simulate JSON`, an object with `trace`, a file; `like`, a recording whose shards and
-settings are assumed (by default the trace itself, if it is a recording); `settings`, the settings to try; and `seed`.
-"""
+`python -P -m router.simulation.simulate JSON`, an object with the file `trace`; `like`, a recording whose shards and
+settings are assumed (by default the trace itself, if it is one); `settings`, those to try; and `seed`."""
 
 import heapq
 import json
@@ -33,20 +31,15 @@ SIMULATED_EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step in flight, and when it will be answered."""
-
     plan: StepPlan
     seconds: float
     answered_at: float
 
 
 class Simulation:
-    """Event loop of one simulated run.
-
-    Requests arrive as in the trace and generate as many tokens as they did there. Which of them wait and run is decided
-    again by the scheduler; how long steps take follows from the profile. A simulation is deterministic: it uses no
-    clock, I/O or chance, and the seed chooses where the replay of the recorded noise begins.
-    """
+    """Event loop of one simulated run. Requests arrive and generate as many tokens as in the trace; the scheduler
+    decides again which of them wait and run, and the profile how long steps take. A simulation is deterministic: it
+    uses no clock, I/O or chance, and the seed chooses where the replay of the recorded noise begins."""
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, trace: WorkloadTrace,
                  timing_profile: TimingProfile, seed: int = 0) -> None:
@@ -171,7 +164,6 @@ class SimulationCase:
 
 
 def format_flags(settings: Mapping[str, Any]) -> str:
-    """Return settings as flags of the command line."""
     flags = {name.replace("_", "-"): value for name, value in settings.items()}
     return " ".join(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}"
                     for flag, value in flags.items())

@@ -1,9 +1,6 @@
-"""Speed of the shards and the router in a recording, to be used in simulations: step costs, noise, time between steps.
-
-Noise, the actual over the predicted seconds of a step, is replayed in its recorded order: a machine that is
-slow for a while is slow in a simulation for as long. A step gets the noise of similar steps, since a delay that doubles
-a short step is negligible for a long one.
-"""
+"""Speed of the shards and the router in a recording, for simulations: step costs, noise, time between steps. Noise, the
+actual over the predicted seconds of a step, is replayed in its recorded order, since a machine is slow for a while, and
+for similar steps, since a delay that doubles a short step is negligible for a long one."""
 
 import random
 from collections import deque

@@ -1,9 +1,6 @@
-"""Trace of requests, their arrival times and output lengths: from a recording, or from a plain list in JSON lines.
-
-A line of a plain trace is an object with `at` (seconds), `prompt_tokens` and `output_tokens`. It may have
-`max_new_tokens`, `priority`, `tenant`, `timeout` and `leaves_after` (seconds), and `prefix` with `prefix_tokens`:
-requests of one prefix begin with the same tokens.
-"""
+"""Trace of requests, their arrival times and output lengths: from a recording, or from a plain list in JSON lines, each
+an object with `at` (seconds), `prompt_tokens`, `output_tokens`, and possibly `max_new_tokens`, `priority`, `tenant`,
+`timeout`, `leaves_after` (seconds), and `prefix` with the `prefix_tokens` that its requests share."""
 
 import json
 from collections import deque
@@ -19,7 +16,7 @@ from router.recording.file import BadRecording, RecordedCall, Recording
 from router.recording.replay import CallResult, Replay
 from router.recording.state import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import Request, Tenant, hash_blocks
-from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
+from router.scheduler.events import SequenceFailed, SequenceFinished
 from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.simulation.run_stats import RunStats
@@ -116,8 +113,6 @@ def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArri
 
 
 class TraceBuilder(Replay):
-    """Replay that builds a trace."""
-
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._stats = RunStats()
@@ -163,32 +158,28 @@ class TraceBuilder(Replay):
         if isinstance(result, StepPlan):
             self._stats.record_plan(result, call.recorded_at)
             self._timing_collector.record_plan(scheduler.last_step_load, call.recorded_at)
-        elif isinstance(result, list):
-            self._record_events(call, result)
-
-    def _record_events(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
+        if not isinstance(result, list):
+            return
         match call.method:
             case "submit":
-                self._record_submission(call, events)
+                request = request_from_json(call.arguments[0])
+                arrival = RequestArrival(call.recorded_at - self._stats.started_at, request, 0)
+                sequence_id = self._stats.record_submission(result, call.recorded_at)
+                if sequence_id is None:
+                    self._rejected.append(arrival)
+                else:
+                    self._arrivals[sequence_id] = arrival
+                    self._awaiting_plan.append(arrival)
             case "complete_step":
                 self._timing_collector.record_answer(call.arguments[2], call.recorded_at)
-                self._stats.record_events(events, call.recorded_at)
+                self._stats.record_events(result, call.recorded_at)
             case "on_shards_lost":
                 self._timing_collector.clear_steps_in_flight()
                 self._stats.record_shards_lost()
             case "cancel":
                 self._record_cancellation(call.arguments[0], call.recorded_at)
-        self._ended_sequences.update(event.sequence_id for event in events
+        self._ended_sequences.update(event.sequence_id for event in result
                                      if isinstance(event, SequenceFinished | SequenceFailed))
-
-    def _record_submission(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
-        sequence_id = self._stats.record_submission(events, call.recorded_at)
-        arrival = RequestArrival(call.recorded_at - self._stats.started_at, request_from_json(call.arguments[0]), 0)
-        if sequence_id is None:
-            self._rejected.append(arrival)
-        else:
-            self._arrivals[sequence_id] = arrival
-            self._awaiting_plan.append(arrival)
 
     def _record_cancellation(self, sequence_id: int, now: float) -> None:
         """Assume that a request that had tokens wants no more than those, and that one that had none is cancelled after
@@ -200,10 +191,8 @@ class TraceBuilder(Replay):
         self._ended_sequences.add(sequence_id)
 
     def _estimate_output_tokens(self) -> None:
-        """Set `num_output_tokens`: the number recorded, or the median of the requests with tokens if none was recorded.
-
-        The median is limited by `max_new_tokens`. A request unfinished at the end keeps the number recorded until then.
-        """
+        """Set `num_output_tokens`: the number recorded, also if a request was unfinished at the end, or if it is 0 the
+        median of the requests with tokens, limited by `max_new_tokens`."""
         num_tokens = {sequence_id: self._stats.num_tokens_of(sequence_id) for sequence_id in self._arrivals}
         median_tokens = median_low([number for number in num_tokens.values() if number] or [1])
         for sequence_id, arrival in self._arrivals.items():

@@ -25,8 +25,8 @@ class MetricDefinition:
     """Definition of the metrics of one name. The label values of a counter or histogram are fixed. Or its only label is
     open: the first `max_label_values` values get a counter each, all later ones are counted under OTHER_LABEL."""
 
-    name: str
     metric_type: MetricType
+    name: str
     help: str
     label_names: tuple[str, ...] = ()
     label_values: tuple[str, ...] = ()

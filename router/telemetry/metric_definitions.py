@@ -4,7 +4,6 @@ use its names, so that its dashboards work; those that the inference gateway of 
 from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
-from typing import Any
 
 from router.config import ADAPTER_SOURCES
 from router.scheduler.fault_isolation import ShardLossReason
@@ -30,15 +29,8 @@ LORAX_METRIC_NAMES = {f"tgi_{name}": f"lorax_{name}" for name in (
     "batch_current_size", "batch_current_max_tokens", "batch_next_size", "batch_concat", "batch_inference_count",
     "batch_inference_success", "batch_inference_failure", "batch_inference_duration",
 )} | {"tgi_queue_size": "lorax_queue_length"}
-
-
-def define(metric_type: MetricType, name: str, help_text: str, label_names: tuple[str, ...] = (),
-           label_values: tuple[str, ...] = (), **rules: Any) -> MetricDefinition:
-    return MetricDefinition(name, metric_type, help_text, label_names, label_values, **rules)
-
-
-counter, gauge = partial(define, MetricType.COUNTER), partial(define, MetricType.GAUGE)
-histogram = partial(define, MetricType.HISTOGRAM)
+counter, gauge = partial(MetricDefinition, MetricType.COUNTER), partial(MetricDefinition, MetricType.GAUGE)
+histogram = partial(MetricDefinition, MetricType.HISTOGRAM)
 duration = partial(histogram, bucket_bounds=DURATION_BUCKETS)
 
 

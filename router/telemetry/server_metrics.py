@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from router.config import ADAPTER_SOURCES
 from router.request import FinishReason, Request, Tenant
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
@@ -15,8 +16,7 @@ from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefi
 from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
-from router.telemetry.adapter_metrics import AdapterMetrics
-from router.telemetry.instruments import GaugeValues, Histogram, MetricRegistry
+from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry
 from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
 
@@ -76,9 +76,7 @@ class RequestRecordStore:
 
 
 class InterTokenLatency:
-    """Observes the time between two deliveries of tokens to the same sequence, with one observation for all members of
-    an unchanged step.
-    """
+    """Time between deliveries of tokens to a sequence, with one observation for all members of an unchanged step."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -132,6 +130,37 @@ class ServerMetrics:
         gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self._started_at}} if self.adapters is None
                    else adapter_gauges(self._scheduler, time.time()))
         return self._registry.render(gauges, self._aliases)
+
+
+class AdapterMetrics:
+    """Metrics of adapters: fetches, loads, unloads, requests and generated tokens."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._registry = registry
+        self.num_unloads = registry.counter("weft_adapter_unloads")
+        self._num_loads = registry.counters_by_label("weft_adapter_loads")
+        self._load_seconds = registry.histogram("weft_adapter_load_seconds")
+        self._fetch_seconds = registry.histogram("weft_adapter_fetch_seconds")
+
+    def observe_load(self, seconds: float, failure_reason: str) -> None:
+        """Count a load. A non-empty `failure_reason` means that the load failed."""
+        self._num_loads["failed" if failure_reason else "ok"].add()
+        if not failure_reason:
+            self._load_seconds.observe(seconds)
+
+    def observe_fetch(self, source: str, outcome: str, seconds: float) -> None:
+        self._registry.counter("weft_adapter_fetches", source if source in ADAPTER_SOURCES else OTHER_LABEL,
+                               outcome).add()
+        if outcome == "ok":
+            self._fetch_seconds.observe(seconds)
+
+    def count_request(self, adapter_name: str) -> None:
+        """Count an accepted request. The name of a private adapter is empty and counted as OTHER_LABEL."""
+        self._registry.counter_for_open_label("weft_adapter_requests", adapter_name or OTHER_LABEL).add()
+
+    def count_generated_tokens(self, adapter_name: str, num_tokens: int) -> None:
+        self._registry.counter_for_open_label("weft_adapter_generated_tokens",
+                                              adapter_name or OTHER_LABEL).add(num_tokens)
 
 
 class RequestMetrics:

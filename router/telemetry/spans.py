@@ -32,8 +32,6 @@ PhaseSpan = tuple[str, float, float, SpanAttributes]  # name, start, end and att
 
 @dataclass(frozen=True, slots=True)
 class RequestSpanFactory:
-    """Factory of the spans of requests."""
-
     span_sender: SpanSender
     model_name: str
 

@@ -1,7 +1,5 @@
-"""Chat templates: render the messages of a chat into the text of a prompt.
-
-A template comes with the model or from the operator, never from a client.
-"""
+"""Chat templates: render the messages of a chat into the text of a prompt. A template comes with the model or from the
+operator, never from a client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +22,8 @@ ChatMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of a chat, in order, and the tools that the model may call.
-
-    A message has `role`, `content` and further keys that templates may use. `tool_prompt` is the instruction that
-    explains the tools to the model; empty for the template's own, or DEFAULT_TOOL_PROMPT.
-    """
+    """Messages of a chat, in order, and the tools that the model may call. A message has `role`, `content` and further
+    keys that templates may use. `tool_prompt` explains the tools; empty: the template's own, or DEFAULT_TOOL_PROMPT."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -37,11 +32,8 @@ class Conversation:
 
 
 class ChatTemplate:
-    """Chat template; thread-safe.
-
-    `special_tokens` are the texts of the tokens that templates use by name, such as `bos_token`. `output_format` is the
-    format of the model's answers, by default derived from the template.
-    """
+    """Chat template; thread-safe. `special_tokens` are the texts of the tokens that templates use by name, such as
+    `bos_token`. `output_format` is the format of the model's answers, by default derived from the template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str],
                  output_format: OutputFormat | None = None) -> None:
@@ -51,11 +43,8 @@ class ChatTemplate:
         self._tool_call_opening = find_call_opening(self.output_format, source)
 
     def render(self, conversation: Conversation) -> str:
-        """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed.
-
-        If the last message is a partial answer (`has_partial_answer`), the answer continues it: what the template
-        appends to it is cut off, and so is trailing whitespace.
-        """
+        """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed. A partial answer as the last
+        message is continued: what the template appends to it is cut off, and so is trailing whitespace."""
         conversation = self._add_tools_as_text(conversation)
         opening = self._tool_call_opening if conversation.must_call_tool else ""
         deadline = new_deadline()
@@ -70,9 +59,7 @@ class ChatTemplate:
 
     def _add_tools_as_text(self, conversation: Conversation) -> Conversation:
         """Append to the last message what the template does not render: the tools (if it takes none) and `tool_prompt`.
-
-        The format is that of text-generation-inference.
-        """
+        The format is that of text-generation-inference."""
         if not conversation.tools:
             return conversation
         takes_tools = self._template.uses_variable("tools")
@@ -109,6 +96,5 @@ def has_partial_answer(messages: Sequence[ChatMessage]) -> bool:
 
 
 def simulated_model_template() -> ChatTemplate:
-    """Return the chat template of the simulated model."""
     return ChatTemplate("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
                         "{% if add_generation_prompt %}assistant: {% endif %}", {})

@@ -1,9 +1,6 @@
-"""Sandbox for chat templates: jinja2 programs written by others, run within bounds.
-
-Bounded are the length of the output and of every text, list and number that results from arithmetic; the length of a
-range (100,000, by jinja2's sandbox); and the CPU time, checked in every iteration of a loop, at every call, and for
-every item that `map`, `select` and similar filters process. The work inside a single filter or method is not bounded.
-"""
+"""Sandbox for chat templates, jinja2 programs written by others. Bounded are the output; every text, list and number
+that results from arithmetic; ranges (100,000, by jinja2's sandbox); and the CPU time, checked in every iteration, call,
+and item of `map`, `select` and similar filters. The work inside a single filter or method is not bounded."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,8 +28,7 @@ DEADLINE_VARIABLE = "the end of its time"
 
 
 class SandboxedTemplate:
-    """Template, compiled on first use; thread-safe. All errors, also those of syntax, are raised as
-    ChatTemplateFailed."""
+    """Template, compiled on first use; thread-safe. All errors, also of syntax, are raised as ChatTemplateFailed."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -1,7 +1,5 @@
-"""Files that the router reads from a model's folder: the tokenizer, the end tokens and the chat template.
-
-The router never reads weights. Everything else about the model is reported by the shards.
-"""
+"""Files that the router reads from a model's folder: the tokenizer, the end tokens and the chat template. The router
+never reads weights. Everything else about the model is reported by the shards."""
 
 import json
 from collections.abc import Iterable
@@ -65,11 +63,9 @@ def token_text_from_json(value: Any) -> Any:
 
 
 def read_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:
-    """Return the template of the first of three files that has one, or None: the model is not made for chats.
-
-    The files are those of current and former versions of transformers. `override_file` (--tokenizer-config-path)
-    replaces all three; special tokens that it lacks come from the folder.
-    """
+    """Return the template of the first of three files that has one, or None: the model is not made for chats. The files
+    are those of current and former versions of transformers. `override_file` (--tokenizer-config-path) replaces all
+    three; special tokens that it lacks come from the folder."""
     # Older folders have the special tokens in a separate file. A later file overrides an earlier one.
     token_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if override_file:
@@ -113,7 +109,6 @@ def read_template_from_json(path: Path) -> str:
 
 
 def read_special_tokens(files: Iterable[Path]) -> dict[str, str]:
-    """Return the texts of the special tokens by name."""
     return {name: text for file in map(read_json_object, files) for name in SPECIAL_TOKEN_NAMES
             if isinstance(text := token_text_from_json(file.get(name)), str)}
 

@@ -1,7 +1,5 @@
 """Encoding of prompts (texts, conversations or token ids): tokens, length limits, and hashes of the cache blocks.
-
-Conversations and long prompts are encoded in threads, off the event loop.
-"""
+Conversations and long prompts are encoded in threads, off the event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -106,8 +104,6 @@ class PromptInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """Tokens of a prompt."""
-
     tokens: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # of the prompt's full blocks; empty if they are not shared
     num_characters: int  # of its text
@@ -148,9 +144,7 @@ class PromptEncoder:
     async def tokenize_and_call(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
                                 render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
         """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising.
-
-        Raises InvalidRequest, ChatTemplateFailed or Overloaded.
-        """
+        Raises InvalidRequest, ChatTemplateFailed or Overloaded."""
         check_text(parameter_names.prompt, prompt)
         adds_special_tokens = add_special_tokens and not isinstance(prompt, Conversation)
         check_length = partial(self._check_length, parameter_names, is_pooling=not self._model_info.generation)
@@ -212,7 +206,6 @@ class PromptEncoder:
 
     def _check_length(self, parameter_names: DialectParameterNames, num_tokens: int, max_new_tokens: int | None = None,
                       *, is_pooling: bool) -> None:
-        """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
         limit, why = self._pooling_limit
         if not is_pooling:
             parameter_names.check_prompt_length(num_tokens, max_new_tokens, self.limits)

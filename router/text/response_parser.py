@@ -1,8 +1,6 @@
-"""Parser of a model's output into content, reasoning and tool calls.
-
-The format of the output (`OutputFormat`) is data: the `response_template` of tokenizer_config.json, as in transformers,
-or one of those below, chosen by strings in the chat template. Output that does not fit its format is content.
-"""
+"""Parser of a model's output into content, reasoning and tool calls. The format of the output (`OutputFormat`) is data:
+the `response_template` of tokenizer_config.json, as in transformers, or one of those below, chosen by strings in the
+chat template. Output that does not fit its format is content."""
 
 import json
 import re
@@ -70,8 +68,6 @@ FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat | None] = {
 
 @dataclass(frozen=True, slots=True)
 class ContentPiece:
-    """Piece of the answer's content."""
-
     text: str
 
 
@@ -84,8 +80,6 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A complete tool call."""
-
     name: str
     arguments: str  # JSON
 
@@ -104,11 +98,8 @@ def import_chat_parsing() -> Any:
 
 
 class StreamingResponseParser:
-    """Streaming parser of one answer.
-
-    `prompt` is the prompt or its end: a template may have begun the answer there. From the first invalid call on, calls
-    are no longer parsed but returned as text.
-    """
+    """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
+    From the first invalid call on, calls are no longer parsed but returned as text."""
 
     def __init__(self, output_format: OutputFormat, prompt: str) -> None:
         self._output_format = output_format

@@ -53,9 +53,6 @@ class Tokenizer:
         """Tokenise a text with the character offsets of its tokens, which takes longer."""
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenize(text, add_special_tokens=add_special_tokens).ids
-
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
@@ -66,11 +63,7 @@ class Tokenizer:
         decoder = self._tokenizer.decoder
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
-    def is_special_token(self, token: int) -> bool:
-        return token in self.special_tokens
-
     def id_to_token(self, token: int) -> str:
-        """Return the vocabulary's entry for a token."""
         return self._tokenizer.id_to_token(token) or ""
 
     def decode_token(self, token: int) -> str:
@@ -81,7 +74,6 @@ class Tokenizer:
         return text
 
     def create_detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
-        """Return a detokenizer of the tokens that follow a prompt."""
         shared = (self._tokenizer.decode, self._tokenizer.id_to_token, self.special_tokens, self._token_widths,
                   self._pair_texts)
         detokenizer = (Detokenizer(*shared) if not self._byte_by_token or self._newline_token is None
@@ -114,19 +106,15 @@ class Detokenizer:
     _num_seen_characters: int = field(default=0, init=False)
 
     def start_after_prompt(self, prompt: Sequence[int]) -> None:
-        """Start after a prompt: without tokens before it, the first word would lose its leading space.
-
-        An incomplete character at the end of the prompt is dropped, since the prompt's text can no longer be completed.
-        """
+        """Start after a prompt: without tokens before it, the first word would lose its leading space. An incomplete
+        character at the end of the prompt is dropped, since the prompt's text can no longer be completed."""
         for token in prompt[-MAX_TOKENS_PER_CHARACTER:]:
             self.step(token)
         del self._window[self._read_offset:]
 
     def step(self, token: int) -> str:
-        """Return the text that this token completes; "" while a character is incomplete.
-
-        The usual case, a token after a single complete one, is decoded from the cache of pairs if possible.
-        """
+        """Return the text that this token completes; "" while a character is incomplete. The usual case, a token after
+        a single complete one, is decoded from the cache of pairs if possible."""
         if token in self._special_tokens:
             return ""
         window = self._window
@@ -173,8 +161,7 @@ class Detokenizer:
         return piece
 
     def _hold_back_incomplete(self, text: str) -> str:
-        """Hold back an incomplete character; of a long run of invalid bytes only the last, which may still become one.
-        """
+        """Hold back an incomplete character, but of a long run of invalid bytes only the last, which may become one."""
         window = self._window
         if len(window) - self._read_offset <= 2 * MAX_TOKENS_PER_CHARACTER:
             return ""

@@ -1,8 +1,5 @@
 """Ranges of parameters: the numbers, the markers that document them on fields of HTTP bodies, and the checks of
-floating-point ones.
-
-Checks are done in float32, since that is what the shards receive. Every error names the field, the bound and the value.
-"""
+floating-point ones, in float32, which is what the shards receive. Errors name the field, the bound and the value."""
 
 import math
 import struct
@@ -23,11 +20,9 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True, slots=True)
 class FieldBounds:
-    """Range of a field, as keywords of JSON schema, in the `Annotated` type of the field.
-
-    It only documents: pydantic does not check it, so that a value out of range gets the validator's message and not
-    pydantic's. A test compares the document with the checks. Limits that are settings are not documented.
-    """
+    """Range of a field, as keywords of JSON schema, in the `Annotated` type of the field. It only documents: pydantic
+    does not check it, so that a value out of range gets the validator's message and not pydantic's. A test compares the
+    document with the checks. Limits that are settings are not documented."""
 
     keywords: dict[str, Any]
 

@@ -1,7 +1,5 @@
 """Validation of a client's parameters: checks every limit once, has the prompt tokenised, and builds the `Request`.
-
-Messages use TGI's names of parameters, except for those in `DialectParameterNames`.
-"""
+Messages use TGI's names of parameters, except for those in `DialectParameterNames`."""
 
 import hashlib
 import secrets
@@ -126,10 +124,8 @@ class RequestValidator:
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < model_info.vocabulary_size)
 
     async def validate(self, generation_input: GenerationInput) -> list[ValidatedRequest]:
-        """Return the validated requests, one for each of `best_of`.
-
-        Raises InvalidRequest, ChatTemplateFailed, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut.
-        """
+        """Return the validated requests, one for each of `best_of`. Raises InvalidRequest, ChatTemplateFailed,
+        AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
         kind = generation_input.kind
         if kind not in self._supported_kinds:
             supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)

@@ -43,7 +43,7 @@ from router.http.transport.services import (
 )
 from router.request import EmbeddingVector, RequestKind, TokenClassificationOutput
 from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATION
-from router.text.entity_aggregation import EntityAggregator
+from router.text.entity_aggregation import find_entities
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
 from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
@@ -205,10 +205,6 @@ class ClassifyBatchRequest(RequestBody):
 class PoolingRoutes(ServiceRoutes):
     """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`."""
 
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
-
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),
                 web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
@@ -255,8 +251,8 @@ class PoolingRoutes(ServiceRoutes):
                                   tenant=context.tenant, request_id=context.for_prompt(index).request_id,
                                   deadline=context.deadline)
                   for index, text in enumerate(texts)]
-        entities, headers, _ = await run_pooling_requests(self._services, request, context, inputs,
-                                                          lambda index, said: self._entities_json(texts[index], said))
+        entities, headers, _ = await run_pooling_requests(
+            self._services, request, context, inputs, lambda index, output: self._entities_json(texts[index], output))
         return entities, headers
 
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
@@ -265,8 +261,9 @@ class PoolingRoutes(ServiceRoutes):
         assert isinstance(token_labels, TokenClassificationOutput)
         return [{"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(),
                  "start": entity.start, "end": entity.end}
-                for entity in self._entities.find_entities(
-                    text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
+                for entity in find_entities(
+                    text, validated_request.request.prompt, validated_request.char_ranges, token_labels,
+                    label_names=self._services.engine.model_info.labels, tokenizer=self._services.validator.tokenizer)]
 
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,

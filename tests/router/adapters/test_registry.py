@@ -24,7 +24,7 @@ from router.errors import (
 from router.model_info import ModelInfo
 from router.request import LoadableResource
 from router.shards.handshake import HandshakeResult
-from router.shards.resource_loader import LoadCallbacks, ResourceLoader
+from router.shards.resource_loader import ResourceLoader
 
 FACTS = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 
@@ -37,8 +37,7 @@ class FakeShardRanks:
 class RegistrySetup:
     def __init__(self, **settings: Any) -> None:
         self.adapter_store = FakeAdapterStore()
-        self.resource_loader = ResourceLoader(FakeShardRanks(),
-                                              LoadCallbacks(lambda *_: None, lambda _: None, lambda *_: None))
+        self.resource_loader = ResourceLoader(FakeShardRanks(), lambda *_: None, lambda _: None, lambda *_: None)
         self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
     async def resolve(self, name: str, token: str = "", **reference_fields: Any) -> ResolvedAdapter:

@@ -147,7 +147,7 @@ def test_automatic_recordings_are_rate_limited(tmp_path, segments):
     clock = [0.0]
     recording_folder = RecordingFolder(tmp_path, RouterConfig(), clock=lambda: clock[0])
     for clock[0] in (0.0, 1.0, 599.0, 600.0):
-        recording_folder.write_automatic(segments, SMALL_MODEL_INFO, "a test")
+        recording_folder.write_in_background(segments, SMALL_MODEL_INFO, "a test", is_automatic=True)
         recording_folder.close()
     assert len(list_files(tmp_path)) == 2
 

@@ -5,10 +5,9 @@ from math import nan
 import pytest
 
 from router.model_info import ModelInfo
-from router.request import LoadableResource, Request, RequestKind, TokenClassificationOutput
+from router.request import Request, RequestKind, TokenClassificationOutput
 from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
-from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, decode_answer, loaded_resources
-from router.shards.failures import ShardsLost
+from router.shards.answer_decoding import InvalidShardAnswer, decode_answer
 from shard.pb import shard_pb2 as pb
 
 MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2, labels=("O", "B-PER"))
@@ -143,20 +142,3 @@ def test_acknowledgement_must_match_the_last_message():
                   {"epoch": plan.epoch, "order": plan.last_message_number + 1}):
         with pytest.raises(InvalidShardAnswer):
             decode_answer(pb.Acknowledgement(**wrong), plan, MODEL_INFO)
-
-
-def test_smallest_cache_of_all_ranks_counts():
-    def info(rank, num_blocks):
-        return pb.InfoAnswer(rank=rank, warmup=pb.WarmupAnswer(block_size=16, num_blocks=num_blocks))
-
-    assert combine_rank_infos([info(0, 90), info(1, 80)]).num_blocks == 80
-
-
-def test_ranks_with_different_models_are_rejected():
-    with pytest.raises(ShardsLost, match="rank 1 serves another model than rank 0"):
-        combine_rank_infos([pb.InfoAnswer(model="a"), pb.InfoAnswer(model="b", rank=1)])
-
-
-@pytest.mark.parametrize("kind", ["adapter", "grammar"])
-def test_loaded_resources_are_identified_by_kind_and_number(kind):
-    assert loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {LoadableResource(kind, 7)}

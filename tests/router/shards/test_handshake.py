@@ -9,7 +9,7 @@ from router.config import RouterConfig
 from router.request import LoadableResource
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost
-from router.shards.handshake import HandshakeResult, perform_handshake
+from router.shards.handshake import HandshakeResult, combine_rank_infos, loaded_resources, perform_handshake
 from shard.pb import shard_pb2 as pb
 
 
@@ -77,6 +77,18 @@ def test_grammars_are_supported_only_if_every_rank_supports_them() -> None:
 
 
 def test_ranks_with_different_models_are_rejected() -> None:
-    with pytest.raises(ShardsLost, match="another model") as lost:
+    with pytest.raises(ShardsLost, match="rank 1 serves another model than rank 0") as lost:
         run_handshake(ScriptedRanks([make_info(0), make_info(1, model="shuttle")]))
     assert lost.value.loss_reason is ShardLossReason.DEFECT
+
+
+def test_smallest_cache_of_all_ranks_counts() -> None:
+    def info(rank: int, num_blocks: int) -> pb.InfoAnswer:
+        return pb.InfoAnswer(rank=rank, warmup=pb.WarmupAnswer(block_size=16, num_blocks=num_blocks))
+
+    assert combine_rank_infos([info(0, 90), info(1, 80)]).num_blocks == 80
+
+
+@pytest.mark.parametrize("kind", ["adapter", "grammar"])
+def test_loaded_resources_are_identified_by_kind_and_number(kind: str) -> None:
+    assert loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {LoadableResource(kind, 7)}

@@ -14,7 +14,7 @@ from router.scheduler.messages import LoadResource, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
-from router.shards.resource_loader import LoadCallbacks, ResourceLoader
+from router.shards.resource_loader import ResourceLoader
 from shard.pb import shard_pb2 as pb
 
 MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
@@ -50,10 +50,11 @@ class LoaderSetup:
         self.ranks = ScriptedRanks()
         self.reported_events: list[tuple[str, int, str]] = []
         self.finished_loads: list[tuple[str, float, str]] = []
-        self.loader = ResourceLoader(self.ranks, LoadCallbacks(
+        self.loader = ResourceLoader(
+            self.ranks,
             lambda resource, reason: self.reported_events.append(("failed" if reason else "here", resource.id, reason)),
             lambda resource: self.reported_events.append(("removed", resource.id, "")),
-            lambda resource, seconds, reason: self.finished_loads.append((resource.kind, seconds, reason))))
+            lambda resource, seconds, reason: self.finished_loads.append((resource.kind, seconds, reason)))
 
     async def restore_after_handshake(self, epoch: int, loaded: Iterable[LoadableResource] = (),
                                       leftovers: Iterable[LoadableResource] = ()) -> None:

@@ -1,17 +1,23 @@
-"""Tests of router/telemetry/adapter_metrics.py."""
+"""Metrics of adapters, in router/telemetry/server_metrics.py, and what the registry reports to them."""
 
 import asyncio
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import pytest
 from support.metrics_page import parse_metrics
+from support.servers.fake_adapter_store import make_version_answer
+from support.servers.scripted_adapters import FakeResourceNumbering
 
-from router.errors import AdapterLoadFailed
-from router.telemetry import adapter_metrics
-from router.telemetry.adapter_metrics import AdapterMetrics, InstrumentedAdapterStore
+from router.adapters import registry
+from router.adapters.reference import AdapterReference
+from router.adapters.registry import AdapterRegistry
+from router.config import RouterConfig
+from router.errors import AdapterLoadFailed, AdapterNotFound
 from router.telemetry.instruments import MetricRegistry
 from router.telemetry.metric_definitions import ADAPTER_FAMILIES, MAX_NAMED_ADAPTERS
+from router.telemetry.server_metrics import AdapterMetrics
 
 
 class AdapterMetricsReader:
@@ -25,18 +31,26 @@ class AdapterMetricsReader:
                 if name.startswith(prefix) and value}
 
 
-class FakeAdapterStore:
+class ScriptedStore:
+    """Store that gives every request but `pin` the same answer."""
+
     def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
         self._answer = answer
-        self.is_closed = False
 
-    async def send_request(self, **_: Any) -> Mapping[str, Any]:
+    async def send_request(self, **request: Any) -> Mapping[str, Any]:
+        if request["op"] == "pin":
+            return {}
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
 
     async def close(self) -> None:
-        self.is_closed = True
+        pass
+
+
+def make_adapter_registry(answer: Mapping[str, Any] | Exception, metrics: AdapterMetrics) -> AdapterRegistry:
+    return AdapterRegistry(RouterConfig(), ScriptedStore(answer), FakeResourceNumbering(),
+                           observe_fetch=metrics.observe_fetch)
 
 
 def test_loads_are_counted_by_outcome_and_timed_if_successful() -> None:
@@ -50,33 +64,39 @@ def test_loads_are_counted_by_outcome_and_timed_if_successful() -> None:
 
 @pytest.mark.parametrize(("source", "label"), [("hub", "hub"), ("s3", "s3"), ('a "source"', "other")])
 @pytest.mark.parametrize(("answer", "outcome"), [
-    ({"digest": "d"}, "ok"), ({"error": "none", "kind": "missing"}, "missing"),
+    (make_version_answer("d"), "ok"), ({"error": "none", "kind": "missing"}, "missing"),
     ({"error": "closed", "kind": "forbidden"}, "missing"), ({"error": "odd", "kind": "invalid"}, "failed"),
     (AdapterLoadFailed("gone"), "failed")])
 def test_fetches_are_counted_by_source_and_outcome(
         monkeypatch: pytest.MonkeyPatch, source: str, label: str, answer: Any, outcome: str) -> None:
-    times = iter((1.0, 1.5))
-    monkeypatch.setattr(adapter_metrics, "now", lambda: next(times))
+    times = count(1.0, 0.5)
+    monkeypatch.setattr(registry, "now", lambda: next(times))
     metrics = AdapterMetricsReader()
-    store = InstrumentedAdapterStore(FakeAdapterStore(answer), metrics.adapter_metrics)
-    if isinstance(answer, Exception):
-        with pytest.raises(AdapterLoadFailed):
-            asyncio.run(store.send_request(op="fetch", source=source, name="a"))
+    resolving = make_adapter_registry(answer, metrics.adapter_metrics).resolve(AdapterReference("a", source))
+    if outcome == "ok":
+        resolved = asyncio.run(resolving)
+        assert resolved is not None
+        assert resolved.digest == "d"
     else:
-        assert asyncio.run(store.send_request(op="fetch", source=source, name="a")) is answer
+        with pytest.raises(AdapterNotFound if outcome == "missing" else AdapterLoadFailed):
+            asyncio.run(resolving)
     assert metrics.nonzero_samples("weft_adapter_fetches") == {
         f'weft_adapter_fetches{{source="{label}",outcome="{outcome}"}}': 1}
     assert metrics.nonzero_samples("weft_adapter_fetch_seconds_sum") == (
         {"weft_adapter_fetch_seconds_sum": 0.5} if outcome == "ok" else {})
 
 
-def test_other_store_requests_are_not_counted_and_close_is_forwarded() -> None:
-    metrics, inner = AdapterMetricsReader(), FakeAdapterStore({})
-    store = InstrumentedAdapterStore(inner, metrics.adapter_metrics)
-    asyncio.run(store.send_request(op="pin", digests=[]))
-    asyncio.run(store.close())
-    assert inner.is_closed
-    assert metrics.nonzero_samples("weft_adapter_fetch") == {}
+def test_other_store_requests_are_not_counted() -> None:
+    metrics = AdapterMetricsReader()
+    adapters = make_adapter_registry(make_version_answer("d") | {"private": True}, metrics.adapter_metrics)
+
+    async def main() -> None:
+        for token in ("one", "two"):  # the second one asks only whether it is allowed
+            await adapters.resolve(AdapterReference("a", source_token=token))
+
+    asyncio.run(main())
+    assert metrics.nonzero_samples("weft_adapter_fetches") == {
+        'weft_adapter_fetches{source="hub",outcome="ok"}': 1}
 
 
 def test_number_of_adapter_labels_is_limited() -> None:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.telemetry.instruments import CONTENT_TYPE, OTHER_LABEL, MetricDefinition, MetricRegistry, MetricType
 
-SECONDS_FAMILY = MetricDefinition("seconds", MetricType.HISTOGRAM, "Took.", bucket_bounds=(0.25, 1.0, 2.5))
+SECONDS_FAMILY = MetricDefinition(MetricType.HISTOGRAM, "seconds", "Took.", bucket_bounds=(0.25, 1.0, 2.5))
 
 
 def parse_samples(text):
@@ -18,7 +18,7 @@ def render_samples(*families, gauges=None):
 
 
 def test_counters_keep_their_name_and_start_at_zero():
-    registry = MetricRegistry([MetricDefinition("knots", MetricType.COUNTER, "Tied.")])
+    registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.")])
     assert registry.render({}) == "# HELP knots Tied.\n# TYPE knots counter\nknots 0\n"
     registry.counter("knots").add()
     registry.counter("knots").add(41)
@@ -26,7 +26,7 @@ def test_counters_keep_their_name_and_start_at_zero():
 
 
 def test_every_label_value_has_a_counter_from_the_start():
-    registry = MetricRegistry([MetricDefinition("knots", MetricType.COUNTER, "Tied.", ("by",), ("hand", "foot"))])
+    registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), ("hand", "foot"))])
     registry.counter("knots", "foot").add(2)
     assert registry.render({}).endswith('\nknots{by="hand"} 0\nknots{by="foot"} 2\n')
     # The client's parser appends `_total` to every counter, as newer formats require.
@@ -38,7 +38,7 @@ def test_every_label_value_has_a_counter_from_the_start():
 def test_unknown_label_value_is_an_error():
     with pytest.raises(KeyError):
         MetricRegistry(
-            [MetricDefinition("knots", MetricType.COUNTER, "Tied.", ("by",), ("hand",))]).counter("knots", "tongue")
+            [MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), ("hand",))]).counter("knots", "tongue")
 
 
 @pytest.mark.parametrize(("value", "bucket"), [
@@ -68,7 +68,7 @@ def test_value_can_be_observed_several_times_at_once():
 
 
 def test_gauge_shows_the_value_read_for_the_page():
-    family = MetricDefinition("looms", MetricType.GAUGE, "Here.")
+    family = MetricDefinition(MetricType.GAUGE, "looms", "Here.")
     assert render_samples(family, gauges={"looms": {(): 0.1}}) == {("looms",): 0.1}
     assert render_samples(family, gauges={"looms": {(): 3.0}}) == {("looms",): 3}
     with pytest.raises(KeyError):
@@ -76,13 +76,13 @@ def test_gauge_shows_the_value_read_for_the_page():
 
 
 def test_label_values_are_escaped():
-    family = MetricDefinition("looms", MetricType.GAUGE, "Here.", ("of", "in"))
+    family = MetricDefinition(MetricType.GAUGE, "looms", "Here.", ("of", "in"))
     strange = 'a "b"\\\n{},='
     assert render_samples(family, gauges={"looms": {(strange, ""): 1}}) == {("looms", ("in", ""), ("of", strange)): 1}
 
 
 def test_two_labels_have_a_counter_for_each_pair():
-    family = MetricDefinition("knots", MetricType.COUNTER, "Tied.", ("by", "how"), ("hand", "foot"),
+    family = MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by", "how"), ("hand", "foot"),
                               second_label_values=("well", "badly"))
     registry = MetricRegistry([family])
     registry.counter("knots", "foot", "badly").add()
@@ -92,7 +92,7 @@ def test_two_labels_have_a_counter_for_each_pair():
 
 
 def test_number_of_open_label_values_is_limited():
-    registry = MetricRegistry([MetricDefinition("knots", MetricType.COUNTER, "Tied.", ("by",), max_label_values=2)])
+    registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), max_label_values=2)])
     for name in ('a "b"', "c", "d", "c", OTHER_LABEL, "e"):
         registry.counter_for_open_label("knots", name).add()
     assert parse_samples(registry.render({})) == {
@@ -101,7 +101,7 @@ def test_number_of_open_label_values_is_limited():
 
 def test_alias_reports_the_same_values_under_another_name():
     registry = MetricRegistry([SECONDS_FAMILY,
-                               MetricDefinition("knots", MetricType.COUNTER, "Tied knots.", ("by",), ("knots",))])
+                               MetricDefinition(MetricType.COUNTER, "knots", "Tied knots.", ("by",), ("knots",))])
     registry.histogram("seconds").observe(0.5)
     plain, both = registry.render({}), registry.render({}, {"knots": "ties", "seconds": "ticks"})
     assert both.startswith(plain.partition("# HELP knots")[0])
@@ -113,8 +113,8 @@ def test_alias_reports_the_same_values_under_another_name():
 
 
 def test_families_are_rendered_in_order_with_help_and_type():
-    registry = MetricRegistry([SECONDS_FAMILY, MetricDefinition("knots", MetricType.COUNTER, "Tied."),
-                               MetricDefinition("looms", MetricType.GAUGE, "Here.")])
+    registry = MetricRegistry([SECONDS_FAMILY, MetricDefinition(MetricType.COUNTER, "knots", "Tied."),
+                               MetricDefinition(MetricType.GAUGE, "looms", "Here.")])
     text = registry.render({"looms": {(): 1}})
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "# HELP seconds Took.", "# TYPE seconds histogram", "# HELP knots Tied.", "# TYPE knots counter",

@@ -9,7 +9,7 @@ from router.telemetry.server_metrics import InterTokenLatency
 
 class RecordingHistogram(Histogram):
     def __init__(self) -> None:
-        super().__init__(MetricDefinition("gaps", MetricType.HISTOGRAM, "Gaps.", bucket_bounds=(1.0,)), ())
+        super().__init__(MetricDefinition(MetricType.HISTOGRAM, "gaps", "Gaps.", bucket_bounds=(1.0,)), ())
         self.observed: list[float] = []
 
     def observe(self, value: float, times: int = 1) -> None:

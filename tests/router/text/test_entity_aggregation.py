@@ -1,7 +1,8 @@
 """Grouping of token labels into entities. Agreement with transformers is tested with a real model."""
 
 from router.request import TokenClassificationOutput
-from router.text.entity_aggregation import Entity, EntityAggregator
+from router.text import entity_aggregation
+from router.text.entity_aggregation import Entity
 from router.text.tokenizer import create_byte_tokenizer
 
 LABEL_NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC", "X-ORG")
@@ -15,7 +16,8 @@ def find_entities(*labels: str, text: str = TEXT, num_special_tokens: int = 0) -
     tokens = [256] * num_special_tokens + list(text.encode())[:len(labels) - num_special_tokens]
     labelling = TokenClassificationOutput([LABEL_NAMES.index(label) for label in labels],
                                           [1 / (place + 1) for place in range(len(labels))])
-    return EntityAggregator(LABEL_NAMES, create_byte_tokenizer()).find_entities(text, tokens, places, labelling)
+    return entity_aggregation.find_entities(text, tokens, places, labelling, label_names=LABEL_NAMES,
+                                            tokenizer=create_byte_tokenizer())
 
 
 def groups_and_words(entities: list[Entity]) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ def write_model_folder(tmp_path):
 
 def test_text_is_encoded_with_the_tokenizer_file(write_model_folder):
     tokenizer = read_tokenizer(write_model_folder())
-    assert tokenizer.encode("warp<|end|>") == [*b"warp", 256]
+    assert tokenizer.tokenize("warp<|end|>").ids == [*b"warp", 256]
     assert tokenizer.special_tokens == {256}
     assert tokenizer.path_or_content == str(write_model_folder() / "tokenizer.json")
 
@@ -36,8 +36,8 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(write_model_fo
     trained.enable_truncation(3)
     trained.enable_padding(length=8)
     tokenizer = read_tokenizer(write_model_folder(tokenizer=trained.to_str()))
-    assert tokenizer.encode("weft") == [*b"weft"]
-    assert tokenizer.encode("a") == [*b"a"]
+    assert tokenizer.tokenize("weft").ids == [*b"weft"]
+    assert tokenizer.tokenize("a").ids == [*b"a"]
 
 
 @pytest.mark.parametrize(("files", "tokens"), [

@@ -90,7 +90,7 @@ def test_invalid_timeout_header_is_rejected(text):
 
 def test_request_is_counted_once():
     request, counter = make_mocked_request("POST",
-                                           "/"), Counter(MetricDefinition("came", MetricType.COUNTER, "Came."), ())
+                                           "/"), Counter(MetricDefinition(MetricType.COUNTER, "came", "Came."), ())
     request[REQUEST_COUNTER] = counter
     for _ in range(2):
         RequestContext.from_request(request, RequestRecordStore())
