@@ -66,8 +66,9 @@ def float32_json(value: float | None) -> str:
 
 
 def token_json(token: TokenEvent, words: GenerateWords = TGI_WORDS) -> str:
-    token_object = (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)}'
-                    f"{words.token_ends[token.special]}")
+    logprob = token.logprob  # as `float32_json` renders it, without the call
+    token_object = (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":'
+                    f"{f'{logprob:.9g}' if logprob - logprob == 0 else 'null'}{words.token_ends[token.special]}")
     if token.top_tokens and words.nests_top_tokens:
         return f'{token_object[:-1]},"alternative_tokens":{top_tokens_json(token.top_tokens, words)}}}'
     return token_object

@@ -173,7 +173,7 @@ class EventPump:
         except Exception as error:
             self._wake_future.set_exception(error)
         else:
-            if not self._wake_future.done() and (self._renderer.is_finished or self._event_stream.is_paused):
+            if (self._renderer.is_finished or self._event_stream.is_paused) and not self._wake_future.done():
                 self._wake_future.set_result(None)
 
 
