@@ -59,14 +59,6 @@ def prune_at_random(matrix: Tensor, density: float, generator: Generator) -> Ten
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Election of the sign of each entry, without regard to the adapters' weights
-
-
-def elect_sign_by_sum(matrices: Sequence[Tensor]) -> Tensor:
-    return reduce(torch.add, matrices)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Joining
 
 
@@ -82,9 +74,10 @@ def join_by_ties_mean(matrices: Sequence[Tensor], weights: Sequence[float], elec
     return total / reduce(torch.add, (vote.float() for vote in votes)).clamp(min=1)
 
 
+# How the sign of each entry is elected, without regard to the adapters' weights.
 SIGN_METHODS: dict[str, SignElection] = {
-    "total": elect_sign_by_sum,
-    "frequency": lambda matrices: elect_sign_by_sum([matrix.sign() for matrix in matrices]),
+    "total": lambda matrices: reduce(torch.add, matrices),
+    "frequency": lambda matrices: reduce(torch.add, [matrix.sign() for matrix in matrices]),
 }
 # How matrices are pruned, and how the pruned ones are joined.
 MERGE_STRATEGIES: dict[str, tuple[PruneFunction, JoinFunction]] = {

@@ -83,10 +83,6 @@ class MergeInput(NamedTuple):
     name: str
     weight: float
 
-    @property
-    def header_entry(self) -> TensorEntry:
-        return self.tensors.header_entry(self.name)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Arguments
@@ -209,9 +205,9 @@ def merge_adapters(request: MergeRequest) -> None:
         modules = group_by_module(shares)
         merges = plan_tensor_merges(modules)
         # The dtype of the inputs if all share one 16-bit type, else float32.
-        dtypes = {one.header_entry.dtype for inputs in merges.values() for one in inputs}
+        dtypes = {one.tensors.header_entry(one.name).dtype for inputs in merges.values() for one in inputs}
         dtype = dtypes.pop() if len(dtypes) == 1 and dtypes <= HALF_DTYPES else FULL_DTYPE
-        shapes = {name: inputs[0].header_entry.shape for name, inputs in merges.items()}
+        shapes = {name: inputs[0].tensors.header_entry(inputs[0].name).shape for name, inputs in merges.items()}
         write_adapter_tensors(request.output_folder, dtype, shapes, compute_merged_tensors(merges, request, dtype))
     # Settings but ranks and scales are copied from the first adapter.
     first = read_json_object(request.folders[0] / CONFIG_FILE)

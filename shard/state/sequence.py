@@ -4,7 +4,7 @@ They are checked here as far as that is possible without the shard's state.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from math import isfinite
@@ -50,11 +50,6 @@ class SamplingParams:
     banned_tokens: tuple[int, ...] = ()
     biased_tokens: tuple[int, ...] = ()
     biases: tuple[float, ...] = ()
-
-    @property
-    def listed_tokens(self) -> Iterator[int]:
-        """Token ids in any of the lists."""
-        return chain(self.end_tokens, self.allowed_tokens, self.banned_tokens, self.biased_tokens)
 
 
 DEFAULT_SAMPLING_PARAMS = SamplingParams()
@@ -191,10 +186,10 @@ def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> lis
 
 
 def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, num_blocks: int) -> None:
-    blocks, num_cached_tokens = sequence.blocks, sequence.num_cached_tokens
+    blocks, num_cached_tokens, sampling = sequence.blocks, sequence.num_cached_tokens, sequence.sampling
+    listed_tokens = chain(sampling.end_tokens, sampling.allowed_tokens, sampling.banned_tokens, sampling.biased_tokens)
     _check_row(f"sequence {sequence.id}", sequence.tokens, limits, {
-        "names a token outside the vocabulary": max(sequence.sampling.listed_tokens, default=0)
-        >= limits.vocabulary_size,
+        "names a token outside the vocabulary": max(listed_tokens, default=0) >= limits.vocabulary_size,
         "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= len(sequence.tokens),
         "is cached to its last token or beyond": num_cached_tokens >= len(sequence.tokens),
         "is cached to the middle of a block": num_cached_tokens % block_size != 0,
