@@ -1,14 +1,39 @@
-"""Interface of attention backends, and the table of implementations."""
+"""Interface of attention backends, their options, and the table of implementations."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.kv_cache import KVCache
 from shard.ops.triton_support import has_triton
 from shard.state.step import TokenSpan
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Options of a model's attention that every backend applies: scale, soft-capping, sliding windows."""
+
+    scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
+    softcap: float = 0.0  # soft limit of the scores; 0: none
+    # by layer: positions that a token attends to, its own included, 0: all; empty: all
+    sliding_windows: Sequence[int] = ()
+
+    def window_of_layer(self, layer: int) -> int:
+        return self.sliding_windows[layer] if self.sliding_windows else 0
+
+    @property
+    def window_sizes(self) -> list[int]:
+        """Distinct window sizes."""
+        return sorted(set(self.sliding_windows)) or [0]
+
+    def compute_score_scale(self, head_dim: int) -> float:
+        return head_dim ** -0.5 if self.scale is None else self.scale
+
+
+DEFAULT_ATTENTION_CONFIG = AttentionConfig()
 
 
 class AttentionBackend(Protocol):

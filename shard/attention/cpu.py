@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionConfig
 from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionConfig
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 

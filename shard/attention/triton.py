@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from shard.attention.backend import AttentionConfig
 from shard.attention.block_tables import DeviceBlockTables
-from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
 from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
 from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32

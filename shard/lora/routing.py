@@ -122,11 +122,8 @@ class RowAdapters:
 
     @cached_property
     def rows_by_slot(self) -> RowsBySlot:
-        rows_by_slot: RowsBySlot = []
-        for adapter, rows in self._rows_by_adapter.items():
-            if (place := self._adapter_slots.find(adapter)) is not None:
-                rows_by_slot.append((place, rows))
-        return sorted(rows_by_slot)
+        return sorted([(place, rows) for adapter, rows in self._rows_by_adapter.items()
+                       if (place := self._adapter_slots.find(adapter)) is not None])
 
     @cached_property
     def adapter_rows(self) -> tuple[AdapterRows, ...]:

@@ -6,6 +6,7 @@ The exact and the packed variants follow docs/exactness.md, "The same bits at an
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -50,17 +51,16 @@ def apply_and_round(gate: Tensor, up: Tensor, dtype: torch.dtype, activation: Ga
     return activation(gate.float(), up.float()).to(dtype)
 
 
+@dataclass(eq=False, slots=True)
 class GatedLinear:
     """One linear for gate and up, followed by the activation."""
 
-    def __init__(self, gate_up: Linear, activation: GatedActivation) -> None:
-        """`gate_up` returns the outputs of gate, then those of up."""
-        self.linear = gate_up
-        self._activation = activation
+    linear: Linear  # returns the outputs of gate, then those of up
+    activation: GatedActivation
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.linear(x).chunk(2, dim=-1)  # [rows, intermediate]
-        return self._activation(gate, up)
+        return self.activation(gate, up)
 
 
 class PackedGatedLinear:
@@ -99,16 +99,16 @@ class GeluLinear:
         return functional.gelu(self._linear(x), approximate=self._approximate)
 
 
+@dataclass(eq=False, slots=True)
 class ExactGeluLinear:
     """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
-    def __init__(self, linear: Linear, approximate: str) -> None:
-        self._linear = linear
-        self._approximate = approximate
+    linear: Linear
+    approximate: str  # none or tanh, as in torch
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = self._linear(x).float()
-        if self._approximate == "tanh":  # as in `batch_invariant_gelu_tanh_and_mul`
+        wide = self.linear(x).float()
+        if self.approximate == "tanh":  # as in `batch_invariant_gelu_tanh_and_mul`
             exponent = (wide * wide).mul_(0.044715).add_(1).mul_(wide).mul_(-2 * math.sqrt(2 / math.pi))
             return (wide / exponent.exp_().add_(1)).to(x.dtype)
         return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)

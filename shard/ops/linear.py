@@ -3,6 +3,7 @@ docs/exactness.md, "Products with independent rows".
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -102,15 +103,15 @@ class PackedLinear:
         return result
 
 
+@dataclass(eq=False, slots=True)
 class PlainLinear:
     """Linear by torch.nn.functional.linear."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
+    weight: Tensor
+    bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -19,7 +19,7 @@ from shard.attention.kv_cache import KVCache
 from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.models.decoder import RunnableModel
-from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
+from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import MIN_ROWS, Step, StepLayout, TokenSpan, lay_out_step
 
@@ -128,8 +128,8 @@ class CudaGraphRunner:
         if captured is None:
             return None
         sample = captured.sample_greedy
-        if has_random_sampling(sequences):
-            self._device_sampler.write_parameters(sequences, [len(sequence.tokens) for sequence in sequences])
+        if any(sequence.sampling.temperature for sequence in sequences):  # others are greedy
+            self._device_sampler.write_parameters(sequences)
             sample = captured.sample_random
         self._result_copier.block_stream_until_copied()
         captured.forward()

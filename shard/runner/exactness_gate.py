@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
+from shard.attention.encoder import iter_text_slices
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
@@ -142,8 +143,7 @@ def compute_outputs(model: Encoder, texts: list[PoolingText], index: int, device
     """Return the hidden states of the text at this index, and its probabilities of labels if there is a classifier.
     """
     hidden_states = model.forward(build_encoder_inputs(texts, model.config, device))
-    first = sum(len(text.tokens) for text in texts[:index])
-    rows = slice(first, first + len(texts[index].tokens))
+    rows = [*iter_text_slices([len(text.tokens) for text in texts])][index]
     outputs = [hidden_states] if model.classifier is None else [hidden_states,
                                                                 model.compute_label_probabilities(hidden_states)]
     return [output[rows].contiguous() for output in outputs]

@@ -40,11 +40,6 @@ def can_sample_on_device(sequence: Sequence) -> bool:
     return sequence.can_sample_on_device
 
 
-def has_random_sampling(sequences: GenericSequence[Sequence]) -> bool:
-    """Whether any of the sequences is drawn rather than greedy."""
-    return any(sequence.sampling.temperature for sequence in sequences)
-
-
 class DeviceSampler:
     """Sampler for captured steps of up to `max_rows` rows. Sampling parameters are in columns with fixed addresses."""
 
@@ -53,10 +48,10 @@ class DeviceSampler:
         self._parameter_columns = StaticDeviceBuffers([max_rows] * len(PADDING_VALUES), torch.float64, device,
                                                       PADDING_VALUES)
 
-    def write_parameters(self, sequences: GenericSequence[Sequence], token_indices: list[int]) -> None:
-        """Send the sampling parameters of the next step; `token_indices` are those of its tokens in their sequences."""
+    def write_parameters(self, sequences: GenericSequence[Sequence]) -> None:
+        """Send the sampling parameters of the next step."""
         sampling_params = [sequence.sampling for sequence in sequences]
-        uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices)
+        uniforms = draw_uniforms([s.sampling_key for s in sequences], [len(s.tokens) for s in sequences])
         self._parameter_columns.copy_to_device([
             *list_parameters(sampling_params, uniforms),
             [compute_logit_divisor(params.temperature) for params in sampling_params]])

@@ -15,11 +15,11 @@ import torch
 from shard.adapters.registry import AdapterRegistry
 from shard.attention.backend import (
     AttentionBackend,
+    AttentionConfig,
     CapturableAttentionBackend,
     choose_attention_backend,
     make_attention_backend,
 )
-from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig

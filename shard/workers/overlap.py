@@ -38,12 +38,12 @@ class InFlightStep:
     pending_result: PendingResult[Any]  # its `finish` ends in `OverlapQueue._end_step`
 
 
+@dataclass(slots=True)
 class OverlapBackoff:
     """Decides when to suspend overlap for some steps: a rerun costs two steps, an overlap saves part of one."""
 
-    def __init__(self) -> None:
-        self._rerun_share = 0.0  # moving average: share of overlapped steps that had to be run again
-        self._num_suspended_left = 0
+    _rerun_share: float = 0.0  # moving average: share of overlapped steps that had to be run again
+    _num_suspended_left: int = 0
 
     def should_suspend_next_step(self) -> bool:
         """Return whether the next step must wait for the last one, and count that step."""

@@ -7,7 +7,7 @@ import torch
 from support.model_runs.attention_inputs import AttentionHarness
 from torch import Tensor
 
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")

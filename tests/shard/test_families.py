@@ -18,8 +18,7 @@ from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWork
 from transformers import AutoModelForCausalLM
 
 from router.request import Request, SamplingParams
-from shard.attention.backend import make_attention_backend
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionConfig, make_attention_backend
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup

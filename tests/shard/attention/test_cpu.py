@@ -11,7 +11,7 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from torch import Tensor
 
 from shard.attention import cpu
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.cpu import CausalMask, GatherWindow, batch_decodes, round_up_gather_length, split_chunk_into_pieces
 from shard.state.step import TokenSpan
 

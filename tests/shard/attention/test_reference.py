@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.model_runs.attention_inputs import LAYER, AttentionHarness, AttentionSequence
 from torch import Tensor
 
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 
 BACKENDS = ["reference", "cpu", pytest.param("triton", marks=pytest.mark.skipif(
     find_spec("triton") is None, reason="it comes for Linux only"))]

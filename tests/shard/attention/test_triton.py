@@ -13,7 +13,7 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.state.step import TokenSpan
 
 pytest.importorskip("triton")  # published for Linux only

@@ -22,8 +22,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 from support.shards.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
 from transformers import AutoModel, AutoModelForTokenClassification
 
-from shard.attention.backend import make_attention_backend
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionConfig, make_attention_backend
 from shard.attention.kv_cache import TransientKVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRouting, AdapterSlots

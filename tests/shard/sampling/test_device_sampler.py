@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 from torch import Tensor
 
-from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
+from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import Sequence
 
@@ -44,9 +44,9 @@ def sampler() -> Sampler:
 
 
 def sample_on_device(device_sampler: DeviceSampler, logits: Tensor, sequences: list[Sequence]) -> DeviceSamples:
-    if not has_random_sampling(sequences):
+    if not any(sequence.sampling.temperature for sequence in sequences):
         return device_sampler.sample_greedy(logits)
-    device_sampler.write_parameters(sequences, [len(sequence.tokens) for sequence in sequences])
+    device_sampler.write_parameters(sequences)
     return device_sampler.sample_random(logits)
 
 

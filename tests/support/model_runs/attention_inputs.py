@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.attention.backend import make_attention_backend
-from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig, make_attention_backend
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 

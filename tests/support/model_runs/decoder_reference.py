@@ -10,8 +10,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from shard.attention.backend import make_attention_backend
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionConfig, make_attention_backend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader

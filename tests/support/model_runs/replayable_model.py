@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from shard.adapters.registry import AdapterRegistry
-from shard.attention.backend import AttentionBackend, make_attention_backend
-from shard.attention.config import AttentionConfig
+from shard.attention.backend import AttentionBackend, AttentionConfig, make_attention_backend
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
