@@ -49,13 +49,10 @@ class KVCache:
 
     def list_slots(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
         """Return the slots of a sequence's positions from `start` to `end`; `blocks` is its block table."""
-        slots: list[int] = []
-        for index in range(start // self.block_size, -(-end // self.block_size)):
-            # add it to a position in this block to get its slot
-            offset = (blocks[index] - index) * self.block_size
-            slots += range(offset + max(start, index * self.block_size),
-                           offset + min(end, (index + 1) * self.block_size))
-        return slots
+        size = self.block_size
+        if end - start == 1:  # a decode
+            return [blocks[start // size] * size + start % size]
+        return [blocks[position // size] * size + position % size for position in range(start, end)]
 
     def list_gather_units(self, blocks: list[int], start: int, end: int, padded_length: int) -> list[int]:
         """Return the units that hold a sequence's positions from `start` to `end`, padded with units of the zero block

@@ -113,12 +113,16 @@ class RowAdapters:
         """`static_work`: work list for rows that are not known yet, used instead of one made of `spans`."""
         self._spans, self._device, self._adapter_slots = spans, device, adapter_slots
         self._static_work = static_work
-        self._rows_by_adapter: dict[int, list[int]] = {}
-        self._num_rows = 0
-        for adapter, length in spans:
+
+    @cached_property
+    def _rows_by_adapter(self) -> dict[int, list[int]]:
+        rows_by_adapter: dict[int, list[int]] = {}
+        first = 0
+        for adapter, length in self._spans:
             if adapter != NO_ADAPTER:
-                self._rows_by_adapter.setdefault(adapter, []).extend(range(self._num_rows, self._num_rows + length))
-            self._num_rows += length
+                rows_by_adapter.setdefault(adapter, []).extend(range(first, first + length))
+            first += length
+        return rows_by_adapter
 
     @cached_property
     def rows_by_slot(self) -> RowsBySlot:
@@ -132,6 +136,7 @@ class RowAdapters:
 
     @cached_property
     def tiles(self) -> tuple[LoraRowTiles, ...]:
+        num_rows = sum(length for _, length in self._spans)
         all_tiles: list[LoraRowTiles] = []
         for adjacent in group_adjacent_slots(self.rows_by_slot):
             rows: list[int] = []  # padded
@@ -145,9 +150,9 @@ class RowAdapters:
             first, last = adjacent[0][0], adjacent[-1][0]
             all_tiles.append(LoraRowTiles(
                 first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
-                self._make_row_indices(rows, self._num_rows),
+                self._make_row_indices(rows, num_rows),
                 self._make_row_indices(list(map(index_of_row.__getitem__, targets)), len(rows)),
-                self._make_row_indices(targets, self._num_rows)))
+                self._make_row_indices(targets, num_rows)))
         return tuple(all_tiles)
 
     def _make_row_indices(self, indices: list[int], num_rows: int) -> Tensor | None:

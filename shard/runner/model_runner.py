@@ -60,9 +60,7 @@ class ModelRunner:
             inputs, hidden_states = self.forward(layout, cache)
         else:
             hidden_states = captured.hidden_states
-        # one sum over all is enough to find that there are only finite ones
-        non_finite_ids = (set() if bool(hidden_states.sum(dtype=torch.float32).isfinite())
-                          else zero_non_finite_sequences(layout, hidden_states, cache))
+        non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
         prompt_logprobs: dict[int, PromptLogprobs] = {}
         for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True):
             if (chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
@@ -152,8 +150,10 @@ class ModelRunner:
 def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:
     """Return the sequences with non-finite hidden states, after setting the blocks that they wrote to zero:
     docs/exactness.md, "No NaN stays in the cache"."""
+    failed_ids: set[int] = set()
+    if hidden_states.sum(dtype=torch.float32).isfinite():  # one sum over all is enough to find only finite ones
+        return failed_ids
     is_finite = hidden_states.isfinite().all(dim=-1).tolist()
-    failed_ids = set()
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):
         if not all(is_finite[span.first_row:span.first_row + span.length]):
             failed_ids.add(sequence.id)
