@@ -13,7 +13,7 @@ import pytest
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
 ALLOWED_IMPORTS = {
-    "launcher": {"router.config", "shard.checkpoint.safetensors_header", "shard.config", "shard.telemetry.logs",
+    "launcher": {"router.config", "shard.checkpoint.safetensors_file", "shard.config", "shard.telemetry.logs",
                  "shard.telemetry.tracing"},
     "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from shard.adapters.config import AdapterConfig, read_adapter_config
 from shard.checkpoint.reader import COMPUTE_DTYPES
-from shard.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from shard.checkpoint.safetensors_header import Shape, TensorEntry
+from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shard.adapters.adapter_tensors import WEIGHTS_FILE, strip_wrapper_prefixes
 from shard.adapters.config import CONFIG_FILE, MAX_CONFIG_BYTES, parse_adapter_config
-from shard.checkpoint.safetensors_header import HEADER_LENGTH_STRUCT, METADATA_KEY, Shape, count_tensor_bytes
+from shard.checkpoint.safetensors_file import HEADER_LENGTH_STRUCT, METADATA_KEY, Shape, count_tensor_bytes
 from shard.json_config import JsonConfig
 
 DATA_ALIGNMENT_BYTES = 8  # bytes; the tensors' data begins at a multiple

@@ -28,7 +28,7 @@ from shard.adapters.config import CONFIG_FILE, read_json_object
 from shard.adapters.export import write_adapter_config, write_adapter_tensors
 from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
 from shard.checkpoint.reader import COMPUTE_DTYPES
-from shard.checkpoint.safetensors_header import Shape, TensorEntry
+from shard.checkpoint.safetensors_file import Shape, TensorEntry
 from shard.json_config import MAX_FLOAT, JsonConfig
 
 REQUEST_FIELDS = {"folders", "weights", "strategy", "density", "sign", "seed", "into"}

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from shard.checkpoint.index import join_first_names, list_checkpoint_files
-from shard.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from shard.checkpoint.safetensors_header import Shape, TensorEntry
+from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
 from shard.lora.targets import LoraTargets
 from shard.ops.int8_linear import DequantBuffers
 from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice

@@ -17,7 +17,13 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, read_dtype
 from shard.models.decoder import ModelReader
-from shard.models.hf_fallback.model import FallbackModel, IdentityDecoder, replace_linears, weft_attention_forward
+from shard.models.hf_fallback.model import (
+    FallbackModel,
+    IdentityDecoder,
+    replace_linears,
+    split_linears,
+    weft_attention_forward,
+)
 from shard.models.hf_fallback.probe import (
     META_DEVICE,
     UnsupportedModel,
@@ -26,7 +32,6 @@ from shard.models.hf_fallback.probe import (
     make_probe_mask,
     probe_attention,
 )
-from shard.models.hf_fallback.tensor_parallel import split_linears
 from shard.parallel.group import RankGroup
 
 ATTENTION_NAME = "weft"  # name under which our attention is registered in transformers
