@@ -1,4 +1,5 @@
-"""Messages between the scheduler and the shards, as plain data, named as in proto/shard.proto.
+"""Messages between the scheduler and the shards, as plain data, named as in proto/shard.proto, except that a message
+number is `order` there, `includes_decodes` is `alongside`, and a `PoolingStep` is an `EmbedRequest`.
 
 They are rows, not columns; `shards/request_encoding.py` and `shards/answer_decoding.py` convert between the two.
 """

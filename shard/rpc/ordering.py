@@ -44,7 +44,7 @@ class PendingCall(Generic[Answer]):
 
 @dataclass(slots=True)
 class Epoch:
-    """State of one epoch's messages: which order is next, which came early, and why the epoch ended."""
+    """State of one epoch's messages: which order is next, which are received and not queued, why the epoch ended."""
 
     number: int
     # Reasons, empty while there is none.
@@ -52,7 +52,7 @@ class Epoch:
     why_no_more_applied: str = ""  # written by the compute thread
     why_results_discarded: str = ""  # results of steps under way, since a step with a `PendingResult` failed
     next_order: int = 1  # the lowest order that is not queued yet
-    early_messages: dict[int, PendingCall[Any]] = field(default_factory=dict)  # held back until their turn
+    received_messages: dict[int, PendingCall[Any]] = field(default_factory=dict)  # not queued yet
     rejected_orders: set[int] = field(default_factory=set)  # orders that came after the end
     gap_timer: "asyncio.TimerHandle | None" = None
     missing_order: int = 0  # the order that the timer waits for
@@ -101,25 +101,25 @@ class MessageSequencer:
             fail_call(pending_call, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
         elif not request.order:
             fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
-        elif (request.order < epoch.next_order or request.order in epoch.early_messages
+        elif (request.order < epoch.next_order or request.order in epoch.received_messages
               or request.order in epoch.rejected_orders):
             fail_call(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
-            epoch.early_messages[request.order] = pending_call
+            epoch.received_messages[request.order] = pending_call
             self._queue_ready_messages(epoch)
         return pending_call
 
     def _queue_ready_messages(self, epoch: Epoch) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
-        while not epoch.why_over and epoch.next_order in epoch.early_messages:
-            self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
+        while not epoch.why_over and epoch.next_order in epoch.received_messages:
+            self._queue_message(epoch, epoch.received_messages.pop(epoch.next_order))
             epoch.next_order += 1
         if epoch.why_over:
-            for pending_call in epoch.early_messages.values():
+            for pending_call in epoch.received_messages.values():
                 pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
-            epoch.rejected_orders.update(epoch.early_messages)
-            epoch.early_messages.clear()
-        if epoch.early_messages or epoch.missing_order:
+            epoch.rejected_orders.update(epoch.received_messages)
+            epoch.received_messages.clear()
+        if epoch.received_messages or epoch.missing_order:
             self._update_gap_timer(epoch)
 
     def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
@@ -182,7 +182,7 @@ class MessageSequencer:
 
     def _update_gap_timer(self, epoch: Epoch) -> None:
         """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
-        missing = epoch.next_order if epoch.early_messages else 0
+        missing = epoch.next_order if epoch.received_messages else 0
         if missing != epoch.missing_order and epoch.gap_timer is not None:
             epoch.gap_timer.cancel()
         if missing != epoch.missing_order and missing:
