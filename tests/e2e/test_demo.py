@@ -1,4 +1,4 @@
-"""Tests of the demo model: its name, the answers that README and card promise, and its memory use."""
+"""Tests of the demo model: its name, the answers that quickstart and card promise, and its memory use."""
 
 import json
 import re
@@ -41,9 +41,9 @@ def test_demo_model_is_served_by_default_with_a_notice(weft: WeftProcess) -> Non
     assert (info["model_id"], "facts are often wrong" in info["notice"]) == ("weft/demo", True)
 
 
-def test_readme_example_request_gets_the_documented_answer(weft: WeftProcess) -> None:
-    body, answer = re.search(r"generate \\\n.*?-d '(.*?)'\n```\n\n```json\n(.*?)\n```",  # type: ignore[union-attr]
-                             (REPOSITORY_ROOT / "README.md").read_text(), re.DOTALL).groups()
+def test_quickstart_example_request_gets_the_documented_answer(weft: WeftProcess) -> None:
+    body, answer = re.search(r"/generate -H .*?-d '(.*?)'\n```\n\n```\n(.*?)\n```",  # type: ignore[union-attr]
+                             (REPOSITORY_ROOT / "docs/quickstart.md").read_text(), re.DOTALL).groups()
     request = json.loads(body)
     with weft.post_prompt("/generate", request["parameters"]["max_new_tokens"], request["inputs"]) as response:
         assert response.read().decode() == answer
