@@ -35,7 +35,7 @@ class RouterConfig:
         (), "Website whose pages may ask this server from a browser, such as https://chat.example.org, or * for all; "
         "may be given several times. By default none.")
     max_concurrent_requests: int = setting(
-        128, "Requests in the house, waiting and running; the next one is refused with 429.", low=1)
+        128, "Most requests at a time, waiting and running; the next one is refused with 429.", low=1)
     max_queue_requests: int | None = setting(
         None, "Most requests that wait to start; the next one is refused with 429; by default without limit.", low=1)
     max_queue_tokens: int | None = setting(

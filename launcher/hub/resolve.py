@@ -69,6 +69,9 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
 
     Raises ModelNotCachedError, or ValueError for an invalid name or revision.
     """
+    if Path(name).expanduser().is_file():
+        gguf = "; GGUF files are not supported" if name.lower().endswith(".gguf") else ""
+        raise ValueError(f"{name} is a file, and a model is a folder with config.json and *.safetensors{gguf}")
     if not HUB_NAME_PATTERN.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
     check_revision(revision)

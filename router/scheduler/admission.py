@@ -182,12 +182,12 @@ class AdmissionControl:
     def _find_concurrency_rejection(self, tenant: Tenant, num_unfinished: int, wait: float) -> RequestRejected | None:
         limit = self._settings.max_concurrent_requests
         if num_unfinished >= limit:
-            return RequestRejected(f"{limit} requests are in the house (--max-concurrent-requests {limit})",
+            return RequestRejected(f"the limit of concurrent requests is reached (--max-concurrent-requests {limit})",
                                    wait or DEFAULT_RETRY_SECONDS)
         tenant_limit = tenant.max_concurrent_requests
         if tenant_limit is not None and self._fair_shares.num_unfinished(tenant) >= tenant_limit:
-            return RequestRejected(f"{tenant_limit} requests of {tenant.name} are in the house, "
-                                   f"its `max_concurrent_requests` is {tenant_limit}",
+            return RequestRejected(f"the limit of concurrent requests of {tenant.name} is reached "
+                                   f"(its `max_concurrent_requests` is {tenant_limit})",
                                    wait or DEFAULT_RETRY_SECONDS)
         return None
 

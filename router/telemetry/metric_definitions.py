@@ -62,7 +62,7 @@ def request_families(limits: TokenLimits, tokens_per_step: int) -> tuple[MetricD
         histogram("tgi_request_skipped_tokens", "Tokens of a request in one step, beyond the first.",
                   bucket_bounds=tuple(map(float, range(tokens_per_step)))),
         counter("tgi_request_yields", "How often requests gave their place in the cache to others and waited again."),
-        gauge("tgi_request_current", "Requests in the house, by what their time goes to now.", ("cause",), PHASE_NAMES),
+        gauge("tgi_request_current", "Unfinished requests, by what their time goes to now.", ("cause",), PHASE_NAMES),
         counter("tgi_prefix_query_tokens", "Prompt tokens of requests that started."),
         counter("tgi_prefix_hit_tokens", "Of those, the ones that were found in the cache."),
     )
@@ -119,7 +119,7 @@ ADAPTER_FAMILIES = (
 )
 GATEWAY_FAMILIES = (
     gauge("vllm:num_requests_waiting", "As tgi_queue_size."),
-    gauge("vllm:num_requests_running", "Requests in the house that do not wait."),
+    gauge("vllm:num_requests_running", "Requests that are started and unfinished."),
     gauge("vllm:kv_cache_usage_perc", "Share of the cache that is held, from 0 to 1."),
     gauge("vllm:gpu_cache_usage_perc", "The same under its older name."),
     gauge("vllm:cache_config_info", "The cache, in the labels.", ("block_size", "num_gpu_blocks")),

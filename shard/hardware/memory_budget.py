@@ -85,7 +85,7 @@ def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_bloc
         return budget.reason
     if num_blocks == num_useful_blocks:
         return "all that as many sequences as may run at once can use"
-    return "no more was asked for, or fits on another shard"
+    return "as many as --max-batch-total-tokens asks for, or as fit on the shard with the least room"
 
 
 def describe_cache_size(num_blocks: int, block_size: int, block_bytes: int, num_fitting_blocks: int,

@@ -102,6 +102,14 @@ def test_path_is_not_looked_up_in_the_cache(name: str) -> None:
     assert get_error_text(name) == f"there is no folder {name}"
 
 
+@pytest.mark.parametrize(("name", "hint"), [("model.gguf", "; GGUF files are not supported"), ("weights.bin", "")])
+def test_file_is_not_a_model(tmp_path: Path, name: str, hint: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"GGUF")
+    assert get_error_text(str(file)) == (
+        f"{file} is a file, and a model is a folder with config.json and *.safetensors{hint}")
+
+
 @pytest.mark.parametrize("revision", [
     "../main", "a/../../b", "/etc/passwd", "a//b", "a/", "a/.b", ".a", "a b", "a\0b", "a?b", "m\u0430in", "x" * 201])
 def test_invalid_revision_is_rejected(make_cache: Callable[..., Path], revision: str) -> None:

@@ -39,7 +39,7 @@ def get_rejection(core: Scheduler, **request_fields: object) -> RequestRejected:
 
 def test_request_beyond_the_concurrency_limit_is_rejected() -> None:
     reason = get_rejection(make_full_scheduler(max_concurrent_requests=7)).reason
-    assert "7 requests are in the house (--max-concurrent-requests 7)" in reason
+    assert "the limit of concurrent requests is reached (--max-concurrent-requests 7)" in reason
 
 
 @pytest.mark.parametrize(("policy", "words"), [
@@ -67,7 +67,8 @@ def test_request_that_cannot_start_in_time_is_rejected_at_once() -> None:
 
 
 @pytest.mark.parametrize(("limits", "words"), [
-    ({"max_concurrent_requests": 7}, "7 requests of other are in the house, its `max_concurrent_requests` is 7"),
+    ({"max_concurrent_requests": 7},
+     "the limit of concurrent requests of other is reached (its `max_concurrent_requests` is 7)"),
     ({"max_queue_requests": 3}, "3 requests of other wait, its `max_queue_requests` is 3"),
     ({"max_queue_tokens": 350}, "400 prompt tokens of other would wait, its `max_queue_tokens` is 350"),
 ])
