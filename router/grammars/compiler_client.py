@@ -94,8 +94,7 @@ class GrammarCompiler:
         else:
             self._cached_results.move_to_end(digest)
         if "refused" in answer:
-            reason = " ".join(answer["refused"].split())[:MAX_REASON_CHARACTERS]
-            raise InvalidRequest(f"the grammar is refused: {reason}")
+            raise InvalidRequest(f"the grammar is refused: {answer['refused']}")
         return answer["grammar"]
 
     def close(self) -> None:
@@ -125,12 +124,15 @@ class GrammarCompiler:
 
     def _compile_in_process(self, grammar: Grammar) -> CompilerAnswer:
         try:
-            return self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
-                                                       MAX_COMPILE_SECONDS)
+            answer = self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
+                                                         MAX_COMPILE_SECONDS)
         except CompilerUnavailable as ended:
             logger.warning("the process that compiles grammars is ended: %s", ended)
             self._close_process()
-            return {"refused": str(ended)}
+            answer = {"refused": str(ended)}
+        if "refused" in answer:  # shortened here, since answers are cached: a reason may quote the whole grammar
+            answer["refused"] = " ".join(answer["refused"].split())[:MAX_REASON_CHARACTERS]
+        return answer
 
     def _ensure_process(self) -> CompilerProcess:
         if self._is_closed:

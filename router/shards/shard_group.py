@@ -131,12 +131,13 @@ class ShardGroup:
         await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
         self.is_disconnected = False
         self._num_connects += 1
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for rank in self._ranks:
-                    tasks.create_task(rank.wait_until_ready())
-        except ExceptionGroup as failures:  # the first failure has cancelled the other tasks
-            raise failures.exceptions[0] from None
+        waits = [asyncio.ensure_future(rank.wait_until_ready()) for rank in self._ranks]
+        try:  # a TaskGroup would swallow a cancellation that comes after the first failure
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
 
     def _mark_disconnected(self) -> None:
         self.is_disconnected = True

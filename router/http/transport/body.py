@@ -43,9 +43,7 @@ BodyT = TypeVar("BodyT", bound=RequestBody)
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
     """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape)."""
-    media_type = request.content_type
-    if not (any_media_type or media_type == "application/json"
-            or (media_type.startswith("application/") and media_type.endswith("+json"))):
+    if not (any_media_type or has_json_media_type(request)):
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_content(request)
     try:
@@ -55,6 +53,14 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         if first["type"] == "json_invalid":
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}") from None
         raise BodyValidationError(first["loc"], first["msg"]) from None
+
+
+def has_json_media_type(request: web.Request) -> bool:
+    try:
+        media_type = request.content_type
+    except (IndexError, ValueError):  # the parser of `email` fails over some malformed headers
+        return False
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
 
 
 async def read_content(request: web.Request) -> bytes:

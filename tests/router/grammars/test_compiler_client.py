@@ -81,6 +81,16 @@ def test_known_results_are_not_compiled_again() -> None:
     run_scenario(scenario)
 
 
+def test_only_the_beginning_of_a_long_reason_is_kept() -> None:
+    """Reasons quote the grammar; whole ones of 128 grammars took half a gigabyte."""
+    async def scenario(compiler: GrammarCompiler) -> None:
+        with pytest.raises(InvalidRequest):
+            await compiler.compile(make_regex_grammar("a " * 10_000 + "("))
+        [answer] = compiler._cached_results.values()
+        assert 0 < len(answer["refused"]) <= compiler_client.MAX_REASON_CHARACTERS
+    run_scenario(scenario, COMPILER_COMMAND)
+
+
 def test_concurrent_requests_for_one_grammar_share_one_compilation() -> None:
     async def scenario(compiler: GrammarCompiler) -> None:
         first, second = (asyncio.create_task(compiler.compile(make_regex_grammar("a"))) for _ in range(2))

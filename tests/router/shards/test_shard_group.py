@@ -4,6 +4,7 @@ import asyncio
 import socket
 from contextlib import AsyncExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import get_args
 
 import grpc
@@ -223,6 +224,39 @@ def test_shard_that_accepts_but_does_not_respond_needs_a_restart(tmp_path, monke
         mute.bind(f"{tmp_path}/shard")
         mute.listen()
         asyncio.run(scenario())
+
+
+def test_cancellation_while_connecting_fails_is_not_swallowed():
+    """A server that is asked to stop while it connects must not go on connecting."""
+    async def scenario():
+        shards = ShardGroup(["unix:/first", "unix:/second"])
+        has_failed, has_ended = asyncio.Event(), asyncio.Event()
+
+        async def fail():
+            has_failed.set()
+            raise ShardsLost(ShardLossReason.DEATH, "it has gone")
+
+        async def end_slowly():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)
+                has_ended.set()
+
+        async def stop_streams():
+            pass
+
+        shards._ranks = [SimpleNamespace(wait_until_ready=wait, stop_streams=stop_streams)
+                         for wait in (fail, end_slowly)]
+        connecting = asyncio.create_task(shards.connect())
+        await has_failed.wait()
+        await asyncio.sleep(0.001)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await has_ended.wait()
+
+    asyncio.run(scenario())
 
 
 def test_responsive_absent_or_closing_server_is_not_unresponsive(tmp_path):
