@@ -133,6 +133,8 @@ class RouterConfig:
     shard_transport: str = setting(
         "stream", "How steps travel to a shard: over one lasting call (stream), or each as a call of its own (unary), "
         "which costs the router more.", choices=("stream", "unary"))
+    request_log: bool = setting(
+        True, "Log a line for each finished request: lengths, times and how it ended, never its text.")
     record_minutes: float = setting(
         5.0, "Minutes of the scheduler's decisions that are kept in memory, without text or tokens, to be written to a "
         "file when it gets SIGUSR1 or fails (`weft replay`); 0 keeps none.", low=0, high=60)

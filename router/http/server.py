@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic as clock
 from typing import Any, NoReturn
 
 from aiohttp import web
@@ -44,7 +45,7 @@ from router.http.transport.request_context import (
 )
 from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
-from router.telemetry.server_metrics import RequestMetrics
+from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
@@ -72,7 +73,8 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
                            else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
     # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        *tracing_middlewares, create_request_middleware(api_keys, config.compat, engine.server_metrics.requests)])
+        *tracing_middlewares,
+        create_request_middleware(api_keys, config.compat, engine, logs_requests=config.request_log)])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     for route in [
@@ -111,16 +113,20 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
     return app
 
 
-def create_request_middleware(api_keys: ApiKeys, compat: str,
-                              request_metrics: RequestMetrics | None = None) -> Middleware:
-    """Return the middleware that authenticates requests, counts them, and turns exceptions into error responses.
+def create_request_middleware(api_keys: ApiKeys, compat: str, engine: Engine | None = None, *,
+                              logs_requests: bool = False) -> Middleware:
+    """Return the middleware that authenticates requests, counts and logs them, and turns exceptions into error
+    responses.
 
-    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails.
+    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails;
+    then it is logged, too.
     """
     are_keys_required = api_keys.are_required
+    request_metrics = None if engine is None else engine.server_metrics.requests
 
     @web.middleware
     async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response: web.StreamResponse | None = None  # None if the client has left
         try:
             if are_keys_required or "Authorization" in request.headers:
                 authenticate(request, api_keys)
@@ -128,20 +134,34 @@ def create_request_middleware(api_keys: ApiKeys, compat: str,
                 request[CLIENT] = KEYLESS_CLIENT
             if request_metrics is not None:
                 request[REQUEST_COUNTER] = request_metrics.num_received
-            return await handler(request)
+            response = await handler(request)
+            return response
         except BaseException as error:
             request[FAILURE_TYPE] = type(error)
             if not isinstance(error, Exception):  # the client has left
                 raise
-            return render_failure(request, error, compat)
+            response = render_failure(request, error, compat)
+            return response
         finally:
-            if request_metrics is not None and REQUEST_ID in request:
+            if engine is not None and request_metrics is not None and REQUEST_ID in request:
                 failure_type = request.get(FAILURE_TYPE)
-                counter = (request_metrics.num_succeeded if failure_type is None
-                           else request_metrics.num_failed[error_label(failure_type)])
-                counter.add()
+                label = None if failure_type is None else error_label(failure_type)
+                (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
+                if logs_requests:
+                    status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
+                    log_request(request, status, engine.get_request_record(request[REQUEST_ID]))
 
     return handle_request
+
+
+def log_request(request: web.Request, status: str, record: RequestRecord | None) -> None:
+    """Log a request that is over: a line of lengths and times, never of text. `status` is the HTTP status, with the
+    reason where it failed; `record` is None if the request did not get as far as the scheduler."""
+    details = {"request_id": request[REQUEST_ID], **({} if record is None else record.log_fields(clock()))}
+    route = f"{request.method} {request.rel_url.raw_path}"
+    logger.info("%s %s: %s", route, status,
+                ", ".join(f"{name} {' '.join(str(value).split())}" for name, value in details.items()),
+                extra={"fields": {"route": route, "status": status, **details}})
 
 
 def render_failure(request: web.Request, error: Exception, compat: str) -> web.Response:

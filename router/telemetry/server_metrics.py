@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 from router.config import ADAPTER_SOURCES
 from router.request import FinishReason, Request, Tenant
@@ -43,6 +44,29 @@ class RequestRecord:
         if self.timeline.ended_at is not None:
             return "over"
         return "running" if self.timeline.phase in RUNNING_PHASES else "waiting"
+
+    def log_fields(self, now: float) -> dict[str, Any]:
+        """Return what the log says of the request when it is over. What does not apply is left out."""
+        timeline = self.timeline
+        seconds_by_phase = timeline.seconds_by_phase(now)
+        queue_seconds = sum(seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES)
+        fields: dict[str, Any] = {
+            "prompt_tokens": self.num_prompt_tokens, "cached_tokens": timeline.num_prefix_hit_tokens,
+            "generated_tokens": self.num_generated, "queue_ms": round(queue_seconds * 1000, 1)}
+        starts = [start for phase, start, _ in timeline.intervals(now) if phase is RequestPhase.DECODE]
+        if starts:
+            fields["first_token_ms"] = round((starts[0] - self.arrived_at) * 1000, 1)
+        decode_seconds = seconds_by_phase.get(RequestPhase.DECODE, 0.0)
+        if self.num_generated > 1 and decode_seconds > 0:
+            fields["tokens_per_second"] = round((self.num_generated - 1) / decode_seconds, 1)
+        fields["total_ms"] = round((now - self.arrived_at) * 1000, 1)
+        if self.finish_reason is not None:
+            fields["finish_reason"] = str(self.finish_reason)
+        if self.adapter_name:
+            fields["adapter"] = self.adapter_name
+        if self.tenant_name:
+            fields["tenant"] = self.tenant_name
+        return fields
 
 
 class RequestRecordStore:

@@ -35,6 +35,7 @@ class JsonLogFormatter(logging.Formatter):
         entry = {"timestamp": timestamp.replace("+00:00", "Z"),
                  "level": TGI_LEVEL_NAMES.get(record.levelno, record.levelname),
                  "message": record.getMessage().rstrip("\n"), "target": record.name, "process": self._process_name}
+        entry |= getattr(record, "fields", {})  # given as `extra`, for programs that do not read messages
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -45,6 +46,24 @@ def test_unknown_paths_and_wrong_methods_return_errors(serve):
         assert (wrong.status, get_error_type(await wrong.text()),
                 wrong.headers["Allow"]) == (405, "method_not_allowed", "POST")
     serve(scenario)
+
+
+@pytest.mark.parametrize(("config", "lines"), [
+    (RouterConfig(), ["POST /generate 200", "POST /generate_stream 200", "POST /generate 422 validation",
+                      "POST /generate 429 overloaded"]),
+    (RouterConfig(request_log=False), [])])
+def test_each_request_is_logged_once_without_its_text(serve, caplog, config, lines):
+    caplog.set_level(logging.INFO, "router")
+
+    async def scenario(client, engine):
+        for path, parameters in (("/generate", {}), ("/generate_stream", {}), ("/generate", {"temperature": -1})):
+            await (await client.post(path, json={"inputs": "secret", "parameters": parameters})).read()
+        engine.submit_errors = [Overloaded("full", 1.0)]
+        await client.post("/generate", json={"inputs": "secret"})
+        await client.get("/health")
+    serve(scenario, config=config)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if hasattr(record, "fields")] == lines
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])

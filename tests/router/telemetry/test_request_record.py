@@ -1,0 +1,28 @@
+"""What the log says of a request that is over."""
+
+from router.request import FinishReason
+from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.telemetry.server_metrics import RequestRecord
+
+
+def make_timeline(*phases: tuple[RequestPhase, float], end: float) -> RequestTimeline:
+    timeline = RequestTimeline(10.0)
+    for phase, start in phases:
+        timeline.enter_phase(phase, start)
+    timeline.end(end)
+    return timeline
+
+
+def test_log_has_lengths_times_and_the_finish_reason() -> None:
+    timeline = make_timeline((RequestPhase.PREFILL, 10.1), (RequestPhase.DECODE, 10.3), end=12.3)
+    timeline.num_prefix_hit_tokens = 16
+    record = RequestRecord("r1", "", 20, 9.9, timeline, num_generated=5, finish_reason=FinishReason.LENGTH)
+    assert record.log_fields(12.4) == {
+        "prompt_tokens": 20, "cached_tokens": 16, "generated_tokens": 5, "queue_ms": 100.0, "first_token_ms": 400.0,
+        "tokens_per_second": 2.0, "total_ms": 2500.0, "finish_reason": "length"}
+
+
+def test_log_leaves_out_what_a_request_that_never_started_does_not_have() -> None:
+    record = RequestRecord("r1", "a", 20, 9.9, make_timeline(end=10.5), adapter_name="lora")
+    assert record.log_fields(10.5) == {"prompt_tokens": 20, "cached_tokens": 0, "generated_tokens": 0,
+                                       "queue_ms": 500.0, "total_ms": 600.0, "adapter": "lora", "tenant": "a"}
