@@ -27,6 +27,7 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
+from router.telemetry.load_log import LoadLog
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
@@ -102,11 +103,13 @@ class Engine:
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
         self._loop_task.add_done_callback(self._on_loop_ended)
+        self._load_log_task = asyncio.create_task(LoadLog(self._scheduler, self.server_metrics).run())
 
     async def stop(self) -> None:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
         self._loop_task.cancel()
-        await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._load_log_task.cancel()
+        await asyncio.gather(self._loop_task, self._load_log_task, return_exceptions=True)
         self._flush_events()  # events that are still queued may finish requests, which then must not fail
         self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()

@@ -205,8 +205,8 @@ class RequestMetrics:
         self._total_seconds = histogram("tgi_request_duration")
         self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
-        self._prefix_query_tokens = counter("tgi_prefix_query_tokens")
-        self._prefix_hit_tokens = counter("tgi_prefix_hit_tokens")
+        self.prefix_query_tokens = counter("tgi_prefix_query_tokens")
+        self.prefix_hit_tokens = counter("tgi_prefix_hit_tokens")
 
     def count_accepted(self, request: Request) -> None:
         self._prompt_length.observe(len(request.prompt))
@@ -235,8 +235,8 @@ class RequestMetrics:
         if self._adapters is not None and record.adapter_name is not None:
             self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
         if record.timeline.has_started:
-            self._prefix_query_tokens.add(record.num_prompt_tokens)
-            self._prefix_hit_tokens.add(record.timeline.num_prefix_hit_tokens)
+            self.prefix_query_tokens.add(record.num_prompt_tokens)
+            self.prefix_hit_tokens.add(record.timeline.num_prefix_hit_tokens)
 
 
 class StepMethodMetrics:
@@ -268,8 +268,8 @@ class StepMetrics:
         self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
         self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
         self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
-        self._prompt_tokens = registry.counter("tgi_batch_prompt_tokens")
-        self._generated_tokens = registry.counter("tgi_batch_generated_tokens")
+        self.prompt_tokens = registry.counter("tgi_batch_prompt_tokens")
+        self.generated_tokens = registry.counter("tgi_batch_generated_tokens")
         self._shard_losses = registry.counters_by_label("tgi_shard_lost")
         self._num_decodes_since_prefill = 0  # decode steps since sequences last started
 
@@ -278,7 +278,7 @@ class StepMetrics:
         if (method := self._methods_by_step_type.get(type(step))) is not None:
             method.num_sent.value += 1
         if isinstance(step, Prefill):
-            self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
+            self.prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.new_sequences:
                 self._num_newcomers.observe(len(step.new_sequences))
                 if len(self._scheduler.running) > len(step.new_sequences):
@@ -287,7 +287,7 @@ class StepMetrics:
                                        else "wait_exceeded" if has_waited else "backpressure"].add()
                 self._num_decodes_since_prefill = 0
         elif isinstance(step, PoolingStep):
-            self._prompt_tokens.add(sum(len(new_sequence.request.prompt) for new_sequence in step.new_sequences))
+            self.prompt_tokens.add(sum(len(new_sequence.request.prompt) for new_sequence in step.new_sequences))
         elif isinstance(step, Decode):
             self._num_decodes_since_prefill += 1
 
@@ -312,7 +312,7 @@ class StepMetrics:
             self._observe_stall(plan, step, result.seconds)
 
     def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
-        self._generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
+        self.generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
 
     def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:
         """Count a loss of the shards, and the steps that were in flight."""
