@@ -29,10 +29,9 @@ class ChatSettings:
     temperature: float | None = None
     seed: int | None = None
 
-    @property
-    def route_url(self) -> str:
-        """URL of the route. `url` may end with /v1, as the base URL of other clients does."""
-        return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+    def route_url(self, route: str) -> str:
+        """Return the URL of a route below /v1. `url` may end with /v1, as the base URL of other clients does."""
+        return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{route}"
 
     def request_body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         parameters = {"model": self.model or None, "max_tokens": self.max_tokens, "temperature": self.temperature,
@@ -97,6 +96,18 @@ class ChatConversation:
             self._append_answer(answer.text)
         return answer
 
+    async def find_model_name(self) -> str:
+        """Return the name of the model that answers, or an empty string if the server lists none. Raises
+        ChatRequestFailed if the server cannot be reached or refuses the key."""
+        with translate_connection_errors(self._settings.url):
+            async with (aiohttp.ClientSession(timeout=CLIENT_TIMEOUT, headers=self._headers) as session,
+                        session.get(self._settings.route_url("models")) as response):
+                if response.status in {401, 403}:
+                    await check_status(response)
+                with suppress(ValueError, LookupError, TypeError):
+                    return self._settings.model or str(json.loads(await response.read())["data"][0]["id"])
+        return self._settings.model
+
     def clear_messages(self) -> None:
         self.messages.clear()
 
@@ -112,7 +123,7 @@ class ChatConversation:
         body = self._settings.request_body(system_messages + self.messages)
         with translate_connection_errors(self._settings.url):
             async with (aiohttp.ClientSession(timeout=CLIENT_TIMEOUT, headers=self._headers) as session,
-                        session.post(self._settings.route_url, json=body) as response):
+                        session.post(self._settings.route_url("chat/completions"), json=body) as response):
                 await check_status(response)
                 async for chunk in read_chunks(response):
                     answer.num_tokens = (chunk.get("usage") or {}).get("completion_tokens", answer.num_tokens)

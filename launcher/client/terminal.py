@@ -18,7 +18,8 @@ from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettin
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
 HELP_TEXT = (
-    "/reset forgets the chat, /system TEXT tells the model what it is, /exit or Ctrl-D ends, Ctrl-C stops an answer")
+    "/reset forgets the chat, /system TEXT sets the system prompt, /help shows this line, /exit or Ctrl-D ends, "
+    "Ctrl-C stops an answer")
 # Control characters that are removed: a model may generate terminal escape sequences. Tabs and newlines are kept.
 REMOVED_CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -57,6 +58,7 @@ class TerminalIO:
             self.write_text("\n")
 
     def write_remark(self, text: str) -> None:
+        text = text.translate(REMOVED_CONTROL_CHARACTERS)  # names and errors come from the server
         dim = self.is_interactive and self._errors.isatty()
         self._errors.write(f"{ANSI_DIM}{text}{ANSI_RESET}\n" if dim else f"{text}\n")
         self._errors.flush()
@@ -71,8 +73,13 @@ class TerminalSession:
 
     def run(self) -> int:
         """Run the chat to its end and return the exit code."""
+        try:
+            model = asyncio.run(self._chat.find_model_name())
+        except ChatRequestFailed as error:  # before anybody has typed a question
+            self._terminal.write_remark(f"weft: {error}")
+            return 1
         if self._terminal.is_interactive:
-            self._terminal.write_remark(HELP_TEXT)
+            self._terminal.write_remark(f"{model or 'a model'} answers; {HELP_TEXT}")
         for line in iter(self._terminal.next_line, None):
             if line == "/exit":
                 break
@@ -86,6 +93,8 @@ class TerminalSession:
         command, _, argument = line.partition(" ")
         if command == "/reset":
             self._chat.clear_messages()
+        elif command == "/help":
+            self._terminal.write_remark(HELP_TEXT)
         elif command == "/system":
             self._chat.system_prompt = argument.strip()
         else:

@@ -92,7 +92,7 @@ def test_comments_and_other_fields_of_the_stream_are_ignored():
                          [(SERVER_URL, SERVER_URL), (f"{SERVER_URL}/", SERVER_URL), (f"{SERVER_URL}/v1", SERVER_URL),
                           (f"{SERVER_URL}/v1/", SERVER_URL), ("http://a/b", "http://a/b")])
 def test_server_url_is_accepted_with_or_without_the_api_path(url, address):
-    assert ChatSettings(url).route_url == f"{address}/v1/chat/completions"
+    assert ChatSettings(url).route_url("models") == f"{address}/v1/models"
 
 
 @pytest.mark.parametrize(("status", "body", "message"), [
@@ -184,3 +184,32 @@ def test_zero_duration_answer_has_no_speed(moments, token_count):
 def test_error_message_is_extracted_from_every_format():
     assert extract_error_message('{"error": "a\\n b"}') == extract_error_message(
         '{"error": {"message": "a b"}}') == extract_error_message("a b") == "a b"
+
+
+def find_model_name(response_text, status=200, model="", api_key=""):
+    async def serve(request):
+        assert request.headers.get("Authorization") == (f"Bearer {api_key}" if api_key else None)
+        return web.Response(status=status, text=response_text)
+
+    async def main():
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", serve)])
+        async with TestServer(app) as server:
+            return await ChatConversation(ChatSettings(str(server.make_url("")), model), api_key).find_model_name()
+    return asyncio.run(main())
+
+
+def test_model_name_is_the_first_that_the_server_lists_unless_one_is_chosen():
+    listed = '{"data": [{"id": "org/loom"}, {"id": "org/other"}]}'
+    assert find_model_name(listed, api_key="sk-loom") == "org/loom"
+    assert find_model_name(listed, model="org/mine") == "org/mine"
+
+
+@pytest.mark.parametrize(("text", "status"), [("{}", 200), ("no", 200), ('{"data": []}', 200), ("[]", 200), ("", 404)])
+def test_server_that_lists_no_models_is_no_failure(text, status):
+    assert find_model_name(text, status) == ""
+
+
+def test_refused_key_is_a_failure():
+    with pytest.raises(ChatRequestFailed, match="the server answered 401: no key"):
+        find_model_name('{"error": {"message": "no key"}}', 401)

@@ -13,10 +13,16 @@ from launcher.client.terminal import HELP_TEXT, TerminalIO, TerminalSession
 class ScriptedChat(ChatConversation):
     """Double of a chat that answers each question with the next script, letter by letter."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, model="org/loom"):
         super().__init__(ChatSettings("http://loom"))
+        self.model = model
         self.answers = list(answers)
         self.questions = []
+
+    async def find_model_name(self):
+        if isinstance(self.model, ChatRequestFailed):
+            raise self.model
+        return self.model
 
     async def ask_question(self, question, show):
         self.questions.append((self.system_prompt, question))
@@ -36,10 +42,11 @@ class FakeTty(io.StringIO):
         return True
 
 
-def run_session(*input_lines, answers=(), is_interactive=True, make_stream=FakeTty):
+def run_session(*input_lines, answers=(), is_interactive=True, make_stream=FakeTty, model="org/loom"):
     """Run a session over `input_lines`, which may be exceptions to raise; return exit code, chat, output and
     remarks."""
-    remaining_lines, chat, output, errors = list(input_lines), ScriptedChat(*answers), make_stream(), make_stream()
+    remaining_lines, chat = list(input_lines), ScriptedChat(*answers, model=model)
+    output, errors = make_stream(), make_stream()
 
     def read_line(prompt):
         output.write(prompt)
@@ -56,7 +63,7 @@ def test_answers_are_shown_with_their_speed():
     code, chat, shown, remarks = run_session("hi")
     assert (code, chat.questions) == (0, [("", "hi")])
     assert shown == "> weft\n> "
-    assert remarks == f"\x1b[2m{HELP_TEXT}\x1b[0m\n\x1b[2mfirst token 0.50 s · 4 tokens\x1b[0m\n"
+    assert remarks == f"\x1b[2morg/loom answers; {HELP_TEXT}\x1b[0m\n\x1b[2mfirst token 0.50 s · 4 tokens\x1b[0m\n"
 
 
 def test_piped_input_prints_only_answers_without_colours():
@@ -78,6 +85,21 @@ def test_reset_command_clears_the_conversation():
 def test_system_command_changes_and_removes_the_system_message():
     _, chat, _, _ = run_session("/system You are a loom.", "hi", "/system", "hi")
     assert chat.questions == [("You are a loom.", "hi"), ("", "hi")]
+
+
+def test_help_command_shows_the_commands_again():
+    assert run_session("/help")[3].count("/reset forgets the chat") == 2
+
+
+def test_unreachable_server_is_reported_before_the_first_question():
+    for is_interactive in (True, False):
+        code, chat, shown, remarks = run_session("hi", is_interactive=is_interactive, make_stream=io.StringIO,
+                                                 model=ChatRequestFailed("cannot reach http://loom"))
+        assert (code, chat.questions, shown, remarks) == (1, [], "", "weft: cannot reach http://loom\n")
+
+
+def test_model_name_cannot_control_the_terminal():
+    assert "org/loom[2J answers" in run_session(model="org/loom\x1b[2J")[3]
 
 
 def test_unknown_command_is_reported_and_not_sent():
