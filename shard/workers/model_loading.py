@@ -46,6 +46,7 @@ from shard.hardware.probe_cache import ProbeCache, make_probe_key
 from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.encoder import EncoderConfig
+from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
 from shard.ops.linear import can_pack
 from shard.ops.triton_support import has_triton
@@ -224,6 +225,9 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
 
 def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
     """Set up device and group; return when all ranks have joined. Raises ValueError if the weights would not fit."""
+    if config.quantize and isinstance(model_config, FallbackConfig):
+        raise ValueError(f"--quantize {config.quantize} is for models that weft has code of its own for, and "
+                         f"{model_config.architecture} runs through transformers; leave it out")
     num_gpus = torch.cuda.device_count()
     device = choose_device(config.device, config.rank, num_gpus)
     set_up_device(device, config)

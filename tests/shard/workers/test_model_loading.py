@@ -44,6 +44,12 @@ def test_inexact_model_is_rejected_if_exactness_is_demanded(
         load_decoder_model(replace(config, exact=True))
 
 
+def test_quantizing_a_model_of_transformers_is_rejected(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "granite")
+    with pytest.raises(ValueError, match=r"--quantize int8 is for .*, and GraniteForCausalLM runs through"):
+        load_decoder_model(ShardConfig(model=str(folder), device="cpu", threads=1, quantize="int8"))
+
+
 def test_weights_that_do_not_fit_are_rejected_before_reading(
         config: ShardConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_loading, "read_host_memory",
