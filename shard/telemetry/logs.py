@@ -5,10 +5,13 @@ Router and launcher use this module, too.
 
 import json
 import logging
+import select
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import TextIO
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Programs that read the logs of text-generation-inference know only its four names of levels.
@@ -41,9 +44,36 @@ class JsonLogFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
+class DroppingStreamHandler(logging.StreamHandler[TextIO]):
+    """Handler that drops lines while its stream is full, instead of waiting: a log that nobody reads would stop the
+    server. A line says how many were dropped, before the first that is written again.
+
+    A pipe that is ready takes a line of up to 4,096 bytes without waiting; only longer ones, with tracebacks, may wait.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._num_dropped = 0
+        self._poll: select.poll | None = None
+        with suppress(OSError):  # the stream may be no file
+            self._poll = select.poll()
+            self._poll.register(stream, select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._poll is not None and not self._poll.poll(0):
+            self._num_dropped += 1
+            return
+        if self._num_dropped:
+            super().emit(logging.makeLogRecord({
+                "name": __name__, "levelno": logging.WARNING, "levelname": "WARNING",
+                "msg": f"{self._num_dropped} lines of the log were dropped: nobody read them"}))
+            self._num_dropped = 0
+        super().emit(record)
+
+
 def start_logging(process_name: str, settings: LogSettings) -> None:
     """Log to stderr, each record with one write."""
-    handler = logging.StreamHandler()
+    handler = DroppingStreamHandler(sys.stderr)
     handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json
                          else logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])

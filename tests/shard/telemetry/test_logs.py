@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from datetime import datetime
 
 import pytest
 
-from shard.telemetry.logs import JsonLogFormatter, LogSettings, log_uncaught_exception
+from shard.telemetry.logs import DroppingStreamHandler, JsonLogFormatter, LogSettings, log_uncaught_exception
 
 LOGGING_PROGRAM = """
 import logging, sys, warnings
@@ -76,3 +77,19 @@ def test_uncaught_exception_is_logged_with_its_traceback(caplog: pytest.LogCaptu
     error = ValueError("torn")
     log_uncaught_exception(ValueError, error, None)
     assert caplog.records[0].exc_info[1] is error
+
+
+def test_log_that_nobody_reads_is_dropped_and_does_not_stop_the_process() -> None:
+    """A server whose stderr was a full pipe stood still in a line of its log."""
+    reading_fd, writing_fd = os.pipe()
+    logger = logging.getLogger("loom")
+    with os.fdopen(reading_fd) as reader, os.fdopen(writing_fd, "w") as writer:
+        handler = DroppingStreamHandler(writer)
+        for number in range(1000):
+            handler.emit(logger.makeRecord("loom", logging.INFO, "", 0, f"{number} " + "x" * 200, (), None))
+        text = os.read(reader.fileno(), 1_000_000).decode()
+        assert 0 < text.count("\n") < 1000
+        handler.emit(logger.makeRecord("loom", logging.INFO, "", 0, "again", (), None))
+        dropped, again = os.read(reader.fileno(), 1_000_000).decode().splitlines()
+    assert dropped == f"{1000 - text.count(chr(10))} lines of the log were dropped: nobody read them"
+    assert again == "again"
