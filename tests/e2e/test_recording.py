@@ -17,12 +17,13 @@ def get_weft_output(*arguments: str | Path) -> str:
 def test_signal_writes_a_recording_that_can_be_replayed_and_simulated(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2") as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2", "--no-request-log") as weft:
         for _ in range(3):
             weft.generate(20)
         weft.send_signal(signal.SIGUSR1)
         assert weft.process.stderr is not None
-        path = weft.process.stderr.readline().rstrip().rpartition(" ")[2]
+        line = next(line for line in weft.process.stderr if "asked for by SIGUSR1" in line)
+        path = line.rstrip().rpartition(" ")[2]
         assert weft.generate(5) == "terry"
     assert Path(path).parent == tmp_path / "weft" / "recordings"
     assert "every decision is the same, digest " in get_weft_output("replay", path)

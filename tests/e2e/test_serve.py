@@ -17,10 +17,20 @@ pytestmark = pytest.mark.slow
 
 
 def test_server_answers_and_stops_cleanly_on_a_signal(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2") as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2", "--no-request-log") as weft:
         assert weft.generate(5) == "terry"
         weft.send_signal(signal.SIGTERM)
         assert weft.wait_for_exit() == (0, "")
+
+
+def test_each_request_is_a_line_of_the_log(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
+        assert weft.generate(5) == "terry"
+        weft.send_signal(signal.SIGTERM)
+        code, errors = weft.wait_for_exit()
+    assert code == 0
+    assert [line.partition(" router INFO ")[2].partition(":")[0] for line in errors.splitlines()
+            if "request_id" in line] == ["POST /generate 200"]
 
 
 def test_user_files_named_like_our_packages_are_not_imported(tmp_path: Path) -> None:
