@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadLog:
-    """What was running and how fast, since the line before."""
+    """Log of how many requests run and how fast, with figures since the line before."""
 
     def __init__(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
         self._scheduler = scheduler
