@@ -147,7 +147,7 @@ def create_request_middleware(api_keys: ApiKeys, compat: str, engine: Engine | N
                 failure_type = request.get(FAILURE_TYPE)
                 label = None if failure_type is None else error_label(failure_type)
                 (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
-                if logs_requests:
+                if logs_requests and logger.isEnabledFor(logging.INFO):
                     status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
                     log_request(request, status, engine.get_request_record(request[REQUEST_ID]))
 

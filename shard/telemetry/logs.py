@@ -54,21 +54,25 @@ class DroppingStreamHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._num_dropped = 0
-        self._poll: select.poll | None = None
-        with suppress(OSError):  # the stream may be no file
-            self._poll = select.poll()
+        self._poll = select.poll()
+        self._is_file = False
+        with suppress(OSError):  # a stream that is no file is never full
             self._poll.register(stream, select.POLLOUT)
+            self._is_file = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._poll is not None and not self._poll.poll(0):
-            self._num_dropped += 1
-            return
-        if self._num_dropped:
+        if self._num_dropped and self._is_ready():
             super().emit(logging.makeLogRecord({
                 "name": __name__, "levelno": logging.WARNING, "levelname": "WARNING",
                 "msg": f"{self._num_dropped} lines of the log were dropped: nobody read them"}))
             self._num_dropped = 0
-        super().emit(record)
+        if self._is_ready():
+            super().emit(record)
+        else:
+            self._num_dropped += 1
+
+    def _is_ready(self) -> bool:
+        return not self._is_file or bool(self._poll.poll(0))
 
 
 def start_logging(process_name: str, settings: LogSettings) -> None:

@@ -1,5 +1,6 @@
 """Logs of a server's processes, as text and as JSON, written by a child process."""
 
+import io
 import json
 import logging
 import os
@@ -93,3 +94,9 @@ def test_log_that_nobody_reads_is_dropped_and_does_not_stop_the_process() -> Non
         dropped, again = os.read(reader.fileno(), 1_000_000).decode().splitlines()
     assert dropped == f"{1000 - text.count(chr(10))} lines of the log were dropped: nobody read them"
     assert again == "again"
+
+
+def test_stream_that_is_no_file_gets_every_line() -> None:
+    stream = io.StringIO()
+    DroppingStreamHandler(stream).emit(logging.makeLogRecord({"msg": "woven"}))
+    assert stream.getvalue() == "woven\n"
