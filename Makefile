@@ -146,7 +146,7 @@ GPU_PACKAGES := aiohappyeyeballs aiohttp aiosignal annotated-types attrs cyclopt
 	propcache protobuf pydantic pydantic-core pygments pytest pytest-timeout rich rich-rst sortedcontainers \
 	typing-extensions typing-inspection uvloop yarl
 # pip takes a wheel only for a platform that is named exactly.
-GPU_PLATFORMS := $(foreach tag,_2_28 _2_27 _2_26 _2_24 _2_17 _2_12 _2_5 2014 2010 1,--platform manylinux$(tag)_x86_64)
+GPU_PLATFORMS := $(foreach tag,_2_34 _2_31 _2_28 _2_27 _2_26 _2_24 _2_17 _2_12 _2_5 2014 2010 1,--platform manylinux$(tag)_x86_64)
 
 gpu-wheels: .venv/ready
 	@rm -rf .gpu-wheels

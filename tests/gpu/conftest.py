@@ -12,8 +12,3 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(scope="session")
 def device() -> str:
     return DEVICE
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> None:
-    """Disable the leak check, since CUDA opens files and starts threads at any time and keeps them."""

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 from shard.workers.decoder import DecoderWorker
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +71,10 @@ def make_rows(*prompts: list[int]) -> list[SequenceRow]:
 class GeneratedTokens(dict[int, list[int]]):
     """Tokens generated so far, by sequence."""
 
-    def add_answer(self, answer: pb.StepAnswer) -> None:
+    def add_answer(self, answer: pb.StepAnswer | PendingResult[pb.StepAnswer]) -> None:
+        if isinstance(answer, PendingResult):  # of a step replayed on a GPU
+            answer.wait()
+            answer = answer.finish()
         for i, tokens in get_tokens_by_sequence(answer).items():
             self.setdefault(i, []).extend(tokens)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support.servers.weft_process
 import torch
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.servers.weft_process import DEFAULT_PROMPT, iter_stream_events, run_weft_process
@@ -15,9 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytestmark = pytest.mark.gpu
 
 NUM_NEW_TOKENS = 40
-LAUNCHER_SCRIPT = f"""#!/bin/sh
-exec {sys.executable} -P -m launcher.cli "$@"
-"""
+WEFT_FROM_SOURCE = (sys.executable, "-P", "-m", "launcher.cli")  # since it may not be installed
 SHARD_FLAGS = {
     "one shard": (),
     "two shards, over the host's memory": ("--num-shard", "2", "--dist-backend", "memory"),
@@ -27,14 +24,6 @@ SHARD_FLAGS = {
 @pytest.fixture
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
-
-
-@pytest.fixture(autouse=True)
-def use_weft_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `weft` from the source tree, since it may not be installed."""
-    (program := tmp_path / "weft").write_text(LAUNCHER_SCRIPT)
-    program.chmod(0o755)
-    monkeypatch.setattr(support.servers.weft_process, "WEFT_EXECUTABLE", program)
 
 
 def generate_with_transformers(folder: Path, device: str) -> list[int]:
@@ -51,7 +40,8 @@ def get_token_ids(answer: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("flags", SHARD_FLAGS.values(), ids=SHARD_FLAGS)
 def test_answers_match_transformers(
         checkpoint: Path, tmp_path: Path, device: str, flags: tuple[str, ...]) -> None:
-    with run_weft_process(tmp_path, str(checkpoint), "--device", device, "--memory-fraction", "0.2", *flags) as weft:
+    with run_weft_process(tmp_path, str(checkpoint), "--device", device, "--memory-fraction", "0.2", *flags,
+                          command=WEFT_FROM_SOURCE) as weft:
         with weft.post_prompt("/generate", NUM_NEW_TOKENS, details=True) as response:
             token_ids = get_token_ids(json.load(response))
         streamed = [event["token"]["id"]
