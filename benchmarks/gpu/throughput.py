@@ -121,9 +121,10 @@ def measure_transformers_throughput(placement: ModelPlacement,
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers has no types there
         do_sample=False, max_new_tokens=max_lengths.output, eos_token_id=UNREACHABLE_EOS_TOKEN)
     hints = WorkloadHints(max_lengths.prompt, max_lengths.output, len(request_lengths))
-    batching_config = ContinuousBatchingConfig()
+    batching_config: Any = ContinuousBatchingConfig()
+    page_size = getattr(batching_config, "page_size", batching_config.block_size)  # block_size is the older name
     # enough for all requests at once
-    batching_config.num_blocks = sum(2 + sum(length) // batching_config.page_size for length in request_lengths)
+    batching_config.num_blocks = sum(2 + sum(length) // page_size for length in request_lengths)
     request_ids = map(str, count())
     with model.continuous_batching_context_manager(config, continuous_batching_config=batching_config,
                                                    workload_hints=hints,

@@ -14,12 +14,13 @@ from shard.state.step import TokenSpan
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Options of a model's attention that every backend applies: scale, soft-capping, sliding windows."""
+    """Options of attention that every backend applies: scale, soft-capping, sliding windows, exactness."""
 
     scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
     softcap: float = 0.0  # soft limit of the scores; 0: none
     # by layer: positions that a token attends to, its own included, 0: all; empty: all
     sliding_windows: Sequence[int] = ()
+    exact: bool = False  # whether `--exact` is set: no faster computation that gives a decoded token other bits
 
     def window_of_layer(self, layer: int) -> int:
         return self.sliding_windows[layer] if self.sliding_windows else 0

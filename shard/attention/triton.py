@@ -23,7 +23,7 @@ from shard.state.step import TokenSpan
 
 SPLIT_POSITIONS = 256  # positions
 MIN_DOT_SIZE = 16  # smallest size of each axis of tl.dot
-WIDE_HEAD_DIM = 128  # head_dim above which programs have half the rows
+NARROW_HEAD_DIM, WIDE_HEAD_DIM = 64, 128  # bounds of head_dim where the sizes of tiles change
 NUM_WARPS, NUM_STAGES = 4, 2
 # target over all KV heads, where a launch does not know its number of splits; never fewer than decodes
 TARGET_PROGRAMS = 1024
@@ -32,20 +32,41 @@ INTS_PER_ENTRY = 4  # integers per entry of `split_entries` and `chunk_tile_entr
 
 
 class KernelTileSizes(NamedTuple):
-    """Sizes of a program's tiles, as large as registers allow on GPUs of compute capability 8.0 and above.
-
-    Decodes use as many rows as chunks, most of them padding: docs/exactness.md, "Tiles of one size".
-    """
+    """Sizes of a program's tiles."""
 
     tile_positions: int  # positions read at once
     query_rows: int  # query rows: heads of one or several tokens
 
+
+class TileSizesOfKernels(NamedTuple):
+    """Tile sizes of the kernel for decodes and of that for chunks, for GPUs of compute capability 8.0 and above."""
+
+    decodes: KernelTileSizes
+    chunks: KernelTileSizes
+
     @classmethod
-    def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype) -> "KernelTileSizes":
+    def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype, *, exact: bool) -> "TileSizesOfKernels":
+        """Return sizes that fit into the registers, and were fast on an H200 (docs/gpu.md).
+
+        With `exact`, both kernels have the same, and most rows of decodes are padding: docs/exactness.md, "Tiles of one
+        size".
+        """
         min_rows = max(MIN_DOT_SIZE, next_power_of_2(group))
         if dtype.itemsize > 2:
-            return cls(MIN_DOT_SIZE, min_rows)
-        return cls(2 * MIN_DOT_SIZE, max(min_rows, 64 if head_dim <= WIDE_HEAD_DIM else 32))
+            return cls.of_one_size(MIN_DOT_SIZE, min_rows)
+        if head_dim > WIDE_HEAD_DIM:
+            return cls.of_one_size(32, max(min_rows, 32))
+        is_narrow, rows = head_dim <= NARROW_HEAD_DIM, max(min_rows, 64)
+        if exact or group > MIN_DOT_SIZE:
+            return cls.of_one_size(64 if is_narrow else 32, rows)
+        if is_narrow:
+            return cls(KernelTileSizes(128, min_rows), KernelTileSizes(128, rows))
+        return cls(KernelTileSizes(32, rows), KernelTileSizes(64, rows))
+
+    @classmethod
+    def of_one_size(cls, tile_positions: int, query_rows: int) -> "TileSizesOfKernels":
+        sizes = KernelTileSizes(tile_positions, query_rows)
+        return cls(sizes, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +92,13 @@ class SplitPartials(NamedTuple):
     value_sums: Tensor  # [splits, heads, head_dim], weighted sum of the values
 
 
+class KernelConstants(NamedTuple):
+    """Constant arguments of the kernel for decodes and of that for chunks."""
+
+    decodes: dict[str, int]
+    chunks: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPlan:
     """Device arguments of the attention kernels for one step."""
@@ -79,7 +107,7 @@ class TritonAttentionPlan:
     decodes_by_window: dict[int, DecodeSplits]  # by window size; empty if there are none
     # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens
     chunk_tile_entries: Tensor
-    kernel_constants: dict[int, dict[str, int]]  # constant arguments of the kernels, by window size
+    kernel_constants: dict[int, KernelConstants]  # by window size
     covers_all_tokens: bool  # whether every token is in a span
 
 
@@ -96,7 +124,7 @@ class TritonAttention:
              cache: KVCache) -> TritonAttentionPlan:
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
-        tokens_per_tile = self._choose_tile_sizes(cache).query_rows // self._group
+        tokens_per_tile = self._choose_tile_sizes(cache).chunks.query_rows // self._group
         tile_entries = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
                         for entry in iter_chunk_tile_entries(chunk, first, tokens_per_tile)]
         table, tiles, *rest = to_device_int32(
@@ -126,7 +154,7 @@ class TritonAttention:
 
         `first_blocks`: index in the table of each decode's first block.
         """
-        tile, integer_lists = self._choose_tile_sizes(cache).tile_positions, list[list[int]]()
+        tile, integer_lists = self._choose_tile_sizes(cache).decodes.tile_positions, list[list[int]]()
         for window in self._config.window_sizes:
             works = [list_split_entries(span, first, window, tile)
                      for span, first in zip(decodes, first_blocks, strict=False)]
@@ -139,17 +167,18 @@ class TritonAttention:
         return SplitPartials(*(torch.empty(shape, dtype=torch.float32, device=device)
                                for shape in (each, each, (*each, self._head_dim))))
 
-    def make_kernel_constants(self, cache: KVCache) -> dict[int, dict[str, int]]:
+    def make_kernel_constants(self, cache: KVCache) -> dict[int, KernelConstants]:
         """Return the constant arguments of the kernels by window size."""
-        sizes = self._choose_tile_sizes(cache)
-        constants = {"CAPPED": bool(self._config.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
-                     "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
-                     "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
-                     "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
-        return {window: {**constants, "WINDOW": window} for window in self._config.window_sizes}
+        common = {"CAPPED": bool(self._config.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
+                  "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size, "SPLIT": SPLIT_POSITIONS,
+                  "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
+        decodes, chunks = (common | {"TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
+                           for sizes in self._choose_tile_sizes(cache))
+        return {window: KernelConstants(decodes | {"WINDOW": window}, chunks | {"WINDOW": window})
+                for window in self._config.window_sizes}
 
-    def _choose_tile_sizes(self, cache: KVCache) -> KernelTileSizes:
-        return KernelTileSizes.from_heads(self._group, self._head_dim, cache.dtype)
+    def _choose_tile_sizes(self, cache: KVCache) -> TileSizesOfKernels:
+        return TileSizesOfKernels.from_heads(self._group, self._head_dim, cache.dtype, exact=self._config.exact)
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: TritonAttentionPlan) -> Tensor:
         """`queries` is [tokens, heads, head_dim], where the stride of tokens may be larger than a token's queries; the
@@ -162,16 +191,15 @@ class TritonAttention:
         constants = plan.kernel_constants[window]
         if plan.decodes_by_window:
             decodes = plan.decodes_by_window[window]
-            attend_decode_splits[decodes.num_programs, self.num_kv_heads](*input_tensors, decodes.split_entries,
-                                                                          decodes.split_offsets, *decodes.partials,
-                                                                          decodes.num_decodes, *scalars, **constants)
-            merge_decode_splits[decodes.num_decodes, self._num_heads](*decodes.partials, output, decodes.split_offsets,
-                                                                      HEAD_DIM=self._head_dim,
-                                                                      HEAD_PAD=pad_head_dim(self._head_dim),
-                                                                      num_warps=1)
+            attend_decode_splits[decodes.num_programs, self.num_kv_heads](
+                *input_tensors, decodes.split_entries, decodes.split_offsets, *decodes.partials, decodes.num_decodes,
+                *scalars, **constants.decodes)
+            merge_decode_splits[decodes.num_decodes, self._num_heads](
+                *decodes.partials, output, decodes.split_offsets, HEAD_DIM=self._head_dim,
+                HEAD_PAD=pad_head_dim(self._head_dim), num_warps=1)
         if len(plan.chunk_tile_entries):
             attend_chunk_tiles[len(plan.chunk_tile_entries), self.num_kv_heads](*input_tensors, plan.chunk_tile_entries,
-                                                                                output, *scalars, **constants)
+                                                                                output, *scalars, **constants.chunks)
         return output
 
 

@@ -188,7 +188,7 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     attention = make_attention_backend(backend, model_config.num_heads // group.size, model.num_kv_heads,
                                        model_config.head_dim,
                                        AttentionConfig(model_config.attention_scale, model_config.attention_softcap,
-                                                       model_config.sliding_windows))
+                                                       model_config.sliding_windows, config.exact))
     gate_model = model.copy_first_layers(model.num_representative_layers)
     gate = ExactnessGate(gate_model, model_config, attention,
                          partial(make_cache, gate_model, MIN_BLOCK_SIZE, dtype=dtype, device=device), device,

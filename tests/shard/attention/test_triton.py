@@ -22,7 +22,7 @@ from triton import next_power_of_2
 
 from shard.attention import triton
 from shard.attention.triton import (
-    KernelTileSizes,
+    TileSizesOfKernels,
     TritonAttentionPlan,
     iter_chunk_tile_entries,
     list_split_entries,
@@ -30,10 +30,11 @@ from shard.attention.triton import (
 )
 
 GPU_SPLIT = triton.SPLIT_POSITIONS
-SHORT_SPLIT = 64  # slots, a quarter of a GPU's: the interpreter is slow, and two tiles test as much as eight
+SHORT_SPLIT = 128  # slots, half of a GPU's: the interpreter is slow
 VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionConfig(sliding_windows=(0, 40)),
-            AttentionConfig(sliding_windows=(0, SHORT_SPLIT + 36)), AttentionConfig(scale=0.3, softcap=2.0),
-            AttentionConfig(softcap=1.5, sliding_windows=(0, 50))]
+            AttentionConfig(sliding_windows=(0, SHORT_SPLIT + 36)),
+            AttentionConfig(scale=0.3, softcap=2.0, exact=True),
+            AttentionConfig(softcap=1.5, sliding_windows=(0, 50), exact=True)]
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-5, torch.float16: 4e-3}
 HEAD_COUNTS = [(1, 1), (2, 2), (1, 7), (2, 4)]  # key/value heads, and query heads for each
 # of blocks, tiles and splits
@@ -121,8 +122,9 @@ def test_result_does_not_depend_on_other_rows(seed: int, decodes: list[int], chu
 @settings(max_examples=3)
 @given(st.integers(0, 2**32), st.sets(st.integers(1, 158), max_size=4), st.sampled_from(VARIANTS))
 def test_result_does_not_depend_on_chunking(seed: int, cuts: set[int], variant: AttentionConfig) -> None:
-    """A decoded token is a chunk of one token, computed with as many rows in a matmul."""
-    harness = AttentionHarness("triton", kv_heads=1, seed=seed, dtype=torch.float16, variant=variant)
+    """With `exact`, a decoded token is a chunk of one token, computed with as many rows in a matmul."""
+    harness = AttentionHarness("triton", kv_heads=1, seed=seed, dtype=torch.float16,
+                               variant=replace(variant, exact=True))
     sequence = harness.make_random_sequence(160)
     (unchunked,) = harness.run_step(chunks=[(sequence, 0, 160)])
     edges = [0, *sorted(cuts), 159, 160]
@@ -199,10 +201,11 @@ def test_tiles_cover_the_chunk(row: int, start: int, length: int, each: int) -> 
     assert all((tile[1], tile[2] - tile[0]) == (7, start - row) for tile in tiles)
 
 
-@given(st.integers(1, 128), st.integers(16, 256), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: torch.dtype) -> None:
-    sizes = KernelTileSizes.from_heads(group, head_dim, dtype)
-    assert sizes.query_rows >= group
-    assert sizes.query_rows == next_power_of_2(sizes.query_rows)
+@given(st.integers(1, 128), st.integers(16, 256), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
+def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: torch.dtype, exact: bool) -> None:
     assert pad_head_dim(head_dim) >= head_dim
-    assert GPU_SPLIT % sizes.tile_positions == SHORT_SPLIT % sizes.tile_positions == 0
+    for sizes in (both := TileSizesOfKernels.from_heads(group, head_dim, dtype, exact=exact)):
+        assert sizes.query_rows >= group
+        assert sizes.query_rows == next_power_of_2(sizes.query_rows)
+        assert GPU_SPLIT % sizes.tile_positions == SHORT_SPLIT % sizes.tile_positions == 0
+    assert both.decodes == both.chunks or not exact

@@ -44,12 +44,15 @@ class AttentionCase(NamedTuple):
     dtype: torch.dtype
     window: int
     has_softcap: bool
+    exact: bool = False
 
 
 COMMON_ATTENTION_CASES = [AttentionCase(128, 4, torch.bfloat16, 0, has_softcap=False),
                           AttentionCase(128, 4, torch.bfloat16, 1000, has_softcap=True)]
 ALL_ATTENTION_CASES = [*COMMON_ATTENTION_CASES, AttentionCase(64, 7, torch.bfloat16, 0, has_softcap=False),
                        AttentionCase(64, 1, torch.float16, 300, has_softcap=False),
+                       AttentionCase(64, 4, torch.bfloat16, 300, has_softcap=True, exact=True),
+                       AttentionCase(128, 4, torch.bfloat16, 0, has_softcap=False, exact=True),
                        AttentionCase(80, 1, torch.float16, 0, has_softcap=False),
                        AttentionCase(256, 2, torch.bfloat16, 4096, has_softcap=True),
                        AttentionCase(256, 4, torch.float32, 0, has_softcap=True),
@@ -62,20 +65,21 @@ def make_pointer_signature(*names: str, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def make_attention_jobs(case: AttentionCase) -> list[CompileJob]:
-    sizes = triton.KernelTileSizes.from_heads(case.group_size, case.head_dim, case.dtype)
     pointer_signature, scalar_signature = make_pointer_signature("queries", "keys", "values", dtype=case.dtype) | {
         "block_tables": "*i32"}, {"token_stride": "i32", "slot_stride": "i32", "scale": "fp32", "softcap": "fp32"}
     head_dim_constants = {"HEAD_DIM": case.head_dim, "HEAD_PAD": triton.pad_head_dim(case.head_dim)}
     layer_constants = {"CAPPED": case.has_softcap, "WINDOW": case.window, "GROUP": case.group_size,
-                       **head_dim_constants, "BLOCK_SIZE": 16, "SPLIT": triton.SPLIT_POSITIONS,
-                       "TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
-    options, output = ({"num_warps": triton.NUM_WARPS, "num_stages": triton.NUM_STAGES},
-                       make_pointer_signature("output", dtype=case.dtype))
+                       **head_dim_constants, "BLOCK_SIZE": 16, "SPLIT": triton.SPLIT_POSITIONS}
+    decode_constants, chunk_constants = (
+        layer_constants | {"TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
+        for sizes in triton.TileSizesOfKernels.from_heads(case.group_size, case.head_dim, case.dtype, exact=case.exact))
+    options = {"num_warps": triton.NUM_WARPS, "num_stages": triton.NUM_STAGES}
+    output = make_pointer_signature("output", dtype=case.dtype)
     return [(ATTENTION_MODULE, "attend_decode_splits",
              {**pointer_signature, "split_entries": "*i32", "split_offsets": "*i32", **PARTIALS, "num_decodes": "i32",
-              **scalar_signature}, layer_constants, options),
+              **scalar_signature}, decode_constants, options),
             (ATTENTION_MODULE, "attend_chunk_tiles", {**pointer_signature, "chunk_tile_entries": "*i32", **output,
-                                                      **scalar_signature}, layer_constants, options),
+                                                      **scalar_signature}, chunk_constants, options),
             (ATTENTION_MODULE, "merge_decode_splits", {**PARTIALS, **output, "split_offsets": "*i32"},
              head_dim_constants, {"num_warps": 1})]
 
