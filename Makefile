@@ -68,7 +68,7 @@ help:
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
-	make docs          write docs/configuration.md from the settings
+	make docs          write docs/configuration.md and the tables of docs/metrics.md
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
@@ -203,6 +203,7 @@ check: .venv/ready proto-check
 	@$(VENV) -m ruff check .
 	$(VENV) -m mypy
 	$(VENV) -m launcher.settings_docs --check
+	$(VENV) -m router.telemetry.metrics_docs --check
 
 proto: .venv-proto/ready
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.
@@ -217,6 +218,7 @@ proto-check: .venv-proto/ready
 
 docs: .venv/ready
 	@$(VENV) -m launcher.settings_docs
+	$(VENV) -m router.telemetry.metrics_docs
 
 bench: .venv/ready
 	@$(VENV) -m benchmarks.experiments.router_cost $(ARGS)

@@ -5,25 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.instruments import MetricDefinition, MetricType
-from router.telemetry.metric_definitions import DURATION_BUCKETS, LORAX_METRIC_NAMES, all_families, percent_buckets
+from router.telemetry.instruments import MetricRegistry, MetricType
+from router.telemetry.metric_definitions import (
+    BATCH_SIZE_BUCKETS,
+    LORAX_METRIC_NAMES,
+    REQUEST_DURATION_BUCKETS,
+    STEP_DURATION_BUCKETS,
+    all_families,
+    length_bucket_bounds,
+)
+from router.telemetry.metrics_docs import PAGE, update_tables
 from router.text.prompt_encoder import TokenLimits
 
 TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
 FAMILY_BY_NAME = {family.name: family for family in all_families(TOKEN_LIMITS, 3, with_adapters=True)}
 METRICS_DOC = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
-BUCKETS_BY_CODE = {"D": DURATION_BUCKETS, "S": tuple(range(1, 1025)), "P": percent_buckets(1000),
-                   "L": percent_buckets(4000), "T": (0, 1, 2), "": ()}
-# Metrics of TGI's router: name to type, labels and buckets.
+BUCKETS_BY_CODE = {"R": REQUEST_DURATION_BUCKETS, "S": STEP_DURATION_BUCKETS, "B": BATCH_SIZE_BUCKETS,
+                   "P": length_bucket_bounds(1000), "L": length_bucket_bounds(4000), "T": (0, 1, 2), "": ()}
+MAX_IDLE_PAGE_BYTES = 40_000
+# Metrics of TGI's router: name to type, labels and buckets (which are coarser than TGI's).
 TGI_METRICS = {
     "tgi_request_count": ("counter", "", ""),
     "tgi_request_success": ("counter", "", ""),
     "tgi_request_failure": ("counter", "err", ""),
-    "tgi_request_duration": ("histogram", "", "D"),
-    "tgi_request_validation_duration": ("histogram", "", "D"),
-    "tgi_request_queue_duration": ("histogram", "", "D"),
-    "tgi_request_inference_duration": ("histogram", "", "D"),
-    "tgi_request_mean_time_per_token_duration": ("histogram", "", "D"),
+    "tgi_request_duration": ("histogram", "", "R"),
+    "tgi_request_validation_duration": ("histogram", "", "S"),
+    "tgi_request_queue_duration": ("histogram", "", "R"),
+    "tgi_request_inference_duration": ("histogram", "", "R"),
+    "tgi_request_mean_time_per_token_duration": ("histogram", "", "S"),
     "tgi_request_generated_tokens": ("histogram", "", "L"),
     "tgi_request_input_length": ("histogram", "", "P"),
     "tgi_request_max_new_tokens": ("histogram", "", "L"),
@@ -32,15 +41,15 @@ TGI_METRICS = {
     "tgi_batch_current_size": ("gauge", "", ""),
     "tgi_batch_current_max_tokens": ("gauge", "", ""),
     "tgi_batch_max_total_tokens": ("gauge", "", ""),
-    "tgi_batch_next_size": ("histogram", "", "S"),
+    "tgi_batch_next_size": ("histogram", "", "B"),
     "tgi_batch_inference_count": ("counter", "method", ""),
     "tgi_batch_inference_success": ("counter", "method", ""),
     "tgi_batch_inference_failure": ("counter", "method", ""),
-    "tgi_batch_inference_duration": ("histogram", "method", "D"),
-    "tgi_batch_forward_duration": ("histogram", "method", "D"),
-    "tgi_batch_decode_duration": ("histogram", "method", "D"),
-    "tgi_batch_filter_duration": ("histogram", "method", "D"),
-    "tgi_batch_concat_duration": ("histogram", "method", "D"),
+    "tgi_batch_inference_duration": ("histogram", "method", "S"),
+    "tgi_batch_forward_duration": ("histogram", "method", "S"),
+    "tgi_batch_decode_duration": ("histogram", "method", "S"),
+    "tgi_batch_filter_duration": ("histogram", "method", "S"),
+    "tgi_batch_concat_duration": ("histogram", "method", "S"),
     "tgi_batch_concat": ("counter", "reason", ""),
 }
 TGI_LABEL_VALUES = {
@@ -72,16 +81,20 @@ def test_label_values_match_tgi(name: str) -> None:
     assert set(FAMILY_BY_NAME[name].label_values) - EXTRA_LABEL_VALUES == TGI_LABEL_VALUES[name]
 
 
-def test_duration_buckets_grow_by_half() -> None:
-    assert len(DURATION_BUCKETS) == 35
-    assert list(DURATION_BUCKETS) == pytest.approx([0.0001 * 1.5**k for k in range(1, 36)])
-    assert (DURATION_BUCKETS[0], DURATION_BUCKETS[-1]) == pytest.approx((0.00015, 145.6), rel=1e-3)
-
-
-def test_length_histograms_have_a_hundred_equal_buckets() -> None:
-    assert FAMILY_BY_NAME["tgi_request_input_length"].bucket_bounds == tuple(float(10 * count)
-                                                                             for count in range(1, 101))
+def test_buckets_cover_a_request_and_a_step() -> None:
+    assert (REQUEST_DURATION_BUCKETS[0], REQUEST_DURATION_BUCKETS[-1]) == pytest.approx((0.01, 163.84))
+    assert (STEP_DURATION_BUCKETS[0], STEP_DURATION_BUCKETS[-1]) == pytest.approx((0.001, 16.384))
+    assert BATCH_SIZE_BUCKETS[:8] == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert BATCH_SIZE_BUCKETS[-1] == 1024
+    assert FAMILY_BY_NAME["tgi_request_input_length"].bucket_bounds == tuple(50 * count for count in range(1, 21))
     assert FAMILY_BY_NAME["tgi_request_generated_tokens"].bucket_bounds[-1] == 4000
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_page_of_an_idle_server_is_small(with_adapters: bool) -> None:
+    families = all_families(TOKEN_LIMITS, 3, with_adapters=with_adapters)
+    page = MetricRegistry(families).render({family.name: {} for family in families})
+    assert len(page.encode()) < MAX_IDLE_PAGE_BYTES
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILY_BY_NAME if name.startswith("vllm:")])
@@ -89,25 +102,16 @@ def test_gateway_metrics_are_gauges(name: str) -> None:
     assert FAMILY_BY_NAME[name].metric_type is MetricType.GAUGE
 
 
-def read_documented_families() -> dict[str, tuple[str, str, str]]:
-    """Return type, labels and buckets by name, as written on the page."""
-    return {name: (kind, labels, buckets) for name, kind, labels, buckets in re.findall(
-        r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", METRICS_DOC, re.MULTILINE)}
+def test_documentation_lists_every_metric() -> None:
+    """The tables are generated, so the page must be as `make docs` writes it."""
+    assert update_tables(METRICS_DOC) == METRICS_DOC
+    names = re.findall(r"^\| `([\w:]+)` \| (?:counter|gauge|histogram) ", METRICS_DOC, re.MULTILINE)
+    assert names == list(FAMILY_BY_NAME)
 
 
-def format_as_documented(family: MetricDefinition) -> tuple[str, str]:
-    if family.label_values:
-        pairs = zip(family.label_names, (family.label_values, family.second_label_values), strict=False)
-        return family.metric_type, "; ".join(f"`{label}`: {', '.join(values)}" for label, values in pairs)
-    return family.metric_type, ", ".join(f"`{label}`" for label in family.label_names)
-
-
-def test_documentation_lists_every_metric_with_type_labels_and_buckets() -> None:
-    rows = read_documented_families()
-    assert list(rows) == list(FAMILY_BY_NAME)
-    for name, (kind, labels, buckets) in rows.items():
-        assert (kind, labels) == format_as_documented(FAMILY_BY_NAME[name]), name
-        assert FAMILY_BY_NAME[name].bucket_bounds == BUCKETS_BY_CODE[buckets], name
+def test_documentation_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"{PAGE}: section 'Adapters' has no table"):
+        update_tables(METRICS_DOC.replace("| `weft_adapter", "`weft_adapter").replace("## Adapters\n", "## Others\n"))
 
 
 def test_documentation_explains_every_error() -> None:
@@ -120,11 +124,11 @@ LORAX_METRICS = {
     "lorax_request_count": ("counter", "", ""),
     "lorax_request_success": ("counter", "", ""),
     "lorax_request_failure": ("counter", "err", ""),
-    "lorax_request_duration": ("histogram", "", "D"),
-    "lorax_request_validation_duration": ("histogram", "", "D"),
-    "lorax_request_queue_duration": ("histogram", "", "D"),
-    "lorax_request_inference_duration": ("histogram", "", "D"),
-    "lorax_request_mean_time_per_token_duration": ("histogram", "", "D"),
+    "lorax_request_duration": ("histogram", "", "R"),
+    "lorax_request_validation_duration": ("histogram", "", "S"),
+    "lorax_request_queue_duration": ("histogram", "", "R"),
+    "lorax_request_inference_duration": ("histogram", "", "R"),
+    "lorax_request_mean_time_per_token_duration": ("histogram", "", "S"),
     "lorax_request_input_length": ("histogram", "", "P"),
     "lorax_request_generated_tokens": ("histogram", "", "L"),
     "lorax_request_max_new_tokens": ("histogram", "", "L"),
@@ -132,12 +136,12 @@ LORAX_METRICS = {
     "lorax_queue_length": ("gauge", "", ""),
     "lorax_batch_current_size": ("gauge", "", ""),
     "lorax_batch_current_max_tokens": ("gauge", "", ""),
-    "lorax_batch_next_size": ("histogram", "", "S"),
+    "lorax_batch_next_size": ("histogram", "", "B"),
     "lorax_batch_concat": ("counter", "reason", ""),
     "lorax_batch_inference_count": ("counter", "method", ""),
     "lorax_batch_inference_success": ("counter", "method", ""),
     "lorax_batch_inference_failure": ("counter", "method", ""),
-    "lorax_batch_inference_duration": ("histogram", "method", "D"),
+    "lorax_batch_inference_duration": ("histogram", "method", "S"),
 }
 
 

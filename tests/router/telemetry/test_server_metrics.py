@@ -82,10 +82,10 @@ def make_result(*numbers, seconds=0.02, tokens=(7,)):
 
 def test_lengths_are_observed_when_a_request_is_accepted():
     harness = MetricsHarness()
-    harness.requests.count_accepted(Request("0", (1,) * 15, 81))
+    harness.requests.count_accepted(Request("0", (1,) * 75, 81))
     samples = harness.read_page()
-    assert (samples["tgi_request_input_length_sum"], samples["tgi_request_max_new_tokens_sum"]) == (15, 81)
-    assert (samples['tgi_request_input_length_bucket{le="10"}'], samples['tgi_request_input_length_bucket{le="20"}']
+    assert (samples["tgi_request_input_length_sum"], samples["tgi_request_max_new_tokens_sum"]) == (75, 81)
+    assert (samples['tgi_request_input_length_bucket{le="50"}'], samples['tgi_request_input_length_bucket{le="100"}']
             ) == (0, 1)
 
 
