@@ -38,6 +38,7 @@ from launcher.environment import (
     read_hub_token,
     recordings_folder,
 )
+from launcher.error_messages import describe_error
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import BUILTIN_MODELS, DEMO_MODEL, ResolvedModel, find_cached_model, find_model
 from launcher.output import PLAIN_OUTPUT, Output
@@ -203,6 +204,11 @@ def make_doctor_parameters() -> list[inspect.Parameter]:
     return [*parameters, inspect.signature(doctor_command).parameters["json"]]
 
 
+def version_command() -> None:
+    """Print the version of weft."""
+    print(version("weft"))
+
+
 def make_app() -> App:
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value")
@@ -223,6 +229,7 @@ def make_app() -> App:
     app.command(doctor_command, name="doctor")
     app.command(migrate_command, name="migrate")
     app.command(make_adapters_app())
+    app.command(version_command, name="version")
     for command, name in ((bench_command, "bench"), (study_command, "study")):  # these print their own help
         app.command(command, name=name, help_flags=[], version_flags=[])
     return app
@@ -239,7 +246,7 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
     try:
         yield
     except (CycloptsError, ValueError) as error:
-        exit_with_error(output, str(error), 2)
+        exit_with_error(output, describe_error(error), 2)
     except LaunchError as error:
         exit_with_error(output, str(error), error.exit_code)
     except OSError as error:  # such as no space left for the folder of the sockets

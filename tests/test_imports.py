@@ -30,7 +30,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "opentelemetry": {"shard/telemetry/otlp.py"},
     "rich": {"benchmarks"},
     "matplotlib": {"benchmarks"},
-    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "benchmarks"},
+    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "launcher/error_messages.py", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
@@ -44,7 +44,7 @@ IMPORT_ORDER = {
               "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint",
               "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment", "output", "client", "demo", "hub", "settings", "adapters", "supervisor", "commands",
-                 "banner", "doctor", "compat", "settings_docs", "cli", "compat_commands"],
+                 "banner", "doctor", "compat", "settings_docs", "error_messages", "cli", "compat_commands"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }

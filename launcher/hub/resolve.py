@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class ResolvedModel:
     default_settings: Mapping[str, Any] = field(default_factory=dict)  # its own defaults
 
 
-DEMO_MODEL, SIMULATED_MODEL = "weft/demo", "weft/simulated"
+BUILTIN_PREFIX = "weft/"
+DEMO_MODEL, SIMULATED_MODEL = f"{BUILTIN_PREFIX}demo", f"{BUILTIN_PREFIX}simulated"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 # Built-in models. A folder of such a name must be given as ./weft/demo.
 BUILTIN_MODELS = {model.name: model for model in (
@@ -74,6 +76,10 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
         raise ValueError(f"{name} is a file, and a model is a folder with config.json and *.safetensors{gguf}")
     if not HUB_NAME_PATTERN.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
+    if name.startswith(BUILTIN_PREFIX):
+        similar = get_close_matches(name, BUILTIN_MODELS, n=1)
+        raise ValueError(f"{name} does not come with weft; " + (
+            f"did you mean {similar[0]}?" if similar else f"{' and '.join(BUILTIN_MODELS)} do"))
     check_revision(revision)
     cached_repository = CachedRepository(cache_folder, name)
     folder = cached_repository.get_snapshot_folder(revision)

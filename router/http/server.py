@@ -51,6 +51,7 @@ from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
+OLLAMA_PREFIX = "/api/"
 ALLOWED_METHODS = "GET, POST"
 PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
 REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
@@ -176,22 +177,32 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
 
 
 def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
-    if has_openai_error_format(request.path, compat):
-        openai_reply = OpenAIErrorReply.from_exception(error)
-        if error is not request.match_info.http_exception:
-            return openai_reply
-        # no route has this path, or none with this method
-        message = shorten_message(f"there is no {request.method} {request.path} here")
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            return replace(openai_reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
-        return replace(openai_reply, message=message, code="unknown_url")
+    has_openai_format = has_openai_error_format(request.path, compat)
+    if isinstance(error, web.HTTPException) and error is request.match_info.http_exception:
+        message = shorten_message(describe_missing_route(request, error))
+        if not has_openai_format:
+            return replace(TgiErrorReply.from_exception(error), message=message)
+        reply = replace(OpenAIErrorReply.from_exception(error), message=message)
+        return reply if error.status == web.HTTPMethodNotAllowed.status_code else replace(reply, code="unknown_url")
+    if has_openai_format:
+        return OpenAIErrorReply.from_exception(error)
     if compat == "lorax" and not isinstance(error, web.HTTPException):
-        reply = lorax_error_reply(error)
+        lorax_reply = lorax_error_reply(error)
         is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
-        return replace(reply, status=400, error_type="invalid_input") if is_invalid_embedding else reply
+        return replace(lorax_reply, status=400, error_type="invalid_input") if is_invalid_embedding else lorax_reply
     if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
         return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
     return TgiErrorReply.from_exception(error)
+
+
+def describe_missing_route(request: web.Request, error: web.HTTPException) -> str:
+    """Describe that no route has the request's path, or none with its method."""
+    message = f"there is no {request.method} {request.path} here"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{message}, only {' and '.join(sorted(error.allowed_methods))}"
+    if request.path.startswith(OLLAMA_PREFIX):
+        return f"{message}: Ollama's API is not served; use OpenAI's, POST /v1/chat/completions"
+    return f"{message}; GET /docs lists the routes"
 
 
 def abort_connection(request: web.Request) -> web.Response:

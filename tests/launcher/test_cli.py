@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -278,3 +279,7 @@ def test_child_error_and_exit_code_are_passed_on(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code, *capfd.readouterr()) == (2, "", "weft: cannot read /no/file: No such file or directory\n")
+
+
+def test_version_can_be_asked_as_a_command(run_weft):
+    assert run_weft("version") == run_weft("--version") == (0, f"{version('weft')}\n", "")

@@ -110,6 +110,8 @@ class OpenAIBaseRequest(RequestBody):
     def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
         greedy = self.temperature == 0
+        if self.temperature is not None and self.temperature < 0:
+            raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")
         return GenerationInput(
             prompt=prompt,
             parameter_names=parameter_names,

@@ -52,6 +52,18 @@ def test_simulated_model_has_no_files() -> None:
     assert find_model("weft/simulated", "main", Path("/no/cache")).folder == ""
 
 
+@pytest.mark.parametrize(("name", "message"), [
+    ("weft/dmeo", "weft/dmeo does not come with weft; did you mean weft/demo?"),
+    ("weft/simulate", "weft/simulate does not come with weft; did you mean weft/simulated?"),
+    ("weft/llama-3.1-8b", "weft/llama-3.1-8b does not come with weft; weft/demo and weft/simulated do"),
+])
+def test_a_name_like_a_builtin_one_is_not_asked_of_the_hub(name: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared
+        find_model(name, "main", Path("/no/cache"))
+    assert str(caught.value) == message
+    assert not isinstance(caught.value, ModelNotCachedError)
+
+
 def test_folder_named_like_a_built_in_model_is_meant_by_its_path(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     local_folder = write_empty_files(tmp_path / "weft" / "demo", *FILES)

@@ -177,8 +177,13 @@ EARLY_ERROR_CASES = {
         "the body must be sent with Content-Type: application/json", "unsupported_media_type")),
     "no key": ("POST", "/generate", JSON_HEADERS, 401,
                tgi_error("a key is needed, sent as `Authorization: Bearer KEY`", "unauthorized")),
-    "no path": ("GET", "/nowhere", {}, 404, tgi_error("404: Not Found", "not_found")),
-    "no such method": ("PUT", "/generate", {}, 405, tgi_error("405: Method Not Allowed", "method_not_allowed")),
+    "no path": ("GET", "/nowhere", {}, 404, tgi_error(
+        "there is no GET /nowhere here; GET /docs lists the routes", "not_found")),
+    "Ollama's path": ("POST", "/api/chat", JSON_HEADERS, 404, tgi_error(
+        "there is no POST /api/chat here: Ollama's API is not served; use OpenAI's, POST /v1/chat/completions",
+        "not_found")),
+    "no such method": ("PUT", "/generate", {}, 405, tgi_error(
+        "there is no PUT /generate here, only POST", "method_not_allowed")),
     "no such request": ("GET", "/v1/requests/x/explain", {}, 404,
                         openai_error("no request of this id is served, or was one of the last *")),
     "another media type below /v1": ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415, openai_error(
@@ -186,8 +191,9 @@ EARLY_ERROR_CASES = {
     "no key below /v1": ("POST", CHAT_PATH, JSON_HEADERS, 401, openai_error(
         "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key")),
     "no path below /v1": ("POST", "/v1/responses", JSON_HEADERS, 404, openai_error(
-        "there is no POST /v1/responses here", None, "unknown_url")),
-    "no path but /v1": ("GET", "/v1", {}, 404, openai_error("there is no GET /v1 here", None, "unknown_url")),
+        "there is no POST /v1/responses here; GET /docs lists the routes", None, "unknown_url")),
+    "no path but /v1": ("GET", "/v1", {}, 404, openai_error(
+        "there is no GET /v1 here; GET /docs lists the routes", None, "unknown_url")),
     "no such method below /v1": ("GET", CHAT_PATH, {}, 405, openai_error(
         f"there is no GET {CHAT_PATH} here, only POST", None, "method_not_supported")),
 }

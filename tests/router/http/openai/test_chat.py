@@ -351,7 +351,7 @@ INVALID_BODIES = {
                              "`messages` (1018 tokens) and `max_tokens` (1000) must be at most 1600 together"),
     "long messages": ({"messages": [{"role": "user", "content": "x" * 2000}]}, "`messages` must have at most 1599"),
     "two lengths": ({"max_tokens": 5, "max_completion_tokens": 6}, "`max_tokens` and `max_completion_tokens`"),
-    "a negative temperature": ({"temperature": -1}, "`temperature` must be above 0"),
+    "a negative temperature": ({"temperature": -1}, "`temperature` must be at least 0, got -1"),
     "a share above all": ({"top_p": 1.5}, "`top_p`"),
     "a share above all without draws": ({"top_p": 1.5, "temperature": 0}, "`top_p`"),
     "a penalty": ({"frequency_penalty": 2.5}, "`frequency_penalty`"),

@@ -1,0 +1,32 @@
+"""Messages for mistakes on the command line, where that of the parser does not help."""
+
+from cyclopts import CoercionError, MissingArgumentError
+
+# Values of --quantize that vLLM and text-generation-inference have for formats that weft finds in the checkpoint.
+CHECKPOINT_FORMATS = {"awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin"}
+
+
+def describe_error(error: Exception) -> str:
+    """Return the message of an error, with what to do about it if that is known."""
+    if isinstance(error, MissingArgumentError):
+        return describe_missing_argument(error)
+    if isinstance(error, CoercionError):
+        return f"{error}{describe_value(error)}"
+    return str(error)
+
+
+def describe_missing_argument(error: MissingArgumentError) -> str:
+    argument = error.argument
+    if argument is None or not argument.field_info.is_positional or not error.command_chain:
+        return str(error)
+    command, name = " ".join(error.command_chain), argument.name.removeprefix("--").upper().replace("-", "_")
+    meaning = argument.parameter.help or ""
+    return f"weft {command} needs {name}: {meaning[:1].lower()}{meaning[1:]} `weft {command} --help` says more."
+
+
+def describe_value(error: CoercionError) -> str:
+    token = error.token
+    if token is not None and token.keyword == "--quantize" and token.value.lower() in CHECKPOINT_FORMATS:
+        return " A checkpoint in AWQ, GPTQ, fp8 or compressed-tensors needs no flag: its config.json names the format."
+    return ""
+
