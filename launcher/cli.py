@@ -42,7 +42,15 @@ from launcher.error_messages import describe_error
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import BUILTIN_MODELS, DEMO_MODEL, ResolvedModel, find_cached_model, find_model
 from launcher.output import PLAIN_OUTPUT, Output
-from launcher.settings import POSITIONAL_SETTINGS, SETTING_GROUPS, LaunchConfig, Setting, make_configs
+from launcher.settings import (
+    COMMON_SETTINGS,
+    POSITIONAL_SETTINGS,
+    SETTING_GROUPS,
+    SETTINGS_BY_NAME,
+    LaunchConfig,
+    Setting,
+    make_configs,
+)
 from launcher.supervisor.launch_plan import AdapterStoreConfig, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, bind_listener, serve
@@ -51,6 +59,7 @@ from shard.config import ShardConfig
 from shard.telemetry.tracing import check_otlp_installed
 
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
+HELP_ALL_FLAG = "--help-all"
 
 
 BATCHING_STUDY_DEFAULTS = {"dialect": "batching", "port": 8500}
@@ -62,12 +71,16 @@ CONDITIONAL_DEFAULTS: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] = (
 )
 
 
-def make_parameter(setting: Setting, group: Group, *, read_variables: bool = True) -> inspect.Parameter:
+def make_parameter(setting: Setting, group: Group, *, read_variables: bool = True, is_shown: bool = True,
+                   is_short: bool = False) -> inspect.Parameter:
+    """Return the flag of a setting. A short description is the first sentence of its help, without its variables."""
     metadata = setting.field.metadata
     value_type = Literal[metadata["choices"]] if metadata["choices"] else setting.type
     bounds = None if metadata["low"] is metadata["high"] is None else Number(gte=metadata["low"], lte=metadata["high"])
-    annotation = Parameter(name=setting.flags, help=metadata["help"], env_var=setting.environment_variables
-                           if read_variables else (), validator=bounds, group=group)
+    description = f"{metadata['help'].split('. ')[0].removesuffix('.')}." if is_short else metadata["help"]
+    annotation = Parameter(name=setting.flags, help=description, env_var=setting.environment_variables
+                           if read_variables else (), validator=bounds, group=group, show=is_shown,
+                           show_env_var=not is_short)
     parameter_kind = (inspect.Parameter.POSITIONAL_OR_KEYWORD if setting.name in POSITIONAL_SETTINGS
                       else inspect.Parameter.KEYWORD_ONLY)
     return inspect.Parameter(
@@ -193,14 +206,13 @@ def migrate_command(*line: Annotated[str, Parameter(help="What is run today; beg
 
 def make_simulate_parameters() -> list[inspect.Parameter]:
     """Return the flags of SIMULATE_SETTINGS. They ignore environment variables, which are meant for a server."""
-    settings = [setting for setting in SETTING_GROUPS["Server"] if setting.name in SIMULATE_SETTINGS]
-    return [make_parameter(setting, Group("Settings to try"), read_variables=False) for setting in settings]
+    group = Group("Settings to try")
+    return [make_parameter(SETTINGS_BY_NAME[name], group, read_variables=False) for name in SIMULATE_SETTINGS]
 
 
 def make_doctor_parameters() -> list[inspect.Parameter]:
     group = Group("Settings of the server")
-    parameters = [make_parameter(item, group) for settings in SETTING_GROUPS.values() for item in settings
-                  if item.name in DOCTOR_SETTINGS]
+    parameters = [make_parameter(SETTINGS_BY_NAME[name], group) for name in DOCTOR_SETTINGS]
     return [*parameters, inspect.signature(doctor_command).parameters["json"]]
 
 
@@ -209,14 +221,26 @@ def version_command() -> None:
     print(version("weft"))
 
 
-def make_app() -> App:
+def make_serve_parameters(*, shows_all: bool) -> list[inspect.Parameter]:
+    """Return the flags of a server. Unless `shows_all`, its help page has the common ones only."""
+    if shows_all:
+        return [make_parameter(setting, Group(title, sort_key=position))
+                for position, (title, settings) in enumerate(SETTING_GROUPS.items()) for setting in settings]
+    group = Group("Common settings", sort_key=0)
+    others = [name for name in SETTINGS_BY_NAME if name not in COMMON_SETTINGS]
+    return [make_parameter(SETTINGS_BY_NAME[name], group, is_shown=name in COMMON_SETTINGS, is_short=True)
+            for name in (*COMMON_SETTINGS, *others)]
+
+
+def make_app(*, shows_all: bool = False) -> App:
+    """Return the command line. `shows_all`: whether help pages show every setting."""
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value")
-    groups = [(Group(title, sort_key=position), settings)
-              for position, (title, settings) in enumerate(SETTING_GROUPS.items())]
-    parameters = [make_parameter(setting, group) for group, settings in groups for setting in settings]
+    parameters = make_serve_parameters(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(serve_command, name="serve")
+    epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(parameters)} settings. Each also has an environment "
+                "variable: docs/configuration.md.")
+    app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
     app.command(download_command, name="download")
     app.command(replay_command, name="replay")
@@ -256,8 +280,10 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
+    shows_all = HELP_ALL_FLAG in arguments and arguments[0] == "serve"
+    words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():
-        make_app()(arguments, exit_on_error=False, print_error=False)
+        make_app(shows_all=shows_all)(words, exit_on_error=False, print_error=False)
 
 
 def main() -> None:

@@ -40,25 +40,25 @@ class LaunchConfig:
     """Settings of the launcher itself: model, number of shards, adapters, logs and traces."""
 
     model_id: str = setting(
-        DEMO_MODEL,
-        "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "
-        "it is in the cache. weft/demo comes with weft, with --dtype float32 --max-batch-total-tokens 32768 and "
-        "adapters of its own (--adapter-source local) unless told "
-        "otherwise; weft/simulated is none, and answers with made-up words.")
-    revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
-    num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
+        DEMO_MODEL, "Model to serve: a folder, or a name at the Hugging Face Hub such as org/name, which is "
+        "downloaded if it is not in the cache. weft/demo comes with weft (defaults: --dtype float32 "
+        "--max-batch-total-tokens 32768, adapters from --adapter-source local). weft/simulated runs no model and "
+        "answers with made-up words.")
+    revision: str = setting("main", "Branch, tag or commit of a model at the Hub.")
+    num_shard: int = setting(
+        1, "Number of shards (tensor parallelism). Each is a process with a part of the model.", low=1, high=64)
     adapters: bool = setting(
-        False, "Whether requests may name adapters; what an adapter's flag is given for switches it on, too. A model "
-        "that takes none is a little faster.")
-    adapter_root: str = setting("", "Folder below which adapters of the source `local` are.")
+        False, "Let requests name LoRA adapters. --adapter-root, --adapter-id and --preloaded-adapter-ids switch "
+        "this on too. Without adapters, a model is slightly faster.")
+    adapter_root: str = setting("", "Folder that contains the adapters of the source `local`.")
     adapter_disk_gb: float = setting(
-        20.0, "Most gigabytes on disk of adapters that were fetched; those that were not used for longest go.", low=0)
-    json_output: bool = setting(False, "Log as JSON, an object on each line, for programs that collect logs.")
-    log_level: str = setting("info", "The least that is logged.", choices=LOG_LEVELS)
+        20.0, "Disk space for downloaded adapters, in gigabytes. The least recently used are deleted.", low=0)
+    json_output: bool = setting(False, "Write logs as JSON, one object per line.")
+    log_level: str = setting("info", "Minimum level of the messages in the log.", choices=LOG_LEVELS)
     otlp_endpoint: str = setting(
-        "", "Collector that gets a trace of every request, by OTLP over gRPC, such as http://127.0.0.1:4317; needs "
-        "pip install 'weft[otel]'. Empty: nobody gets any.")
-    otlp_service_name: str = setting("weft", "What this server is called in traces.")
+        "", "OpenTelemetry collector that receives a trace of every request by OTLP over gRPC, such as "
+        "http://127.0.0.1:4317. Needs pip install 'weft[otel]'. Empty: no traces.")
+    otlp_service_name: str = setting("weft", "Name of this server in traces.")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -99,11 +99,44 @@ def iterate_settings(config_class: Any, prefix: str = "") -> Iterator[Setting]:
             yield Setting(prefix + item.name, types[item.name], item)
 
 
-SETTING_GROUPS: Mapping[str, tuple[Setting, ...]] = {
-    "Server": (*iterate_settings(LaunchConfig), *iterate_settings(RouterConfig)),
-    "Shards": tuple(iterate_settings(ShardConfig)),
-    "Simulated model": tuple(iterate_settings(SimulatedConfig, "simulated_")),
+SETTINGS_BY_NAME: Mapping[str, Setting] = {setting.name: setting for settings in (
+    iterate_settings(LaunchConfig), iterate_settings(RouterConfig), iterate_settings(ShardConfig),
+    iterate_settings(SimulatedConfig, "simulated_")) for setting in settings}
+# Names of the settings of each group, in the order of the help page. Those in no group are in OTHER_GROUP.
+GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "Model": ("model_id", "revision", "dtype", "quantize", "device", "num_shard", "threads", "embedding_dim", "exact",
+              "tokenizer_config_path"),
+    "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "dialect", "compat", "payload_limit",
+             "slow_client_buffer", "slow_client_timeout", "validation_workers", "max_handlers", "shutdown_timeout"),
+    "Limits": ("max_concurrent_requests", "max_input_tokens", "max_total_tokens", "max_queue_requests",
+               "max_queue_tokens", "max_queue_ms", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
+               "max_client_batch_size", "disable_grammar_support"),
+    "Batching and cache": (
+        "max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens", "memory_fraction", "cache_scope",
+        "block_size", "prefill_policy", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens",
+        "max_passed_over_ms", "look_ahead", "batching", "static_window_ms", "static_equal_lengths", "recompute"),
+    "Adapters": ("adapters", "adapter_source", "adapter_root", "adapter_id", "preloaded_adapter_ids",
+                 "preloaded_adapter_source", "max_active_adapters", "adapter_cycle_time_s", "adapter_memory_fraction",
+                 "adapter_disk_gb"),
+    "Logs, traces, recordings": ("log_level", "json_output", "request_log", "record_minutes", "otlp_endpoint",
+                                 "otlp_service_name"),
 }
+OTHER_GROUP, SIMULATED_GROUP = "Shards and other settings", "Simulated model"
+# Settings that the short help page shows.
+COMMON_SETTINGS = ("model_id", "dtype", "quantize", "device", "num_shard", "hostname", "port", "api_key", "compat",
+                   "max_concurrent_requests", "max_total_tokens", "max_batch_size", "memory_fraction", "adapters",
+                   "log_level")
+
+
+def group_settings() -> dict[str, tuple[Setting, ...]]:
+    groups = {title: tuple(SETTINGS_BY_NAME[name] for name in names) for title, names in GROUP_MEMBERS.items()}
+    rest = [setting for setting in SETTINGS_BY_NAME.values() if not any(setting in group for group in groups.values())]
+    simulated = tuple(setting for setting in rest if setting.name.startswith("simulated_"))
+    return {**groups, OTHER_GROUP: tuple(setting for setting in rest if setting not in simulated),
+            SIMULATED_GROUP: simulated}
+
+
+SETTING_GROUPS: Mapping[str, tuple[Setting, ...]] = group_settings()
 
 
 def make_configs(values: Mapping[str, Any]) -> tuple[LaunchConfig, RouterConfig, ShardConfig]:

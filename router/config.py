@@ -23,124 +23,123 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 class RouterConfig:
     """Settings of one router, checked when the object is created. Each field is a flag."""
 
-    hostname: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
-    port: int = setting(3000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    hostname: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 opens the server to the network.")
+    port: int = setting(3000, "Port to listen on. 0 takes a free one.", low=0, high=65535)
     api_key: str = setting(
-        "", "Key that clients must send, as `Authorization: Bearer KEY`. Other users of the machine see command lines, "
-        "so give it by its variable, or use --api-keys.", secret=True)
+        "", "Key that clients must send, as `Authorization: Bearer KEY`. Other users of the machine can read command "
+        "lines, so prefer the variable or --api-keys.", secret=True)
     api_keys: str = setting(
-        "", "JSON file with the keys that clients may send: for each its tenant, with weight and limits, and its "
-        "role. The page of the router shows one.")
+        "", "JSON file of the keys that clients may send, with tenant, weight, limits and role of each. "
+        "router/README.md shows one.")
     cors_allow_origin: tuple[str, ...] = setting(
-        (), "Website whose pages may ask this server from a browser, such as https://chat.example.org, or * for all; "
-        "may be given several times. By default none.")
+        (), "Website whose pages may call this server from a browser, such as https://chat.example.org, or * for "
+        "all. Can be repeated. Default: none.")
     max_concurrent_requests: int = setting(
-        128, "Most requests at a time, waiting and running; the next one is refused with 429.", low=1)
+        128, "Maximum number of requests, running and waiting. Further ones get 429.", low=1)
     max_queue_requests: int | None = setting(
-        None, "Most requests that wait to start; the next one is refused with 429; by default without limit.", low=1)
+        None, "Maximum number of waiting requests. Further ones get 429. Default: no limit.", low=1)
     max_queue_tokens: int | None = setting(
-        None, "Most prompt tokens of the requests that wait to start; what goes beyond is refused with 429.", low=1)
+        None, "Maximum number of prompt tokens of all waiting requests. Further requests get 429.", low=1)
     max_queue_ms: float | None = setting(
-        None, "Longest wait that is accepted: a request that would wait longer, as far as can be foreseen, is refused "
-        "with 429 at once.", low=0)
-    max_best_of: int = setting(2, "Largest `best_of` of a request.", low=1)
-    max_stop_sequences: int = setting(4, "Most stop strings in a request.", low=0)
-    max_top_n_tokens: int = setting(5, "Largest `top_n_tokens` of a request.", low=0)
+        None, "Maximum predicted wait in milliseconds. A request that would wait longer gets 429 at once.", low=0)
+    max_best_of: int = setting(2, "Maximum `best_of` of a request.", low=1)
+    max_stop_sequences: int = setting(4, "Maximum number of stop strings in a request.", low=0)
+    max_top_n_tokens: int = setting(5, "Maximum `top_n_tokens` of a request.", low=0)
     compat: str = setting(
-        "none", "Whose oddities are kept for clients that depend on them. tgi: its words for how an answer ended on "
-        "/v1, a role in every chunk, its errors on /v1, its reading of `presence_penalty`, and fields that it ignores "
-        "are ignored. lorax: its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and "
-        "/info, and the odd shapes of its answers and errors on /v1. batching: as the server of the "
-        "effective-batching study was, which is --dialect batching with --max-handlers 8, --recompute and, with "
-        "--batching static, --static-equal-lengths.",
-        choices=("none", "tgi", "lorax", "batching"))
+        "none", "Reproduce the special behaviour of another server, for clients that depend on it. tgi: its finish "
+        "reasons, roles, errors and ignored fields on /v1. lorax: its parameters, answers and errors on every route. "
+        "batching: the server of the effective-batching study, the same as --dialect batching --max-handlers 8 "
+        "--recompute, and --static-equal-lengths with --batching static.", choices=("none", "tgi", "lorax", "batching"))
     dialect: str = setting(
-        "none", "Which other system's routes are there as well. batching: /inference and /stats of the "
-        "effective-batching study, at port 8500 unless --port says another; /stats writes data/token_data_*.csv, and "
-        "POST / names both.",
+        "none", "Add the routes of another server. batching: /inference and /stats of the effective-batching study, "
+        "by default on port 8500. /stats writes data/token_data_*.csv, and POST / lists both.",
         choices=("none", "batching"))
     max_handlers: int = setting(
-        0, "With --dialect batching: most requests to /inference that are heard at once, 8 in the study; others wait "
-        "where no clock runs. 0: all are heard.", low=0)
+        0, "With --dialect batching: maximum number of requests to /inference that are handled at once, 8 in the "
+        "study. Others wait, and their time does not count. 0: no limit.", low=0)
     max_client_batch_size: int = setting(
-        4, "Most prompts in a request to /v1/completions or /vertex, or texts to /classify_batch.", low=1)
+        4, "Maximum number of prompts in a request to /v1/completions or /vertex, or of texts in one to "
+        "/classify_batch.", low=1)
     adapter_source: str = setting(
-        "hub", "Where adapters come from whose request does not say: the Hub (hub), a folder below --adapter-root "
-        "(local), or a bucket (s3).", choices=ADAPTER_SOURCES)
-    adapter_id: str = setting("", "Adapter that requests go by which name none, as its source names it.")
+        "hub", "Source of adapters unless a request names one: the Hugging Face Hub (hub), a folder in "
+        "--adapter-root (local), or a bucket (s3).", choices=ADAPTER_SOURCES)
+    adapter_id: str = setting("", "Adapter for requests that name none, by its name in its source.")
     preloaded_adapter_ids: tuple[str, ...] = setting(
-        (), "Adapter that is loaded at start and stays, as its source names it, or NAME=ID for one that requests call "
-        "NAME; may be given several times.")
+        (), "Adapter to load at startup and to keep loaded, by its name in its source, or NAME=ID to give it another "
+        "name for requests. Can be repeated.")
     preloaded_adapter_source: str = setting(
-        "", "Where adapters come from that are loaded at start; by default as --adapter-source.",
-        choices=("", *ADAPTER_SOURCES))
+        "", "Source of the preloaded adapters. Default: --adapter-source.", choices=("", *ADAPTER_SOURCES))
     max_active_adapters: int = setting(
-        1024, "Most adapters that are loaded at once, on a GPU no more than 1,024; others wait until one of them can "
-        "leave.", low=1)
+        1024, "Maximum number of loaded adapters, at most 1,024 on a GPU. Requests for further ones wait until one "
+        "can be unloaded.", low=1)
     adapter_cycle_time_s: float = setting(
-        2.0, "Seconds that a loaded adapter may stay in use while others wait for its place.", low=0)
-    disable_grammar_support: bool = setting(False, "Whether requests with a grammar are refused.")
+        2.0, "Maximum time in seconds for which an adapter stays loaded while requests for others wait.", low=0)
+    disable_grammar_support: bool = setting(False, "Refuse requests with a grammar.")
     max_input_tokens: int | None = setting(
-        None, "Most tokens in a prompt; by default one less than --max-total-tokens.", low=1)
+        None, "Maximum number of tokens in a prompt. Default: one less than --max-total-tokens.", low=1)
     max_total_tokens: int | None = setting(
-        None, "Most tokens, prompt and generated, in a request; by default what model and cache can hold.", low=2)
+        None, "Maximum number of tokens in a request, prompt and output together. Default: as many as model and "
+        "cache can hold.", low=2)
     max_batch_prefill_tokens: int = setting(
-        4096, "Most tokens in one step: prompts wait for their turn when they are longer together.", low=32)
+        4096, "Maximum number of tokens in a step. Prompts that are longer together run in several steps.", low=32)
     max_batch_total_tokens: int | None = setting(
-        None, "Size of the cache in token places, at most what fits; by default all of it.", low=16)
-    max_batch_size: int = setting(256, "Most sequences that run at once.", low=1)
+        None, "Size of the KV cache in tokens, at most what fits into memory. Default: all that fits.", low=16)
+    max_batch_size: int = setting(256, "Maximum number of sequences that run at once.", low=1)
     batching: str = setting(
-        "continuous", "Who runs together. continuous: requests join and leave at every step. static: groups run from "
-        "their first step to their last, and others wait. none: one request at a time. The last two are there to "
-        "compare with. dynamic and nobatch are other names of continuous and none.",
+        "continuous", "Which requests run together. continuous: requests join and leave at every step. static: a "
+        "group runs from its first step to its last, and others wait. none: one request at a time. The last two are "
+        "for comparison. dynamic and nobatch are other names of continuous and none.",
         choices=("continuous", "static", "none", "dynamic", "nobatch"))
     static_window_ms: float = setting(
-        0.0, "With --batching static: how long whoever came first waits for others, unless --max-batch-size of them "
-        "are there before.", low=0)
+        0.0, "With --batching static: time in milliseconds for which the first request of a group waits for others. "
+        "It ends early when --max-batch-size requests wait.", low=0)
     static_equal_lengths: bool = setting(
-        False, "With --batching static: whether only requests with as many prompt tokens and as many to generate are a "
-        "group.")
-    recompute: bool = setting(
-        False, "Whether every step computes prompts and what was generated anew, and nothing is found in the cache: as "
-        "a model without one, to compare with.")
+        False, "With --batching static: form groups only of requests with equal prompt and output lengths.")
+    recompute: bool = setting(False, "Recompute prompt and output at every step and use no KV cache, for comparison.")
     prefill_policy: str = setting(
-        "mixed", "How prompts join running sequences: in the same step in chunks (mixed), or in steps of their own "
-        "while the running sequences pause.", choices=("mixed", "pause"))
+        "mixed", "How prompts join running sequences. mixed: in chunks, in the same steps as decodes. pause: in "
+        "steps of their own, while running sequences wait.", choices=("mixed", "pause"))
     max_decode_stall_ms: float | None = setting(
-        None, "With mixed steps: how much longer a step may take because prompts run in it. By default 50 on CUDA, 150 "
-        "on CPU. Prompts may always take twice as long as the step takes without them, and more while more "
-        "requests wait than run: a slow machine would not get to them otherwise.", low=0)
+        None, "With mixed steps: maximum time in milliseconds by which prompts may delay a step. Default: 50 on "
+        "CUDA, 150 on CPU. Prompts may always take twice as long as the step without them, and more if more requests "
+        "wait than run, so that slow machines make progress.", low=0)
     waiting_served_ratio: float = setting(
-        0.3, "With pause: prompts are taken as soon as this many times the running sequences wait.", low=0)
+        0.3, "With --prefill-policy pause: start prompts when this many requests wait for each running sequence.",
+        low=0)
     max_waiting_tokens: int = setting(
-        20, "With pause: prompts are taken after this many decode steps, however few wait.", low=0)
+        20, "With --prefill-policy pause: start prompts after this many decode steps, however few requests wait.",
+        low=0)
     cache_scope: str = setting(
-        "tenant", "Who may find the prompts of earlier requests in the cache: requests of the same tenant, everybody "
-        "(global), or nobody (off).", choices=("tenant", "global", "off"))
+        "tenant", "Which requests share cached prompt prefixes: those of the same tenant (tenant), all (global), or "
+        "none (off).", choices=("tenant", "global", "off"))
     max_passed_over_ms: float = setting(
-        2000.0, "For how long a waiting request may be passed over by later ones whose prompts are cached.", low=0)
-    look_ahead: int = setting(2, "Steps that may be on their way to the shards at once.", low=1, high=2)
-    block_size: int = setting(16, "Token places in a cache block, a multiple of 16.", low=16)
-    payload_limit: int = setting(2_000_000, "Most bytes in the body of a request, compressed and decompressed.", low=1)
+        2000.0, "Maximum time in milliseconds for which a waiting request can be overtaken by later ones whose "
+        "prompts are cached.", low=0)
+    look_ahead: int = setting(2, "Maximum number of steps in flight to the shards.", low=1, high=2)
+    block_size: int = setting(16, "Tokens in a block of the KV cache, a multiple of 16.", low=16)
+    payload_limit: int = setting(
+        2_000_000, "Maximum size of a request's body in bytes, compressed and decompressed.", low=1)
     tokenizer_config_path: str = setting(
-        "", "File like tokenizer_config.json whose `chat_template` is used instead of the model's own.")
+        "", "File like tokenizer_config.json whose `chat_template` replaces that of the model.")
     slow_client_buffer: int = setting(
-        262_144, "Bytes that are kept for a client that does not read; its request pauses beyond.", low=4096)
-    slow_client_timeout: float = setting(30.0, "Seconds after which a client that does not read is given up.", low=0)
+        262_144, "Bytes that are buffered for a client that reads too slowly. Beyond that its request is paused.",
+        low=4096)
+    slow_client_timeout: float = setting(
+        30.0, "Seconds after which a client that reads nothing is disconnected.", low=0)
     step_timeout: float | None = setting(
-        None, "Seconds after which a shard that does not answer counts as hung; by default ten times the longest step "
-        "expected, at least 30.", low=0)
+        None, "Seconds after which a shard that does not answer counts as hung. Default: ten times the longest "
+        "expected step, at least 30.", low=0)
     shard_transport: str = setting(
-        "stream", "How steps travel to a shard: over one lasting call (stream), or each as a call of its own (unary), "
-        "which costs the router more.", choices=("stream", "unary"))
+        "stream", "How steps are sent to a shard: over one stream for all of them (stream), or as a call for each "
+        "(unary), which costs the router more.", choices=("stream", "unary"))
     request_log: bool = setting(
-        True, "Log a line for each finished request: lengths, times and how it ended, never its text.")
+        True, "Log a line for each finished request: lengths, times and finish reason, never text.")
     record_minutes: float = setting(
-        5.0, "Minutes of the scheduler's decisions that are kept in memory, without text or tokens, to be written to a "
-        "file when it gets SIGUSR1 or fails (`weft replay`); 0 keeps none.", low=0, high=60)
-    validation_workers: int = setting(2, "Threads that tokenise prompts.", low=1)
+        5.0, "Minutes of scheduling decisions kept in memory, without text or tokens. They are written to a file at "
+        "SIGUSR1 or when the scheduler fails, for `weft replay`. 0: none.", low=0, high=60)
+    validation_workers: int = setting(2, "Number of threads that tokenize prompts.", low=1)
     shutdown_timeout: float = setting(
-        30.0, "Seconds that running requests get to finish when the server is asked to stop.", low=0)
+        30.0, "Seconds that running requests get to finish when the server is stopped.", low=0)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -20,9 +20,7 @@ from launcher.compat.flag_table import (
     unneeded_effect,
 )
 from launcher.hub.resolve import HUB_NAME_PATTERN
-from launcher.settings import SETTING_GROUPS, Setting
-
-SETTINGS_BY_NAME: Mapping[str, Setting] = {item.name: item for settings in SETTING_GROUPS.values() for item in settings}
+from launcher.settings import SETTINGS_BY_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Any, NoReturn
 
-from launcher.compat.arguments import SETTINGS_BY_NAME, ParsedArguments, ResolvedFlag, check_flags
+from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
 from launcher.compat.flag_descriptions import describe_flag
 from launcher.compat.flag_table import FlagAction, FlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
 from launcher.compat.num_shards import choose_num_shards
+from launcher.settings import SETTINGS_BY_NAME
 
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the address of those servers if a variable holds the machine's name
 

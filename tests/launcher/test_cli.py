@@ -259,7 +259,7 @@ def test_server_variables_do_not_apply_to_simulations(
 
 def test_only_scheduler_settings_can_be_simulated(run_weft: Callable[..., Any]) -> None:
     assert run_weft("simulate", "a", "--port", "80")[0] == 2
-    assert set(cli.SIMULATE_SETTINGS) < {setting.name for setting in cli.SETTING_GROUPS["Server"]}
+    assert set(cli.SIMULATE_SETTINGS) < set(cli.SETTINGS_BY_NAME)
 
 
 def test_doctor_examines_the_server_described_by_flags_and_variables(
@@ -283,3 +283,24 @@ def test_child_error_and_exit_code_are_passed_on(
 
 def test_version_can_be_asked_as_a_command(run_weft):
     assert run_weft("version") == run_weft("--version") == (0, f"{version('weft')}\n", "")
+
+
+def test_help_of_serve_fits_on_a_screen_and_leads_to_the_rest(run_weft):
+    code, short_help, _ = run_weft("serve", "--help")
+    assert code == 0
+    assert len(short_help.splitlines()) < 60
+    assert "--port" in short_help
+    assert "--look-ahead" not in short_help
+    assert f"weft serve --help-all shows all {len(cli.SETTINGS_BY_NAME)} settings" in " ".join(short_help.split())
+
+
+def test_all_settings_can_be_shown(run_weft):
+    code, full_help, _ = run_weft("serve", "org/name", "--help-all")
+    assert code == 0
+    assert "--look-ahead" in full_help
+    assert "--simulated-faults" in full_help
+    assert all(title in full_help for title in cli.SETTING_GROUPS)
+
+
+def test_flags_that_the_short_help_leaves_out_are_understood(get_serve_settings):
+    assert get_serve_settings("--look-ahead", "1", "--simulated-seed", "3") == {"look_ahead": 1, "simulated_seed": 3}

@@ -3,9 +3,11 @@
 import pytest
 
 from launcher.settings import (
+    COMMON_SETTINGS,
     POSITIONAL_SETTINGS,
     RESERVED_VARIABLES,
     SETTING_GROUPS,
+    SETTINGS_BY_NAME,
     TGI_COMPATIBLE_SETTINGS,
     LaunchConfig,
     make_configs,
@@ -15,11 +17,11 @@ from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LogSettings
 from shard.telemetry.tracing import TraceSettings
 
-SETTINGS_BY_NAME = {setting.name: setting for group in SETTING_GROUPS.values() for setting in group}
 
-
-def test_no_two_settings_share_a_name() -> None:
-    assert len(SETTINGS_BY_NAME) == sum(map(len, SETTING_GROUPS.values()))
+def test_every_setting_is_in_one_group() -> None:
+    assert sorted(setting.name for group in SETTING_GROUPS.values() for setting in group) == sorted(SETTINGS_BY_NAME)
+    assert all(SETTING_GROUPS.values())
+    assert {*COMMON_SETTINGS} < {*SETTINGS_BY_NAME}
 
 
 @pytest.mark.parametrize("setting", SETTINGS_BY_NAME.values(), ids=SETTINGS_BY_NAME)

@@ -16,7 +16,7 @@ def test_foreign_flags_table_is_fresh() -> None:
 
 
 def test_setting_row_shows_names_default_bounds_and_meaning() -> None:
-    assert ("| `--port`, `-p` | `PORT` | `3000` | from 0 to 65535 | Port to listen on; 0 takes a free one. |"
+    assert ("| `--port`, `-p` | `PORT` | `3000` | from 0 to 65535 | Port to listen on. 0 takes a free one. |"
             in make_configuration_page().splitlines())
 
 

@@ -190,7 +190,7 @@ def test_default_adapter_source_precedes_adapter_source() -> None:
 
 @pytest.mark.parametrize("flag", ["adapter-source", "default-adapter-source", "preloaded-adapter-source"])
 def test_local_adapters_need_an_adapter_root(flag: str) -> None:
-    note = f"--{flag} local needs --adapter-root, the folder below which adapters of the source `local` are"
+    note = f"--{flag} local needs --adapter-root, the folder that contains the adapters of the source `local`"
     assert translate_arguments(f"--{flag}", "local").notes == [note]
     assert translate_arguments(f"--{flag}", "local", "--adapter-root", "/adapters").notes == []
     assert translate_arguments(f"--{flag}", "local", WEFT_ADAPTER_ROOT="/adapters").notes == []

@@ -299,7 +299,7 @@ def test_adapters_in_folders_need_an_adapter_root() -> None:
     translation = translate_with_extended_table(FIBRES="one=/adapters/one")
     assert translation.settings["preloaded_adapter_source"] == ["local"]
     assert translation.notes == [
-        "FIBRES needs --adapter-root, the folder below which adapters of the source `local` are"]
+        "FIBRES needs --adapter-root, the folder that contains the adapters of the source `local`"]
     assert translate_with_extended_table("--adapter-root", "/adapters", FIBRES="one=/adapters/one").notes == []
 
 
@@ -311,7 +311,7 @@ def test_invalid_adapter_list_is_reported_with_its_flag() -> None:
 def test_value_may_need_another_setting() -> None:
     assert translate_with_extended_table("--fibre-source", "hub").notes == []
     assert translate_with_extended_table("--fibre-source", "local").notes == [
-        "--fibre-source local needs --adapter-root, the folder below which adapters of the source `local` are"]
+        "--fibre-source local needs --adapter-root, the folder that contains the adapters of the source `local`"]
 
 
 def test_flag_may_override_another() -> None:
