@@ -24,6 +24,7 @@ from router.errors import (
 from router.http.routes.status import MetricsRoutes, ProbeRoutes
 from router.http.server import create_stand_in_app
 from router.telemetry.instruments import CONTENT_TYPE
+from router.telemetry.metric_definitions import REQUEST_DURATION_BUCKETS
 
 LOADING_PROGRESS = {"phase": "load", "bytes": 1, "total": 4, "eta_seconds": 3.0}
 
@@ -263,7 +264,8 @@ def test_lorax_metrics_are_available_as_json(serve):
         families = await answer.json()
         assert families["tgi_request_count"] == {"type": "counter", "data": [{"key": "tgi_request_count", "value": 1}]}
         assert {"key": 'tgi_request_failure{err="dropped"}', "value": 0} in families["tgi_request_failure"]["data"]
-        assert len(families["tgi_request_duration"]["data"]) == 38
+        num_samples = len(REQUEST_DURATION_BUCKETS) + 3  # +Inf, sum and count besides
+        assert len(families["tgi_request_duration"]["data"]) == num_samples
         plain = await client.get("/metrics", headers={"Accept": "text/plain"})
         assert parse_metrics(await plain.text()) == {
             sample["key"]: sample["value"] for family in families.values() for sample in family["data"]}
