@@ -19,10 +19,11 @@ NOT_FINITE_ERROR = "a step with random weights came to something that is no numb
 class StepTimer:
     """A loaded model with a cache for the largest step, which smaller steps use, too."""
 
-    def __init__(self, loaded_model: LoadedDecoder, max_batch_size: int, max_context_length: int) -> None:
+    def __init__(self, loaded_model: LoadedDecoder, max_batch_size: int, max_context_length: int,
+                 num_blocks: int | None = None) -> None:
+        """`num_blocks` of the cache: by default so many that all sequences can have the largest context at once."""
         self._runner, self._vocabulary = loaded_model.runner, loaded_model.config.vocabulary_size
-        self._blocks_per_sequence = num_blocks_for(max_context_length)
-        self._cache = make_random_cache(loaded_model, max_batch_size * self._blocks_per_sequence)
+        self._cache = make_random_cache(loaded_model, num_blocks or max_batch_size * num_blocks_for(max_context_length))
         self._cuda_graphs = loaded_model.capture_decode_steps(self._cache, max_batch_size, max_context_length)
         self.uses_cuda_graphs = self._cuda_graphs is not None
         self._runner.cuda_graph_runner = self._cuda_graphs
@@ -35,13 +36,16 @@ class StepTimer:
 
     def time_prefill(self, prompt_lengths: Iterable[int], num_repetitions: int) -> list[float]:
         """Return the seconds of a step with prompts of these lengths, of each repetition after an uncounted one."""
-        step = Step(chunks=[PrefillChunk(self._make_sequence(number, length, 0), 0, length)
-                            for number, length in enumerate(prompt_lengths)])
+        lengths = list(prompt_lengths)
+        num_blocks = num_blocks_for(max(lengths))
+        step = Step(chunks=[PrefillChunk(self._make_sequence(number, length, 0, num_blocks), 0, length)
+                            for number, length in enumerate(lengths)])
         return [self._time_step(step) for _ in range(num_repetitions + 1)][1:]
 
     def _time_consecutive_decodes(self, batch_size: int, context_length: int) -> float:
-        first_step, placeholder_step = (Step(decodes=[self._make_sequence(number, context_length, context_length - 1)
-                                                      for number in range(batch_size)]) for _ in range(2))
+        first_step, placeholder_step = (Step(decodes=[
+            self._make_sequence(number, context_length, context_length - 1, num_blocks_for(context_length))
+            for number in range(batch_size)]) for _ in range(2))
         for sequence in placeholder_step.decodes:
             sequence.tokens[-1] = PLACEHOLDER_TOKEN
         cuda_graphs = self._cuda_graphs
@@ -67,5 +71,5 @@ class StepTimer:
             raise ValueError(NOT_FINITE_ERROR)
         return seconds
 
-    def _make_sequence(self, number: int, num_tokens: int, num_computed: int) -> Sequence:
-        return make_random_sequence(number, num_tokens, num_computed, self._vocabulary, self._blocks_per_sequence)
+    def _make_sequence(self, number: int, num_tokens: int, num_computed: int, num_blocks: int) -> Sequence:
+        return make_random_sequence(number, num_tokens, num_computed, self._vocabulary, num_blocks)

@@ -1,6 +1,7 @@
 """Tests that every family of models, with experts, windows and caps too, computes on a GPU what transformers does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +33,20 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param)
 
 
+def load_transformers_model(checkpoint: Path, device: str, dtype: str) -> Any:
+    """Load with the attention that applies every cap: the default one of transformers 5.17 leaves them out."""
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype),
+                                                      attn_implementation="eager")
+    return model.to(device).eval()
+
+
 def compute_median(distances: Tensor) -> float:
     """Return the median: rounding may send single tokens to other experts."""
     return float(distances.abs().median())
 
 
 def test_float32_tokens_match_transformers(checkpoint: Path, device: str) -> None:
-    transformers_model = AutoModelForCausalLM.from_pretrained(checkpoint).to(device).eval()
+    transformers_model = load_transformers_model(checkpoint, device, "float32")
     with run_decoder_worker(checkpoint, device, "float32") as worker:
         for prompt, output in zip(PROMPTS, generate_in_batch(worker, *PROMPTS), strict=True):
             check_tokens(transformers_model, prompt, output, tolerance=1e-4)
@@ -49,9 +57,8 @@ def test_float32_tokens_match_transformers(checkpoint: Path, device: str) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_of_16_bits_is_that_of_transformers(checkpoint: Path, device: str, dtype: str) -> None:
-    exact, rounded = (compute_reference_prompt_logprobs(AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=getattr(torch, number_type)).to(device).eval(), PROMPTS[1])
-        for number_type in ("float32", dtype))
+    exact, rounded = (compute_reference_prompt_logprobs(load_transformers_model(checkpoint, device, name), PROMPTS[1])
+                      for name in ("float32", dtype))
     with run_decoder_worker(checkpoint, device, dtype) as worker:
         logprobs = compute_prompt_logprobs(worker, PROMPTS[1])
     assert compute_median(logprobs - exact) < 1.5 * compute_median(rounded - exact) + LOGPROB_NOISE

@@ -81,16 +81,13 @@ def test_prompt_logprobs_match_transformers(fresh_worker: DecoderWorker, transfo
     assert difference.abs().max() < (1e-3 if dtype == "float32" else 0.5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the memory of a CPU cannot be limited so")
-def test_step_without_memory_fails_and_the_next_one_is_right(fresh_worker: DecoderWorker, transformers_model: Any,
-                                                             dtype: str) -> None:
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(1e-6)  # below what is in use: every further piece is refused
-    try:
-        with pytest.raises(StepOutOfMemory, match="out of memory"):
-            generate_in_batch(fresh_worker, *PROMPTS)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+def test_step_without_memory_fails_and_the_next_one_is_right(
+        fresh_worker: DecoderWorker, transformers_model: Any, dtype: str, device: str,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_worker._loaded_model.runner, "run", lambda *_: torch.empty(2**50, device=device))
+    with pytest.raises(StepOutOfMemory, match="memory"):
+        generate_in_batch(fresh_worker, *PROMPTS)
+    monkeypatch.undo()
     fresh_worker.reset(pb.ResetRequest(epoch=1))
     for prompt, output in zip(PROMPTS, generate_in_batch(fresh_worker, *PROMPTS), strict=True):
         check_tokens(transformers_model, prompt, output, LOGIT_TOLERANCE_BY_DTYPE[dtype])
