@@ -31,7 +31,8 @@ def format_section(title: str, metadata: TableRow, rows: Sequence[TableRow]) -> 
     environment = [metadata["date"], metadata["hardware"],
                    *(f"{name} {number}" for name, number in metadata["versions"].items())]
     columns = [name for name in rows[0] if any(row[name] != "" for row in rows)]
-    table = [columns, ["---:"] * len(columns), *([str(row[name]) for name in columns] for row in rows)]
+    table = [columns, ["---:"] * len(columns),
+             *([str(row[name]).replace("|", r"\|") for name in columns] for row in rows)]
     return "\n".join([f"## {title}", "", f"`{metadata['command']}`", "",
                       ", ".join(environment + [metadata["rates"]] * bool(metadata["rates"])), "",
                       *(f"| {' | '.join(cells)} |" for cells in table), ""])
