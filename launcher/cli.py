@@ -239,7 +239,7 @@ def make_app(*, shows_all: bool = False) -> App:
     parameters = make_serve_parameters(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(parameters)} settings. Each also has an environment "
-                "variable: docs/configuration.md.")
+                "variable: docs/reference/settings.md.")
     app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
     app.command(download_command, name="download")

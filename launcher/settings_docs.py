@@ -1,4 +1,4 @@
-"""Generator of docs/configuration.md and of the flag tables in docs/migrating.md.
+"""Generator of docs/reference/settings.md and of the flag tables in docs/reference/migration.md.
 
 `python -P -m launcher.settings_docs` writes both; `--check` only compares.
 """
@@ -14,7 +14,7 @@ from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.settings import SETTING_GROUPS, Setting
 
-CONFIGURATION_PAGE, MIGRATION_PAGE = Path("docs/configuration.md"), Path("docs/migrating.md")
+CONFIGURATION_PAGE, MIGRATION_PAGE = Path("docs/reference/settings.md"), Path("docs/reference/migration.md")
 FOREIGN_FLAG_TABLES: Mapping[str, FlagTable] = {"launcher/compat/tgi.py": TGI_FLAG_TABLE,
                                                 "launcher/compat/lorax.py": LORAX_FLAG_TABLE}
 PAGE_HEADER = """\

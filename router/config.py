@@ -1,5 +1,5 @@
 """Settings of the router, each with default, bounds and help. Flags (made by `launcher/cli.py`), environment names and
-docs/configuration.md are derived from them."""
+docs/reference/settings.md are derived from them."""
 
 import re
 from dataclasses import dataclass, field, fields

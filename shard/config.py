@@ -1,4 +1,5 @@
-"""Settings of a shard: default, bounds, help. Flags, environment names and docs/configuration.md are made from them.
+"""Settings of a shard: default, bounds, help. Flags, environment names and docs/reference/settings.md are made from
+them.
 
 A shard is started with all its settings as one JSON object.
 """

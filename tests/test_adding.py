@@ -1,4 +1,4 @@
-"""Check what docs/adding.md says about places: the files of the code that an addition touches.
+"""Check what docs/dev/adding.md says about places: the files of the code that an addition touches.
 
 The example of each recipe is an addition of the past. The files that name it are the places, and no others.
 """
@@ -28,7 +28,7 @@ OTHER_MENTIONS = {
 
 def read_places(recipe: str) -> dict[str, list[str]]:
     """Return the files of the line that begins with "Places:", each with the names that it must contain."""
-    page = (REPOSITORY_ROOT / "docs/adding.md").read_text()
+    page = (REPOSITORY_ROOT / "docs/dev/adding.md").read_text()
     section = page.partition(f"\n## {recipe}\n")[2].partition("\n## ")[0]
     line = re.search(r"^Places: (.*?)\n\n", section, re.MULTILINE | re.DOTALL)
     assert line, f"{recipe} has no line of places"

@@ -14,7 +14,7 @@ from router.config import RouterConfig
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
-DOCS_PAGES = sorted(path.relative_to(REPOSITORY_ROOT).as_posix() for path in REPOSITORY_ROOT.glob("docs/*.md"))
+DOCS_PAGES = sorted(path.relative_to(REPOSITORY_ROOT).as_posix() for path in REPOSITORY_ROOT.glob("docs/**/*.md"))
 CHECKED_PAGES = ["README.md", "CONTRIBUTING.md", "router/README.md", "benchmarks/README.md", "benchmarks/batching.md",
                  *DOCS_PAGES]
 # Where the server listens needs no explanation.
@@ -56,14 +56,14 @@ def iter_packages() -> Iterator[str]:
 
 
 def test_every_package_is_listed_in_the_architecture_page() -> None:
-    rows = re.findall(rf"^\| `((?:{'|'.join(TOP_LEVEL_PACKAGES)})/\S+/)` \|", read_page("docs/architecture.md"),
+    rows = re.findall(rf"^\| `((?:{'|'.join(TOP_LEVEL_PACKAGES)})/\S+/)` \|", read_page("docs/dev/architecture.md"),
                       re.MULTILINE)
     assert sorted({*rows} - {"shard/pb/", "launcher/demo/"}) == sorted(iter_packages())
 
 
 def test_methods_named_in_the_architecture_page_exist() -> None:
     known = collect_methods_by_class()
-    named = [name.split(".") for name in find_inline_code("docs/architecture.md")
+    named = [name.split(".") for name in find_inline_code("docs/dev/architecture.md")
              if re.fullmatch(r"[A-Z]\w+\.\w+", name)]
     assert [f"{owner}.{method}" for owner, method in named if method not in known.get(owner, ())] == []
 
@@ -86,7 +86,7 @@ def test_tests_and_files_named_on_pages_exist(page: str) -> None:
 def test_every_dependency_has_a_documented_reason() -> None:
     project = tomllib.loads(read_page("pyproject.toml"))["project"]
     requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    table = read_page("docs/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
+    table = read_page("docs/dev/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
     reasons = re.findall(r"^\| ([\w-]+) \| .+ \|$", table, re.MULTILINE)
     names = {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
     names -= {project["name"]}  # an extra may require another extra of the package itself

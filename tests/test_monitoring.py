@@ -140,7 +140,7 @@ def test_each_alert_has_a_severity_and_an_instance() -> None:
 
 
 def test_each_alert_is_described_on_the_operations_page() -> None:
-    page = (DEPLOY_FOLDER.parent / "docs/operations.md").read_text()
+    page = (DEPLOY_FOLDER.parent / "docs/guides/operations.md").read_text()
     rows = re.findall(r"^\| (Weft[\w, ]+) \|", page, re.MULTILINE)
     assert sorted(name for row in rows for name in row.split(", ")) == sorted(load_alert_rules())
 

@@ -1,4 +1,5 @@
-"""Descriptions of how another server's flags are translated, for its help and for the tables of docs/migrating.md."""
+"""Descriptions of how another server's flags are translated, for its help and for the tables of
+docs/reference/migration.md."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Definitions of all metrics, from which the tables of docs/metrics.md are generated (`metrics_docs.py`).
+"""Definitions of all metrics, from which the tables of docs/reference/metrics.md are generated (`metrics_docs.py`).
 
 Metrics that text-generation-inference has use its names, so that its dashboards work; those that the inference gateway
 of Kubernetes reads use vLLM's."""

@@ -1,4 +1,4 @@
-"""Generator of the tables in docs/metrics.md.
+"""Generator of the tables in docs/reference/metrics.md.
 
 `python -P -m router.telemetry.metrics_docs` writes them; `--check` only compares.
 """
@@ -22,7 +22,7 @@ from router.telemetry.metric_definitions import (
 )
 from router.text.prompt_encoder import TokenLimits
 
-PAGE = Path("docs/metrics.md")
+PAGE = Path("docs/reference/metrics.md")
 EXAMPLE_LIMITS, EXAMPLE_TOKENS_PER_STEP = TokenLimits(max_input_tokens=1000, max_total_tokens=4000), 3
 FAMILIES_BY_SECTION = {
     "Requests": request_families(EXAMPLE_LIMITS, EXAMPLE_TOKENS_PER_STEP),

@@ -1,4 +1,4 @@
-"""Attention on CPU by torch's scaled_dot_product_attention, exact by docs/exactness.md, "Tiles of 16 rows" and
+"""Attention on CPU by torch's scaled_dot_product_attention, exact by docs/concepts/exactness.md, "Tiles of 16 rows" and
 "Gathered lengths".
 
 Decodes of one gathered length share a call, each with tiles of its own. A chunk is cut into pieces of one gathered

@@ -1,4 +1,5 @@
-"""Bidirectional attention for encoders, exact by docs/exactness.md, "Each text by itself". No KV cache is used."""
+"""Bidirectional attention for encoders, exact by docs/concepts/exactness.md, "Each text by itself". No KV cache is
+used."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

@@ -3,7 +3,7 @@
 The router allocates all blocks but the last two. The zero block is never written: where more slots are gathered than a
 sequence has, the rest are read from it. The scratch block takes the writes of padding rows.
 
-The cache starts as zeros, and `zero_blocks` serves docs/exactness.md, "No NaN stays in the cache".
+The cache starts as zeros, and `zero_blocks` serves docs/concepts/exactness.md, "No NaN stays in the cache".
 """
 
 from array import array

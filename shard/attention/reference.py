@@ -1,7 +1,7 @@
 """Reference attention in plain torch, on any device: simple and slow.
 
 Every span is computed by itself, in float32. A row's bits do not depend on other spans, but on how a prompt is cut into
-chunks: this backend does not follow docs/exactness.md, "Gathered lengths".
+chunks: this backend does not follow docs/concepts/exactness.md, "Gathered lengths".
 """
 
 from dataclasses import dataclass

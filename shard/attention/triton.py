@@ -1,8 +1,8 @@
 """Paged attention by the Triton kernels of `triton_kernels.py`.
 
 A decode is cut into splits, so that long sequences use the whole device; the splits' results are stored and merged
-(docs/exactness.md, "Fixed splits"). A chunk is cut into tiles of tokens. A plan's integers are copied to the device in
-one piece, or, for captured steps, to the same addresses every time.
+(docs/concepts/exactness.md, "Fixed splits"). A chunk is cut into tiles of tokens. A plan's integers are copied to the
+device in one piece, or, for captured steps, to the same addresses every time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,10 +46,10 @@ class TileSizesOfKernels(NamedTuple):
 
     @classmethod
     def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype, *, exact: bool) -> "TileSizesOfKernels":
-        """Return sizes that fit into the registers, and were fast on an H200 (docs/gpu.md).
+        """Return sizes that fit into the registers, and were fast on an H200 (docs/dev/gpu.md).
 
-        With `exact`, both kernels have the same, and most rows of decodes are padding: docs/exactness.md, "Tiles of one
-        size".
+        With `exact`, both kernels have the same, and most rows of decodes are padding: docs/concepts/exactness.md,
+        "Tiles of one size".
         """
         min_rows = max(MIN_DOT_SIZE, next_power_of_2(group))
         if dtype.itemsize > 2:

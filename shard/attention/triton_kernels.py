@@ -2,7 +2,7 @@
 
 A sequence's positions are processed in splits of SPLIT, and a split in tiles of TILE. Within a split the softmax is
 computed online, tile by tile; splits are then merged in order, by functions that both kernels share
-(docs/exactness.md, "Fixed splits"). A tile that is masked completely for a row does not change that row.
+(docs/concepts/exactness.md, "Fixed splits"). A tile that is masked completely for a row does not change that row.
 
 `triton.py` describes the layout of the arguments.
 """

@@ -54,8 +54,8 @@ def device_guard(device: torch.device) -> AbstractContextManager[object]:
 
 
 def disable_split_k() -> None:
-    """Keep cuBLAS from splitting sums: docs/exactness.md, "cuBLAS splits no sums". Call this before the first product:
-    cuBLAS reads its settings once."""
+    """Keep cuBLAS from splitting sums: docs/concepts/exactness.md, "cuBLAS splits no sums". Call this before the first
+    product: cuBLAS reads its settings once."""
     os.environ.update(WORKSPACE_VARIABLES)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul

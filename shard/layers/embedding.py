@@ -1,7 +1,7 @@
 """Vocabulary-parallel embedding and head.
 
 Every rank has equally many ids; those past the end of the vocabulary are zeros, and cut off from the logits. Their sum
-and gather begin and end a step: docs/exactness.md, "Collectives of a step".
+and gather begin and end a step: docs/concepts/exactness.md, "Collectives of a step".
 """
 
 from collections.abc import Callable

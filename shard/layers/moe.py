@@ -1,8 +1,8 @@
 """Mixture of experts: a gate chooses a few experts for every token, and their weighted outputs are added.
 
 The rows of a step are sorted by expert, so that each expert runs once for all of its tokens. That is exact by
-docs/exactness.md, "Products with independent rows", and since the experts' outputs are added in the order of the gate's
-choice, by "Sums in a fixed order". Each rank has a slice of every expert, and the ranks sum once per layer.
+docs/concepts/exactness.md, "Products with independent rows", and since the experts' outputs are added in the order of
+the gate's choice, by "Sums in a fixed order". Each rank has a slice of every expert, and the ranks sum once per layer.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class RoutedExperts:
 
 def sum_choices_in_order(rows: Tensor, routing_weights: Tensor | None = None) -> Tensor:
     """Sum `[tokens, chosen, width]` to `[tokens, width]` in float32, one choice after the other:
-    docs/exactness.md, "Sums in a fixed order"."""
+    docs/concepts/exactness.md, "Sums in a fixed order"."""
     total = torch.zeros(len(rows), rows.shape[2], device=rows.device)
     for choice in range(rows.shape[1]):
         row = rows[:, choice].float()

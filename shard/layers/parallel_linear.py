@@ -1,7 +1,7 @@
 """Tensor-parallel linears: a rank holds some rows of a weight, or some columns and then the ranks' results are summed.
 
 The functions read this rank's slices, whose ranges the caller chooses, and pick the implementation.
-docs/exactness.md, "Collectives of a step", says when a step sums.
+docs/concepts/exactness.md, "Collectives of a step", says when a step sums.
 """
 
 from collections.abc import Sequence

@@ -172,7 +172,7 @@ class RotaryTable:
         self._is_interleaved = config.is_interleaved
         frequencies = FREQUENCIES_BY_ROPE_TYPE[config.rope_type](config, num_rotated)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        # float64: docs/exactness.md, "The same bits at any index"
+        # float64: docs/concepts/exactness.md, "The same bits at any index"
         cos_sin = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * config.attention_factor
         self.cos_sin_table = cos_sin.float().to(device)  # [positions, num_rotated]: cosines, then sines
         self._fused_kernels = import_kernels(device)

@@ -1,7 +1,7 @@
 """Startup check that an adapter's update of a row has the same bits for any composition of the batch.
 
 Only the shapes of the model's linears matter, so the check multiplies random matrices of a few ranks. It runs behind
-the exactness gate: docs/exactness.md, "How it is checked".
+the exactness gate: docs/concepts/exactness.md, "How it is checked".
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """LoRA as Triton kernels: shrink rows to the adapter's rank, then expand them to the linear's output.
 
 A row's inputs are processed in splits of SPLIT; the partial results are stored and added in order, without atomics
-(docs/exactness.md, "Fixed splits"). A program always multiplies ROWS rows, padded if needed, and RANKS ranks at once
-("Tiles of one size").
+(docs/concepts/exactness.md, "Fixed splits"). A program always multiplies ROWS rows, padded if needed, and RANKS ranks
+at once ("Tiles of one size").
 
 `entries` is a list of entries: table row and padded rank of a slot, index of its first row in `row_indices`, number of
 rows, and their offset in the shrink output. Programs loop over the entries, and `num_entries` holds how many there are,

@@ -1,7 +1,7 @@
 """Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight.
 
 Updates are computed by torch here; `lora_triton.py` does the same by kernels. Torch multiplies rows in tiles, by
-matrices of one bucket that share a tensor: docs/exactness.md, "Tiles of one size".
+matrices of one bucket that share a tensor: docs/concepts/exactness.md, "Tiles of one size".
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from torch import Tensor
 from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
-# Rows are multiplied in tiles of this many, the last one padded: docs/exactness.md, "Tiles of one size".
+# Rows are multiplied in tiles of this many, the last one padded: docs/concepts/exactness.md, "Tiles of one size".
 ROWS_PER_TILE = 4
 SLOTS_PER_BUCKET = 16  # adapter slots per bucket
 # smallest and largest padded rank; the largest is also the highest rank supported
@@ -42,7 +42,8 @@ RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by slot, each with al
 
 
 def pad_rank(rank: int) -> int:
-    """Return the padded rank, which depends on the adapter's own rank alone: docs/exactness.md, "Tiles of one size"."""
+    """Return the padded rank, which depends on the adapter's own rank alone: docs/concepts/exactness.md, "Tiles of one
+    size"."""
     return max(MIN_PADDED_RANK, 1 << (rank - 1).bit_length())
 
 
@@ -144,7 +145,7 @@ class RowAdapters:
             for _, rows_of_slot in adjacent:
                 index_of_row.update(zip(rows_of_slot, count(len(rows)), strict=False))
                 rows += rows_of_slot + rows_of_slot[:1] * (-len(rows_of_slot) % ROWS_PER_TILE)
-            if len(rows) == ROWS_PER_TILE:  # docs/exactness.md, "A single row is computed as two"
+            if len(rows) == ROWS_PER_TILE:  # docs/concepts/exactness.md, "A single row is computed as two"
                 rows += ROWS_PER_TILE * rows[:1]
             targets = sorted(index_of_row)
             first, last = adjacent[0][0], adjacent[-1][0]

@@ -51,7 +51,7 @@ class EmbeddingLoraTarget:
 
 
 def multiply_in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply `rows`, [rows, in], with `matrix`, [out, in]: docs/exactness.md, "Tiles of one size"."""
+    """Multiply `rows`, [rows, in], with `matrix`, [out, in]: docs/concepts/exactness.md, "Tiles of one size"."""
     tiles = functional.pad(rows, (0, 0, 0, -len(rows) % ROWS_PER_TILE)).view(-1, ROWS_PER_TILE, rows.shape[1])
     return torch.bmm(tiles, matrix.mT.expand(len(tiles), -1, -1)).flatten(0, 1)[:len(rows)]
 

@@ -1,5 +1,6 @@
 """OLMo 2: Llama with norms after attention and MLP, and norms over all queries and over all keys of a token.
-The sums of squares of the latter two norms are summed over the ranks (docs/exactness.md, "Collectives of a step")."""
+The sums of squares of the latter two norms are summed over the ranks (docs/concepts/exactness.md, "Collectives of a
+step")."""
 
 from typing import Any
 

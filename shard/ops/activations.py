@@ -1,6 +1,6 @@
 """Linears followed by an activation: GELU, or in a gated linear activation(x · gate) times x · up.
 
-The exact and the packed variants follow docs/exactness.md, "The same bits at any index"; the packed ones also
+The exact and the packed variants follow docs/concepts/exactness.md, "The same bits at any index"; the packed ones also
 "Products with independent rows".
 """
 

@@ -1,8 +1,8 @@
 """Triton kernels of the operations between a model's linears: norms, activations, rotary embedding with cache write.
 
 A row is computed in float32. Norms round where torch's own operations would, activations only at their end. How a row
-is split into programs follows docs/exactness.md, "The same bits at any index". `fused_ops.py` describes the layout of
-the arguments.
+is split into programs follows docs/concepts/exactness.md, "The same bits at any index". `fused_ops.py` describes the
+layout of the arguments.
 """
 
 import triton

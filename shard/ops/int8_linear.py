@@ -3,7 +3,7 @@
 The codes are converted to the compute dtype in a buffer, tile by tile, and multiplied from there; the outputs are
 scaled afterwards. On a CPU that packs weights, a tile's codes are stored in the layout of a packed weight, so that
 filling the buffer is a mere dtype conversion, and the buffer is small enough to stay in the processor's cache. Every
-tile is then multiplied like a packed weight: docs/exactness.md, "Products with independent rows".
+tile is then multiplied like a packed weight: docs/concepts/exactness.md, "Products with independent rows".
 """
 
 import ctypes

@@ -1,5 +1,5 @@
 """Linears of one rank. On CPUs that support it the weight is packed once, and `apply_row_exact` multiplies it by
-docs/exactness.md, "Products with independent rows".
+docs/concepts/exactness.md, "Products with independent rows".
 """
 
 from collections.abc import Callable
@@ -68,8 +68,8 @@ def has_independent_rows(dtype: torch.dtype, num_outputs: int, num_inputs: int, 
 
 
 def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
-    """Apply `linear` to at most `find_max_exact_rows` rows at once: docs/exactness.md, "Products with independent rows"
-    and "A single row is computed as two"."""
+    """Apply `linear` to at most `find_max_exact_rows` rows at once: docs/concepts/exactness.md, "Products with
+    independent rows" and "A single row is computed as two"."""
     max_rows = find_max_exact_rows(x.dtype)
     if len(x) == 1:
         return apply_to_repeated_row(linear, x)
@@ -79,7 +79,8 @@ def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
 
 
 def apply_to_repeated_row(linear: Linear, x: Tensor) -> Tensor:
-    """Apply `linear` to a single row as if there were more: docs/exactness.md, "A single row is computed as two"."""
+    """Apply `linear` to a single row as if there were more: docs/concepts/exactness.md, "A single row is computed as
+    two"."""
     return linear(x.repeat(MIN_ROWS, 1))[:1]
 
 

@@ -1,4 +1,4 @@
-"""The group of ranks that share a model, on one machine. Sums follow docs/exactness.md, "Sums in rank order";
+"""The group of ranks that share a model, on one machine. Sums follow docs/concepts/exactness.md, "Sums in rank order";
 "Collectives of a step" there lists the calls in their order."""
 
 from collections.abc import Callable

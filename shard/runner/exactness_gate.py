@@ -1,6 +1,6 @@
 """The exactness gates at start: whether a sequence gets the same bits alone, in any batch, and with any chunks. They
 run one layer of each kind and the head of a decoder, or one layer and the classifier of an encoder, on this machine.
-docs/exactness.md, "How it is checked", tells what a difference leads to."""
+docs/concepts/exactness.md, "How it is checked", tells what a difference leads to."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

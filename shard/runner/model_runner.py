@@ -1,5 +1,5 @@
 """The model runner: from a step of the shard's state to the tokens of every sequence, or its failure. All ranks run the
-same steps; rank 0 alone samples, and broadcasts the tokens: docs/exactness.md, "Collectives of a step".
+same steps; rank 0 alone samples, and broadcasts the tokens: docs/concepts/exactness.md, "Collectives of a step".
 """
 
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class ModelRunner:
 
 def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:
     """Return the sequences with non-finite hidden states, after setting the blocks that they wrote to zero:
-    docs/exactness.md, "No NaN stays in the cache"."""
+    docs/concepts/exactness.md, "No NaN stays in the cache"."""
     failed_ids: set[int] = set()
     if hidden_states.sum(dtype=torch.float32).isfinite():  # one sum over all is enough to find only finite ones
         return failed_ids

@@ -44,7 +44,7 @@ class Pooling:
 
     def pool_text(self, hidden_states: Tensor) -> Tensor:
         """Return `[embedding_dim]` in float32 from `[tokens, hidden_size]` of one text:
-        docs/exactness.md, "Each text by itself"."""
+        docs/concepts/exactness.md, "Each text by itself"."""
         vector = REDUCTIONS[self.reduction](hidden_states.float())[:self.embedding_dim]
         return functional.normalize(vector, dim=0) if self.normalizes else vector
 

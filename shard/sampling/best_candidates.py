@@ -1,8 +1,8 @@
 """The best candidates of every row of logits, found on the logits' device without sorting the vocabulary.
 
-Best means the highest logit, and the lowest id among equal ones (docs/exactness.md, "Each row is sampled by itself").
-The largest logits are in the blocks of ids with the largest maxima, so after one fast pass over all logits only a few
-blocks are searched.
+Best means the highest logit, and the lowest id among equal ones (docs/concepts/exactness.md, "Each row is sampled by
+itself"). The largest logits are in the blocks of ids with the largest maxima, so after one fast pass over all logits
+only a few blocks are searched.
 """
 
 from dataclasses import dataclass

@@ -79,8 +79,8 @@ def filter_min_p(remaining: RemainingCandidates, p: Tensor) -> None:
 
 
 def compute_running_sums(values: Tensor) -> Tensor:  # [rows, width]
-    """Return the running sums. On a GPU each entry adds the one 1, 2, 4, .. entries before it: docs/exactness.md,
-    "Sums in a fixed order"."""
+    """Return the running sums. On a GPU each entry adds the one 1, 2, 4, .. entries before it:
+    docs/concepts/exactness.md, "Sums in a fixed order"."""
     if values.device.type in SEQUENTIAL_SUM_DEVICES:
         return values.cumsum(-1)
     distance = 1

@@ -1,6 +1,6 @@
 """The sampler: from logits to tokens, logprobs and the best candidates, for all rows of a step.
 
-Rows are sampled by docs/exactness.md, "Each row is sampled by itself". The order is penalties and masks
+Rows are sampled by docs/concepts/exactness.md, "Each row is sampled by itself". The order is penalties and masks
 (`logits_processors.py`), grammars (`grammar.py`), temperature, the best candidates (`best_candidates.py`), filters
 (`filters.py`), draw and logprobs (`selection.py`). Temperature 0 takes the best candidate and ignores filters.
 """

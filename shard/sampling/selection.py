@@ -1,10 +1,10 @@
 """Choice of a token among candidates, with its logprob and the best candidates.
 
 A uniform number decides, which is a hash of the sequence's key and the token's index, and of nothing else
-(docs/exactness.md, "Each row is sampled by itself"). Rows that no filter narrows draw among few candidates, best first,
-and behind those among all other tokens, by id: so no row has to be sorted, however flat its distribution is. Sums
-follow docs/exactness.md, "Sums in a fixed order". `select_tokens` can be captured with a step: then it never waits for
-the device of the candidates.
+(docs/concepts/exactness.md, "Each row is sampled by itself"). Rows that no filter narrows draw among few candidates,
+best first, and behind those among all other tokens, by id: so no row has to be sorted, however flat its distribution
+is. Sums follow docs/concepts/exactness.md, "Sums in a fixed order". `select_tokens` can be captured with a step: then
+it never waits for the device of the candidates.
 """
 
 from array import array

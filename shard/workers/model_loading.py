@@ -277,7 +277,7 @@ def find_inexact_reason(find_difference: Callable[[], str], group: RankGroup, pr
                         is_required: bool) -> str:
     """Return why this model on this machine is not exact, or an empty string; cached if possible. Either all ranks run
     the gate or none does, and a difference on one counts for all. Raises ValueError if not exact but `is_required`.
-    docs/exactness.md, "How it is checked", describes the gate."""
+    docs/concepts/exactness.md, "How it is checked", describes the gate."""
     cached = probe_cache.get(key)
     if group.all_reduce_min(int(cached is not None)):
         assert cached is not None

@@ -1,5 +1,6 @@
 """Common base of the workers with a model: info, messages that only `ShardState` handles, adapters, and collective
-calls, which all ranks complete, or the group of shards is replaced (docs/exactness.md, "Collectives of a step")."""
+calls, which all ranks complete, or the group of shards is replaced (docs/concepts/exactness.md, "Collectives of a
+step")."""
 
 import logging
 import os

@@ -14,7 +14,7 @@ from router.config import ADAPTER_SOURCES
 
 NUM_SHORT_REQUESTS, SHORT_LENGTH, NUM_LONG_REQUESTS, LONG_LENGTH = 5, 7, 4, 12
 POISON_CHARACTER = "~"
-METRICS_DOC_PATH = Path(__file__).parents[2] / "docs/metrics.md"
+METRICS_DOC_PATH = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
 
 async def get_metrics(weft: Any) -> dict[str, float]:
@@ -330,7 +330,7 @@ def find_counter_names(page: str) -> set[str]:
 
 
 def test_metrics_page_has_exactly_the_documented_metrics(tmp_path: Any) -> None:
-    """Compare name, type and labels with docs/metrics.md."""
+    """Compare name, type and labels with docs/reference/metrics.md."""
     listed = re.findall(r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| \w? \| .+ \|$", METRICS_DOC_PATH.read_text(),
                         re.MULTILINE)
     documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}

@@ -1,4 +1,4 @@
-"""Tests of the generated pages docs/configuration.md and docs/migrating.md."""
+"""Tests of the generated pages docs/reference/settings.md and docs/reference/migration.md."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ REPOSITORY_ROOT = Path(__file__).parents[2]
 
 
 def test_configuration_page_is_fresh() -> None:
-    assert (REPOSITORY_ROOT / "docs/configuration.md").read_text() == make_configuration_page(), "make docs"
+    assert (REPOSITORY_ROOT / "docs/reference/settings.md").read_text() == make_configuration_page(), "make docs"
 
 
 def test_foreign_flags_table_is_fresh() -> None:
-    assert (REPOSITORY_ROOT / "docs/migrating.md").read_text() == make_migration_page(), "make docs"
+    assert (REPOSITORY_ROOT / "docs/reference/migration.md").read_text() == make_migration_page(), "make docs"
 
 
 def test_setting_row_shows_names_default_bounds_and_meaning() -> None:

@@ -1,4 +1,4 @@
-"""The client at the end of docs/protocol.md works as documented."""
+"""The client at the end of docs/dev/protocol.md works as documented."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from shard.simulator.simulated_outputs import WORDS
 
-PROTOCOL_PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PROTOCOL_PAGE = Path(__file__).parents[2] / "docs" / "dev" / "protocol.md"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.compat.migrate import TABLES_BY_PROGRAM, translate_command_line
 
-MIGRATING_PAGE_PATH = Path(__file__).parents[3] / "docs/migrating.md"
+MIGRATING_PAGE_PATH = Path(__file__).parents[3] / "docs/reference/migration.md"
 
 
 def migrate_line(line: str, **environment: str) -> str:

@@ -1,4 +1,4 @@
-"""Metric families: compatible with text-generation-inference, and as listed in docs/metrics.md."""
+"""Metric families: compatible with text-generation-inference, and as listed in docs/reference/metrics.md."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from router.text.prompt_encoder import TokenLimits
 
 TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
 FAMILY_BY_NAME = {family.name: family for family in all_families(TOKEN_LIMITS, 3, with_adapters=True)}
-METRICS_DOC = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+METRICS_DOC = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
 BUCKETS_BY_CODE = {"R": REQUEST_DURATION_BUCKETS, "S": STEP_DURATION_BUCKETS, "B": BATCH_SIZE_BUCKETS,
                    "P": length_bucket_bounds(1000), "L": length_bucket_bounds(4000), "T": (0, 1, 2), "": ()}
 MAX_IDLE_PAGE_BYTES = 40_000
