@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -31,6 +32,7 @@ from launcher.compat.migrate import translate_command_line
 from launcher.doctor import command as doctor
 from launcher.environment import (
     adapter_store_folder,
+    has_gpu,
     hub_cache_folder,
     huge_page_variables,
     probe_cache_file,
@@ -39,8 +41,16 @@ from launcher.environment import (
     recordings_folder,
 )
 from launcher.error_messages import describe_error
+from launcher.hub.config_check import check_model_config
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
-from launcher.hub.resolve import BUILTIN_MODELS, DEMO_MODEL, ResolvedModel, find_cached_model, find_model
+from launcher.hub.resolve import (
+    BUILTIN_MODELS,
+    DEMO_MODEL,
+    SIMULATED_MODEL,
+    ResolvedModel,
+    find_cached_model,
+    find_model,
+)
 from launcher.output import PLAIN_OUTPUT, Output
 from launcher.settings import (
     COMMON_SETTINGS,
@@ -102,6 +112,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_folder_exists(launch.adapter_root, "--adapter-root")
     check_otlp_installed(launch.trace_settings)
+    check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     with bind_listener(router.hostname, router.port) as listener:
         model = find_or_download_model(launch, needed_download)
@@ -147,7 +158,10 @@ def make_user_agent() -> str:
 def find_or_download_model(launch: LaunchConfig, needed_download: DownloadRequest | None) -> ResolvedModel:
     if needed_download:
         run_download(replace(needed_download, as_json=launch.json_output), read_hub_token(os.environ))
-    return find_model(launch.model_id, launch.revision, hub_cache_folder(os.environ))
+    model = find_model(launch.model_id, launch.revision, hub_cache_folder(os.environ))
+    if model.name not in BUILTIN_MODELS:
+        check_model_config(Path(model.folder))
+    return model
 
 
 def download_command(
@@ -170,6 +184,12 @@ def check_readable(path: str, flag: str) -> None:
 def check_folder_exists(path: str, flag: str) -> None:
     if path and not os.path.isdir(path):
         raise ConfigurationError(f"there is no folder {path} ({flag})")
+
+
+def check_device(device: str, model_name: str) -> None:
+    """Raise ConfigurationError if a GPU is asked for where there is surely none; the shards would say it much later."""
+    if device == "cuda" and model_name != SIMULATED_MODEL and not has_gpu():
+        raise ConfigurationError("--device cuda needs a GPU that torch can use, there is none; use --device cpu")
 
 
 def check_socket_path_length(folder: str) -> str:

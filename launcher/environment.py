@@ -74,6 +74,11 @@ def is_variable_true(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").upper() in TRUE_VALUES
 
 
+def has_gpu(dev_folder: Path = Path("/dev")) -> bool:
+    """Return whether there is a device file of a GPU that torch might use: NVIDIA's, AMD's, or that of WSL."""
+    return any((dev_folder / name).exists() for name in ("nvidiactl", "nvidia0", "kfd", "dxg"))
+
+
 def hub_home_folder(environment: Mapping[str, str]) -> Path:
     return path_from_variable(environment, "HF_HOME") or user_cache_folder(environment) / "huggingface"
 

@@ -29,6 +29,7 @@ from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
+from router.http.transport.body import IGNORED_FIELDS
 from router.http.transport.errors import (
     OpenAIErrorReply,
     TgiErrorReply,
@@ -41,7 +42,7 @@ from router.http.transport.request_context import (
     REQUEST_COUNTER,
     REQUEST_ID,
     create_tracing_middleware,
-    request_id_header,
+    request_headers,
 )
 from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
@@ -159,6 +160,8 @@ def log_request(request: web.Request, status: str, record: RequestRecord | None)
     """Log a request that is over: a line of lengths and times, never of text. `status` is the HTTP status, with the
     reason where it failed; `record` is None if the request did not get as far as the scheduler."""
     details = {"request_id": request[REQUEST_ID], **({} if record is None else record.log_fields(clock()))}
+    if IGNORED_FIELDS in request:
+        details["ignored_fields"] = request[IGNORED_FIELDS]
     route = f"{request.method} {request.rel_url.raw_path}"
     logger.info("%s %s: %s", route, status,
                 ", ".join(f"{name} {' '.join(str(value).split())}" for name, value in details.items()),
@@ -170,7 +173,7 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
     if isinstance(error, Cancelled | ConnectionError):
         return abort_connection(request)
     response = error_reply_for_route(request, error, compat).to_response()
-    response.headers.update(request_id_header(request))
+    response.headers.update(request_headers(request))
     if isinstance(error, web.HTTPException):
         response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS if name in error.headers})
     return response

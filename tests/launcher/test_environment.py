@@ -8,6 +8,7 @@ from launcher.environment import (
     HubAccess,
     find_offline_variable,
     find_token_source,
+    has_gpu,
     hub_cache_folder,
     hub_home_folder,
     huge_page_variables,
@@ -126,3 +127,10 @@ def test_token_is_found_where_hub_clients_keep_it(tmp_path: Path) -> None:
     assert find_token_source(environment) == str(tmp_path / "token")
     assert find_token_source(environment | other) == str(tmp_path / "other")
     assert find_token_source(environment | other | {"HF_TOKEN": "hf_x"}) == "HF_TOKEN"
+
+
+@pytest.mark.parametrize("name", ["nvidiactl", "nvidia0", "kfd", "dxg"])
+def test_gpu_is_recognized_by_its_device_file(tmp_path: Path, name: str) -> None:
+    assert not has_gpu(tmp_path)
+    (tmp_path / name).touch()
+    assert has_gpu(tmp_path)

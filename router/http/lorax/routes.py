@@ -35,6 +35,7 @@ from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respo
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (
     Int32,
+    ReportingRequestBody,
     RequestBody,
     UInt32,
     adapter_for_stream_headers,
@@ -42,7 +43,7 @@ from router.http.transport.body import (
     json_text_response,
     read_body,
 )
-from router.http.transport.request_context import RequestContext, adapter_headers, request_id_header
+from router.http.transport.request_context import RequestContext, adapter_headers, request_headers
 from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, ServiceRoutes, Services, generate_best_first
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
@@ -73,7 +74,7 @@ class LoraxGenerationInput:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerateRequest(RequestBody):
+class LoraxGenerateRequest(ReportingRequestBody):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
@@ -332,5 +333,5 @@ class LoraxRoutes(ServiceRoutes):
         """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
         length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
         return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
-                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_id_header(request)
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_headers(request)
                 | ({} if adapter is None else adapter_headers(adapter)))

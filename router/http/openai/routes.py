@@ -35,7 +35,16 @@ from router.http.openai.tools import (
     select_template_tools,
     tool_chat_completion_json,
 )
-from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, is_base_model, json_text_response, read_body
+from router.http.transport.body import (
+    Int32,
+    ReportingRequestBody,
+    RequestBody,
+    UInt32,
+    UInt64,
+    is_base_model,
+    json_text_response,
+    read_body,
+)
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
@@ -74,7 +83,7 @@ class StreamOptions(RequestBody):
     include_usage: bool | None = None
 
 
-class OpenAIBaseRequest(RequestBody):
+class OpenAIBaseRequest(ReportingRequestBody):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
     model: str | None = None
@@ -143,7 +152,8 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
     except AdapterNotFound as error:
         adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
         model_names = ", ".join([services.served_model.name, *adapter_names])
-        raise AdapterNotFound(f"{error}; `model` may be {model_names}", param="model") from error
+        raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
+                              f"name of an adapter ({error})", param="model") from error
 
 
 def join_content_parts(content: object) -> str | None:

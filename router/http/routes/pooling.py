@@ -26,6 +26,7 @@ from router.errors import InvalidRequest, Overloaded
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     AdapterParameters,
+    ReportingRequestBody,
     RequestBody,
     UInt32,
     json_response,
@@ -143,7 +144,7 @@ class EmbedParameters(AdapterParameters):
     """The field `parameters` of embedding requests: the adapter to use."""
 
 
-class EmbedRequest(RequestBody):
+class EmbedRequest(ReportingRequestBody):
     """Body of LoRAX's `/embed`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
@@ -162,7 +163,7 @@ EmbeddingInputs = Annotated[
     BeforeValidator(wrap_single_input, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
 
 
-class EmbeddingsRequest(RequestBody):
+class EmbeddingsRequest(ReportingRequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
     input: Annotated[EmbeddingInputs, NON_EMPTY_TEXTS_OR_TOKENS]

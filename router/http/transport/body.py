@@ -6,6 +6,7 @@ aiohttp's own decompression is off (`server.PROTOCOL_OPTIONS`): it would also de
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -24,6 +25,9 @@ IDENTITY = "identity"
 WBITS_BY_ENCODING = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits: format and window size
 RAW_DEFLATE_WBITS = -15  # wbits of deflate without zlib's header, as some clients send it
 SLICE_BYTES = 65_536  # bytes of input and of output in one call of zlib, a fraction of a millisecond
+IGNORED_FIELDS = web.RequestKey("ignored_fields", str)  # names of the body's unknown fields; absent without any
+UNUSUAL_NAME_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
+MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
 # placeholders that clients send for the served model
@@ -38,6 +42,18 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+class ReportingRequestBody(RequestBody):
+    """Request body whose unknown fields are ignored and reported: in a response header, and in the log of requests."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
+
+    def list_unknown_fields(self) -> list[str]:
+        """Return the names of unknown fields, also those of `parameters`, as `parameters.NAME`."""
+        parameters = getattr(self, "parameters", None)
+        nested = parameters.list_unknown_fields() if isinstance(parameters, ReportingRequestBody) else ()
+        return [*(self.model_extra or ()), *(f"parameters.{name}" for name in nested)]
+
+
 BodyT = TypeVar("BodyT", bound=RequestBody)
 
 
@@ -47,12 +63,22 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_content(request)
     try:
-        return body_model.model_validate_json(content)
+        body = body_model.model_validate_json(content)
     except ValidationError as error:  # report the first fault, without repeating the body
         first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}") from None
         raise BodyValidationError(first["loc"], first["msg"]) from None
+    if isinstance(body, ReportingRequestBody) and (unknown_fields := body.list_unknown_fields()):
+        request[IGNORED_FIELDS] = format_field_names(unknown_fields)
+    return body
+
+
+def format_field_names(names: Sequence[str]) -> str:
+    """Return the names as text for a header or the log: few, short, and with `?` for unusual characters."""
+    shown = ", ".join(UNUSUAL_NAME_CHARACTERS.sub("?", name)[:MAX_FIELD_NAME_LENGTH]
+                      for name in names[:MAX_REPORTED_FIELDS])
+    return shown + ", ..." * (len(names) > MAX_REPORTED_FIELDS)
 
 
 def has_json_media_type(request: web.Request) -> bool:
@@ -150,7 +176,7 @@ class MergedAdapters(RequestBody):
     majority_sign_method: str | None = None
 
 
-class AdapterParameters(RequestBody):
+class AdapterParameters(ReportingRequestBody):
     """Parameters that name the adapter of a request, or several adapters to merge."""
 
     adapter_id: str | None = None

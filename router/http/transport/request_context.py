@@ -1,6 +1,6 @@
 """Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
-it (request id, model, adapter), and the tracing middleware, which ends the span that `RequestContext.from_request`
-begins: only requests that run the model have one."""
+it (request id, ignored fields, model, adapter), and the tracing middleware, which ends the span that
+`RequestContext.from_request` begins: only requests that run the model have one."""
 
 import re
 import secrets
@@ -14,6 +14,7 @@ from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.engine.engine import Engine
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
+from router.http.transport.body import IGNORED_FIELDS
 from router.http.transport.errors import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import Tenant
@@ -82,24 +83,23 @@ class RequestContext:
         return self.arrived_at + seconds
 
 
-def request_id_header(request: web.Request) -> dict[str, str]:
-    """Return the header with the request's id, if it has one already."""
-    request_id = request.get(REQUEST_ID)
-    return {} if request_id is None else {"x-request-id": request_id}
+def request_headers(request: web.Request) -> dict[str, str]:
+    """Return the headers about a request itself: its id, if it has one already, and the fields that were ignored."""
+    headers = {"x-request-id": request[REQUEST_ID]} if REQUEST_ID in request else {}
+    return headers | {"x-ignored-fields": request[IGNORED_FIELDS]} if IGNORED_FIELDS in request else headers
 
 
 def response_headers(request: web.Request, model_info: ModelInfo, num_characters: int,
                      adapter: AdapterReference | ResolvedAdapter | None = None) -> dict[str, str]:
     """Return the headers with the number and type of devices, the length of the prompt in characters, whether results
-    are exact (independent of the batch), the request's id, and the adapter in use; names of merged adapters are joined
-    by commas."""
+    are exact (independent of the batch), the request's id, ignored fields, and the adapter in use; names of merged
+    adapters are joined by commas."""
     headers = {
         "x-compute-type": f"{model_info.world_size}-{model_info.device}",
         "x-compute-characters": str(num_characters),
         "x-weft-exact": str(int(model_info.exact)),
     }
-    if REQUEST_ID in request:
-        headers["x-request-id"] = request[REQUEST_ID]
+    headers |= request_headers(request)
     return headers if adapter is None else headers | adapter_headers(adapter)
 
 

@@ -258,6 +258,18 @@ def test_stand_in_server_error_matches_openai_byte_for_byte():
 # ---------------------------------------------------------------------------------------------------------------------
 # Response headers
 
+@pytest.mark.parametrize(("path", "fields", "ignored"), [
+    ("/generate", {"inputs": "x", "max_tokens": 5, "parameters": {"max_tokns": 5, "seed": 1}},
+     "max_tokens, parameters.max_tokns"),
+    ("/generate_stream", {"inputs": "x", "stream": True}, "stream"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokns": 5}, "max_tokns"),
+    ("/v1/completions", {"prompt": "x", "a\r\nb: c" + 80 * "d": 5}, "a??b??c" + 53 * "d"),
+    ("/generate", {"inputs": "x", **{f"f{i}": i for i in range(9)}}, "f0, f1, f2, f3, f4, f5, f6, f7, ..."),
+    ("/generate", {"inputs": "", "max_tokens": 5}, "max_tokens"), ("/generate", {"inputs": "x"}, None)])
+def test_unknown_fields_are_named_in_a_header(post, path, fields, ignored):
+    _, headers, _ = post(path, **fields)
+    assert headers.get("x-ignored-fields") == ignored
+
 COMPUTE_HEADERS = {"x-compute-type", "x-compute-characters"}
 TIMING_HEADERS = {"x-compute-time", "x-total-time", "x-validation-time", "x-queue-time", "x-inference-time",
                   "x-time-per-token", "x-prompt-tokens", "x-generated-tokens"}
@@ -283,7 +295,8 @@ def test_response_headers_are_complete(post, path):
 
 @pytest.mark.parametrize("path", ["/", "/generate_stream", CHAT_PATH, TEXT_PATH])
 def test_stream_headers_are_complete(post, path):
-    _, headers, _ = post(path, **BODY_BY_PATH.get(path, {"inputs": "x"}), stream=True)
+    flag = {} if path == "/generate_stream" else {"stream": True}
+    _, headers, _ = post(path, **BODY_BY_PATH.get(path, {"inputs": "x"}), **flag)
     assert get_x_headers(headers) == COMPUTE_HEADERS | WEFT_HEADERS | {"x-accel-buffering"}
     assert [headers[name] for name in ("Content-Type", "Cache-Control", "X-Accel-Buffering")] == [
         "text/event-stream", "no-cache", "no"]

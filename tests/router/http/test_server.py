@@ -66,6 +66,17 @@ def test_each_request_is_logged_once_without_its_text(serve, caplog, config, lin
     assert "secret" not in caplog.text
 
 
+def test_unknown_fields_are_named_in_the_log(serve, caplog):
+    caplog.set_level(logging.INFO, "router")
+
+    async def scenario(client, engine):
+        for fields in ({"max_tokns": 5}, {}):
+            await client.post("/generate", json={"inputs": "x", **fields})
+    serve(scenario)
+    assert [record.fields.get("ignored_fields") for record in caplog.records if hasattr(record, "fields")] == [
+        "max_tokns", None]
+
+
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 def test_internal_error_is_logged_and_the_next_request_works(serve, caplog, path):
     async def scenario(client, engine):

@@ -192,7 +192,8 @@ def test_model_of_the_body_comes_before_the_adapter_of_the_parameters() -> None:
 def test_error_for_an_unknown_model_names_the_known_ones(preloaded: tuple[str, ...], names: str) -> None:
     with pytest.raises(AdapterNotFound, match="there is no c") as raised:
         validate(FakeAdapterStore(), model="c", preloaded_adapter_ids=preloaded)
-    assert str(raised.value).endswith(f"; `model` may be {names}")
+    assert str(raised.value).startswith(
+        f"this server has no model 'c': `model` may be {names} or the name of an adapter (")
     assert (raised.value.param, type(raised.value.__cause__)) == ("model", AdapterNotFound)
 
 

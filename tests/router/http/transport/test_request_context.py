@@ -11,7 +11,7 @@ from support.servers.span_sender import RecordingSpanSender
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
 from router.http.transport.auth import CLIENT, AuthenticatedClient
-from router.http.transport.request_context import REQUEST_COUNTER, RequestContext, request_id_header, response_headers
+from router.http.transport.request_context import REQUEST_COUNTER, RequestContext, request_headers, response_headers
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
@@ -57,9 +57,9 @@ def test_request_id_in_use_is_replaced():
 
 def test_response_headers_contain_the_request_id():
     request = make_mocked_request("POST", "/", {"x-request-id": "mine"})
-    assert request_id_header(request) == {}
+    assert request_headers(request) == {}
     RequestContext.from_request(request, RequestRecordStore())
-    assert request_id_header(request) == {"x-request-id": "mine"}
+    assert request_headers(request) == {"x-request-id": "mine"}
 
 
 def test_tenant_comes_from_the_api_key():

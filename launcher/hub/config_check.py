@@ -1,0 +1,41 @@
+"""Check of a model's config.json that needs no torch, so that a server which cannot start says so at once.
+
+It refuses only what the shards would refuse too; they read the file again, and completely.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+# Last words of the names of models that generate text, embed it or label its tokens.
+SUPPORTED_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForTokenClassification", "Model")
+# First words of the names of models that keep a state instead of keys and values.
+STATEFUL_BEGINNINGS = ("Bamba", "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba")
+ADVICE = "docs/models.md lists what weft serves"
+
+
+def check_model_config(folder: Path) -> None:
+    """Raise ValueError if config.json is damaged, or names an architecture that cannot be served."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no JSON object")
+    names = values.get("architectures") or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ValueError(f"{path}: architectures must be a list of names, got {names!r}")
+    if reason := find_obstacle(names[0], values):
+        raise ValueError(f"{path}: architecture {names[0]} is not supported: {reason}; {ADVICE}")
+
+
+def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
+    """Return why a model cannot be served, or "" where only the shards can tell."""
+    if config.get("is_encoder_decoder") is True:
+        return "it is an encoder-decoder"
+    if architecture.startswith(STATEFUL_BEGINNINGS):
+        return "it keeps a state other than keys and values"
+    if architecture and not architecture.endswith(SUPPORTED_ENDINGS):
+        return "it does not generate text, embed it or label its tokens"
+    return ""

@@ -1,0 +1,36 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.hub.config_check import check_model_config
+
+
+@pytest.mark.parametrize("text", [
+    '{"architectures": ["LlamaForCausalLM"]}', '{"architectures": ["GPT2LMHeadModel"]}',
+    '{"architectures": ["BertModel"]}', '{"architectures": ["XLMRobertaForTokenClassification"]}',
+    '{"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}', '{"architectures": []}', "{}"])
+def test_what_the_shards_may_serve_passes(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    check_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("{", "config.json is not JSON: "), ("[" * 100_000, "config.json is not JSON: "),
+    ("[]", "config.json is no JSON object"),
+    ('{"architectures": "LlamaForCausalLM"}', "architectures must be a list of names, got 'LlamaForCausalLM'"),
+    ('{"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": true}',
+     "architecture T5ForConditionalGeneration is not supported: it is an encoder-decoder; docs/models.md lists"),
+    ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported: it keeps a state other than keys"),
+    ('{"architectures": ["ViTForImageClassification"]}', "it does not generate text, embed it or label its tokens"),
+])
+def test_what_cannot_be_served_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_model_config(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff{}")
+    with pytest.raises(ValueError, match="is not JSON"):
+        check_model_config(tmp_path)
