@@ -21,6 +21,7 @@ VENV := .venv/bin/python -P
 PYTEST := $(VENV) -m pytest
 PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I shard/pb=proto shard/pb/shard.proto
 GRPCIO_TOOLS := 1.73.1
+CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 # Shell functions for the set-up. Of the Pythons at hand, the first that is new enough and can make environments.
 define SETUP
@@ -74,20 +75,45 @@ help:
 	make dist          build a wheel, with the model that comes with weft, in dist/
 	make stats         sizes of files and functions, and how many a request passes through
 	make clean         remove what make has made here
-	run and test set everything up by themselves; PIP_ARGS=... passes options to pip, PYTHON=... names a Python
+	run installs what serving needs, test and check what development needs; PIP_ARGS=... passes options to pip, PYTHON=... names a Python
 	TEXT
 
+# Shell code that installs $(1) into .venv. Without options for pip and without an NVIDIA GPU, torch is its build for CPUs,
+# if the index of those answers. What pip says goes to a log; of it, downloads of some size are shown.
+define INSTALL
+@$(SETUP)
+make_venv .venv "python3.14 python3.13 python3.12 python3.11 python3"
+forget_half_installed .venv
+build="what pip's settings say" index=
+if [ -n "$(strip $(PIP_ARGS))" ]; then build="as PIP_ARGS says"
+elif [ -e /dev/nvidiactl ]; then build="with CUDA, about 3 GB, for the GPU of this machine"
+elif .venv/bin/python -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3)' $(CPU_TORCH_INDEX)/torch/ 2>/dev/null
+then build="for CPUs, 0.2 GB, since this machine has no NVIDIA GPU" index="--extra-index-url $(CPU_TORCH_INDEX)"
+fi
+echo "weft: installing $(2) into .venv ($$(.venv/bin/python --version)); torch: $$build"
+echo "weft: what pip says is in .venv/pip.log; PIP_ARGS=\"...\" passes options to it (README.md)"
+rm -f .venv/pip-failed
+{ .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off $(PIP_ARGS) $$index -c constraints.txt -e '$(1)' 2>&1 ||
+	touch .venv/pip-failed; } | tee .venv/pip.log | while IFS= read -r line; do
+	case $$line in
+		*Downloading*[0-9][0-9].[0-9]' MB)'*|*Downloading*' GB)'*) name=$${line##*/}; echo "weft: downloading $${name##*Downloading }";;
+		Installing*) echo "weft: unpacking";;
+	esac
+done
+if [ -e .venv/pip-failed ]; then
+	tail -n 20 .venv/pip.log >&2
+	echo "weft: the set-up is not complete; call make again to go on with it" >&2
+	exit 1
+fi
+endef
+
+.venv/serving: pyproject.toml constraints.txt
+	$(call INSTALL,.,what serving needs)
+	touch .venv/serving
+
 .venv/ready: pyproject.toml constraints.txt
-	@$(SETUP)
-	make_venv .venv "python3.14 python3.13 python3.12 python3.11 python3"
-	forget_half_installed .venv
-	while read -r line; do case $$line in torch==*) torch=$${line#torch==};; esac; done < constraints.txt
-	echo "weft: installing into .venv ($$(.venv/bin/python --version)); to download, unless pip has it already:"
-	echo "weft:   torch $$torch, 0.2 GB as the CPU-only build, about 3 GB as the CUDA build (README.md: how to choose)"
-	echo "weft:   some seventy small packages, 0.1 GB together"
-	.venv/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]' || {
-		echo "weft: the set-up is not complete; call make again to go on with it" >&2; exit 1; }
-	touch .venv/ready
+	$(call INSTALL,.[dev],what serving and development need)
+	touch .venv/serving .venv/ready
 
 # A venv of its own: grpcio-tools wants an older protobuf than the one we run with.
 .venv-proto/ready: Makefile
@@ -97,7 +123,7 @@ help:
 	.venv-proto/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) grpcio-tools==$(GRPCIO_TOOLS)
 	touch .venv-proto/ready
 
-run: .venv/ready
+run: .venv/serving
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # In three parts at once. What the servers' tests say comes as they say it, the others' when all are over, and then once more

@@ -82,9 +82,41 @@ def test_environment_is_installed_once(checkout: TemporaryCheckout) -> None:
     output = checkout.run_make(".venv/ready", "PIP_ARGS=--one --two").stdout
     assert checkout.read_log()[0] == "made"
     assert checkout.read_log()[1].endswith("--one --two -c constraints.txt -e .[dev]")
-    assert "GB" in output
+    assert "torch: as PIP_ARGS says" in output
     assert checkout.run_make(".venv/ready").returncode == 0
     assert len(checkout.read_log()) == 2
+
+
+def test_serving_installs_no_development_tools(checkout: TemporaryCheckout) -> None:
+    checkout.write_fake_python(WORKING_PYTHON)
+    checkout.run_make(".venv/serving")
+    assert checkout.read_log()[1].endswith(" -c constraints.txt -e .")
+    checkout.run_make(".venv/ready")
+    assert checkout.read_log()[-1].endswith(" -c constraints.txt -e .[dev]")
+    assert checkout.run_make("-q", ".venv/serving").returncode == 0
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA GPU, for which CUDA's build is taken")
+@pytest.mark.parametrize(("program", "build", "is_named"), [
+    (WORKING_PYTHON, "torch: for CPUs, 0.2 GB, since this machine has no NVIDIA GPU", True),
+    (WORKING_PYTHON.replace("esac", "*urllib*) exit 1;; esac"), "torch: what pip's settings say", False)],
+    ids=["the index of CPU builds answers", "it does not"])
+def test_torch_for_cpus_is_chosen_where_its_index_answers(
+        checkout: TemporaryCheckout, program: str, build: str, is_named: bool) -> None:
+    checkout.write_fake_python(program)
+    assert build in checkout.run_make(".venv/serving").stdout
+    assert ("--extra-index-url https://download.pytorch.org/whl/cpu " in checkout.read_log()[1]) == is_named
+
+
+def test_only_large_downloads_are_shown_of_an_install_and_its_end_if_it_fails(checkout: TemporaryCheckout) -> None:
+    downloads = ("  Downloading torch-2.13.0.whl (196.6 MB)", "Downloading small.whl (1.2 MB)", "no space left")
+    program = WORKING_PYTHON.replace('echo "$*" >> log;', f"printf '%s\\n' {' '.join(map(repr, downloads))};")
+    checkout.write_fake_python(program)
+    assert checkout.run_make(".venv/serving").stdout.splitlines()[2:] == [
+        "weft: downloading torch-2.13.0.whl (196.6 MB)"]
+    (checkout.folder / "no-network").touch()
+    (checkout.folder / ".venv/serving").unlink()
+    assert "no space left" in checkout.run_make(".venv/serving").stderr
 
 
 def test_interrupted_install_continues_where_it_stopped(checkout: TemporaryCheckout) -> None:
