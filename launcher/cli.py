@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
 from launcher.banner import make_banner
@@ -29,6 +30,7 @@ from launcher.commands import (
     tune_command,
 )
 from launcher.compat.migrate import translate_command_line
+from launcher.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.doctor import command as doctor
 from launcher.environment import (
     adapter_store_folder,
@@ -41,6 +43,12 @@ from launcher.environment import (
     recordings_folder,
 )
 from launcher.error_messages import describe_error
+from launcher.hub.cached_models import (
+    format_bytes,
+    format_models_table,
+    iterate_cached_models,
+    remove_cached_model,
+)
 from launcher.hub.config_check import check_model_config
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import (
@@ -48,10 +56,12 @@ from launcher.hub.resolve import (
     DEMO_MODEL,
     SIMULATED_MODEL,
     ResolvedModel,
+    check_not_builtin,
     find_cached_model,
     find_model,
 )
 from launcher.output import PLAIN_OUTPUT, Output
+from launcher.run_command import run_model
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,
@@ -68,6 +78,7 @@ from router.config import RouterConfig
 from shard.config import ShardConfig
 from shard.telemetry.tracing import check_otlp_installed
 
+SERVE_FLAG_NAMES = tuple(flag.removeprefix("--") for setting in SETTINGS_BY_NAME.values() for flag in setting.flags)
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 HELP_ALL_FLAG = "--help-all"
 
@@ -99,11 +110,21 @@ def make_parameter(setting: Setting, group: Group, *, read_variables: bool = Tru
 
 def serve_command(*positional: str, **settings: Any) -> None:
     """Serve a model over HTTP. Without a model's name, serve the small demo model that comes with weft."""
+    settings.pop("config", None)  # it is read before the command line is parsed
     launch, router, shard = make_configs(
         add_default_settings({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings}))
     output = Output(as_json=launch.json_output)
     with report_errors_in_one_line(output):
         run_server(launch, router, shard, output)
+
+
+def run_command(*positional: str, **settings: Any) -> None:
+    """Serve a model on a free port and chat with it in this terminal; the server stops with the chat.
+
+    Takes the settings of `weft serve`. Without a model's name, the small demo model answers.
+    """
+    settings.pop("config", None)
+    raise SystemExit(run_model({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings}))
 
 
 def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output) -> None:
@@ -168,6 +189,7 @@ def download_command(
         model_id: Annotated[str, Parameter(help="Name of a model at the Hub, such as org/name.")], *,
         revision: Annotated[str, Parameter(help="Branch, tag or commit.")] = "main") -> None:
     """Download the files needed to serve a model into the Hub's cache, or update them, and print the folder."""
+    check_not_builtin(model_id)
     run_download(make_download_request(model_id, revision, os.environ, make_user_agent()), read_hub_token(os.environ))
     print(find_cached_model(model_id, revision, hub_cache_folder(os.environ)))
 
@@ -218,6 +240,25 @@ def doctor_command(*positional: str,
     raise SystemExit(doctor.run_doctor(doctor_settings, os.environ, as_json=json))
 
 
+def list_models_command() -> None:
+    """List the models in the Hub's cache on this machine, with size, date and revisions."""
+    cache_folder = hub_cache_folder(os.environ)
+    print(format_models_table(list(iterate_cached_models(cache_folder)), cache_folder))
+
+
+def remove_model_command(model_id: Annotated[str, Parameter(help="Name of a model in the cache, such as org/name.")]
+                         ) -> None:
+    """Remove a model with all its revisions from the Hub's cache, which other programs use too."""
+    model = remove_cached_model(model_id, hub_cache_folder(os.environ))
+    print(f"removed {model.name}, {format_bytes(model.num_bytes)}")
+
+
+def completion_command(
+        shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Shell to complete in.")]) -> None:
+    """Print a script that lets a shell complete commands and flags: source <(weft completion bash)."""
+    print(make_app(shows_all=True).generate_completion(prog_name="weft", shell=shell))
+
+
 def migrate_command(*line: Annotated[str, Parameter(help="What is run today; begin with -- before it.")]) -> None:
     """Translate a command line of text-generation-launcher or lorax-launcher into one of `weft`, and list what is left
     out."""
@@ -244,24 +285,47 @@ def version_command() -> None:
 def make_serve_parameters(*, shows_all: bool) -> list[inspect.Parameter]:
     """Return the flags of a server. Unless `shows_all`, its help page has the common ones only."""
     if shows_all:
-        return [make_parameter(setting, Group(title, sort_key=position))
-                for position, (title, settings) in enumerate(SETTING_GROUPS.items()) for setting in settings]
+        groups = {title: Group(title, sort_key=position) for position, title in enumerate(SETTING_GROUPS)}
+        parameters = [make_parameter(setting, groups[title])
+                      for title, settings in SETTING_GROUPS.items() for setting in settings]
+        return [*parameters, make_config_parameter(groups[next(iter(SETTING_GROUPS))])]
     group = Group("Common settings", sort_key=0)
     others = [name for name in SETTINGS_BY_NAME if name not in COMMON_SETTINGS]
-    return [make_parameter(SETTINGS_BY_NAME[name], group, is_shown=name in COMMON_SETTINGS, is_short=True)
-            for name in (*COMMON_SETTINGS, *others)]
+    parameters = [make_parameter(SETTINGS_BY_NAME[name], group, is_shown=name in COMMON_SETTINGS, is_short=True)
+                  for name in (*COMMON_SETTINGS, *others)]
+    return [*parameters, make_config_parameter(group)]
 
 
-def make_app(*, shows_all: bool = False) -> App:
-    """Return the command line. `shows_all`: whether help pages show every setting."""
+def make_config_parameter(group: Group) -> inspect.Parameter:
+    description = "YAML file of settings, by the names of their flags. A flag or a variable wins over it."
+    return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[
+        str, Parameter(name=CONFIG_FLAG, help=description, group=group)])
+
+
+def make_models_app() -> App:
+    app = App(name="models", help="List and remove the models in the Hub's cache on this machine.")
+    app.default(list_models_command)
+    app.command(list_models_command, name="ls")
+    app.command(remove_model_command, name="rm")
+    return app
+
+
+def make_app(*, shows_all: bool = False, config_path: str = "") -> App:
+    """Return the command line. `shows_all`: whether help pages show every setting; `config_path`: of a file of
+    settings."""
+    settings = read_config_file(config_path, SERVE_FLAG_NAMES) if config_path else {}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
-              result_action="return_value")
+              result_action="return_value",
+              config=ConfigDict(settings, source=config_path, use_commands_as_keys=False) if settings else None)
     parameters = make_serve_parameters(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(parameters)} settings. Each also has an environment "
                 "variable: docs/reference/settings.md.")
     app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
+    app.command(run_command, name="run", help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
+    app.command(make_models_app())
     app.command(download_command, name="download")
     app.command(replay_command, name="replay")
     known = inspect.signature(simulate_command).parameters
@@ -274,6 +338,7 @@ def make_app(*, shows_all: bool = False) -> App:
     app.command(migrate_command, name="migrate")
     app.command(make_adapters_app())
     app.command(version_command, name="version")
+    app.command(completion_command, name="completion")
     for command, name in ((bench_command, "bench"), (study_command, "study")):  # these print their own help
         app.command(command, name=name, help_flags=[], version_flags=[])
     return app
@@ -300,10 +365,12 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
-    shows_all = HELP_ALL_FLAG in arguments and arguments[0] == "serve"
+    takes_settings = arguments[:1] in (["serve"], ["run"])
+    shows_all = HELP_ALL_FLAG in arguments and takes_settings
     words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():
-        make_app(shows_all=shows_all)(words, exit_on_error=False, print_error=False)
+        config_path = find_config_path(arguments) if takes_settings else ""
+        make_app(shows_all=shows_all, config_path=config_path)(words, exit_on_error=False, print_error=False)
 
 
 def main() -> None:

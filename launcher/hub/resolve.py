@@ -76,10 +76,7 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
         raise ValueError(f"{name} is a file, and a model is a folder with config.json and *.safetensors{gguf}")
     if not HUB_NAME_PATTERN.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
-    if name.startswith(BUILTIN_PREFIX):
-        similar = get_close_matches(name, BUILTIN_MODELS, n=1)
-        raise ValueError(f"{name} does not come with weft; " + (
-            f"did you mean {similar[0]}?" if similar else f"{' and '.join(BUILTIN_MODELS)} do"))
+    check_not_builtin(name)
     check_revision(revision)
     cached_repository = CachedRepository(cache_folder, name)
     folder = cached_repository.get_snapshot_folder(revision)
@@ -92,6 +89,16 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
     except ValueError as error:
         raise ModelNotCachedError(str(error)) from error
     return folder
+
+
+def check_not_builtin(name: str) -> None:
+    """Raise ValueError for a name below `weft/`, of which there is nothing at the Hub."""
+    if name in BUILTIN_MODELS:
+        raise ValueError(f"{name} comes with weft; there is nothing to download")
+    if name.startswith(BUILTIN_PREFIX):
+        similar = get_close_matches(name, BUILTIN_MODELS, n=1)
+        raise ValueError(f"{name} does not come with weft; " + (
+            f"did you mean {similar[0]}?" if similar else f"{' and '.join(BUILTIN_MODELS)} do"))
 
 
 def check_revision(revision: str) -> None:

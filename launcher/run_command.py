@@ -1,0 +1,76 @@
+"""`weft run`: a server of its own and a chat with it, in one terminal. The server ends with the chat."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from launcher.environment import python_module_command
+from launcher.settings import SETTINGS_BY_NAME
+from router.config import API_KEY_ENV
+
+URL_MARK = " at http"  # in the first line of the banner
+# On a free port, and with nothing in the terminal but the chat once the server runs.
+QUIET_SETTINGS: Mapping[str, Any] = {"port": 0, "request_log": False, "log_level": "warning"}
+STOP_TIMEOUT_SECONDS = 30.0
+
+
+def run_model(settings: Mapping[str, Any]) -> int:
+    """Serve a model with these settings, by name, and chat with it. Return the exit code of the chat, or that of the
+    server if it does not start; it has reported the reason itself."""
+    chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
+    api_key = settings.get("api_key", "")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, exit_on_signal)
+    flags = make_flags({**QUIET_SETTINGS, **{name: value for name, value in settings.items() if name != "api_key"}})
+    with run_server(flags, {API_KEY_ENV: api_key} if api_key else {}) as url:
+        exit_code: int = terminal.run_chat(chat.ChatSettings(url), api_key)
+    return exit_code
+
+
+def exit_on_signal(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def make_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as flags of `weft serve`."""
+    flags = list[str]()
+    for name, value in settings.items():
+        flag = SETTINGS_BY_NAME[name].flags[0]
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            flags += [f"{flag}={item}" for item in (value if isinstance(value, tuple | list) else (value,))]
+    return flags
+
+
+@contextmanager
+def run_server(flags: list[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Run `weft serve` and yield its URL. Raises SystemExit with its code if it ends before it is ready."""
+    # A session of its own, since Ctrl-C stops an answer of the chat and must not reach the server.
+    with subprocess.Popen([*python_module_command("launcher.cli"), "serve", *flags], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, **variables}, start_new_session=True) as server:
+        try:
+            yield wait_for_url(server)
+        finally:
+            stop_server(server)
+
+
+def wait_for_url(server: "subprocess.Popen[str]") -> str:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if URL_MARK in line:
+            return f"http{line.rpartition(URL_MARK)[2].strip()}"
+    raise SystemExit(server.wait())
+
+
+def stop_server(server: "subprocess.Popen[str]") -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
