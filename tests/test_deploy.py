@@ -1,4 +1,4 @@
-"""The examples in docs/deploy.md work as written: files parse, flags exist, timeouts are consistent."""
+"""The examples on the deployment pages work as written: files parse, flags exist, timeouts are consistent."""
 
 import re
 import shutil
@@ -14,30 +14,32 @@ from launcher.cli import DOCTOR_SETTINGS
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, TooManyDeathsError
 
-DEPLOY_PAGE = (Path(__file__).parents[1] / "docs/deploy.md").read_text()
+DOCS_FOLDER = Path(__file__).parents[1] / "docs"
+DEPLOY_PAGE = (DOCS_FOLDER / "deploy.md").read_text()
+KUBERNETES_PAGE = (DOCS_FOLDER / "guides/kubernetes.md").read_text()
 SERVE_FLAGS = {flag for settings in SETTING_GROUPS.values() for item in settings for flag in item.flags}
 DOCTOR_FLAGS = {flag for settings in SETTING_GROUPS.values() for item in settings if item.name in DOCTOR_SETTINGS
                 for flag in item.flags}
 
 
-def find_code_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", DEPLOY_PAGE, re.DOTALL | re.MULTILINE)
+def find_code_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def parse_systemd_unit() -> dict[str, str]:
-    [text] = find_code_blocks("ini")
+    [text] = find_code_blocks(DEPLOY_PAGE, "ini")
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
 
 
 def parse_pod_spec() -> dict[str, Any]:
-    [text] = find_code_blocks("yaml")
+    [text] = find_code_blocks(KUBERNETES_PAGE, "yaml")
     *_, deployment = yaml.safe_load_all(text)
     return dict(deployment["spec"]["template"]["spec"])
 
 
 def iter_commands() -> Iterator[list[str]]:
-    """Yield every command line of weft on the page, split into words."""
-    for block in find_code_blocks("sh"):
+    """Yield every command line of weft on the two pages, split into words."""
+    for block in find_code_blocks(DEPLOY_PAGE + KUBERNETES_PAGE, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             if match := re.search(r"\bweft (serve|doctor)\b.*", line):
                 yield match[0].split()[1:]
@@ -45,7 +47,7 @@ def iter_commands() -> Iterator[list[str]]:
     yield parse_pod_spec()["containers"][0]["args"]
 
 
-def test_flags_on_the_deploy_page_exist() -> None:
+def test_flags_on_the_deployment_pages_exist() -> None:
     commands = list(iter_commands())
     assert len(commands) >= 6
     for command, *words in commands:
@@ -89,7 +91,7 @@ def test_kubernetes_probes_use_existing_paths_and_the_port() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 def test_systemd_analyze_accepts_the_unit(tmp_path: Path) -> None:
-    [text] = find_code_blocks("ini")
+    [text] = find_code_blocks(DEPLOY_PAGE, "ini")
     (tmp_path / "weft.service").write_text(text.replace("/opt/weft/bin/weft", shutil.which("true") or ""))
     checked = subprocess.run(["systemd-analyze", "verify", "--man=no", tmp_path / "weft.service"],
                              capture_output=True, text=True, check=False)

@@ -139,8 +139,8 @@ def test_each_alert_has_a_severity_and_an_instance() -> None:
         assert "$labels.instance" in rule["annotations"]["summary"], name
 
 
-def test_each_alert_is_described_on_the_operations_page() -> None:
-    page = (DEPLOY_FOLDER.parent / "docs/guides/operations.md").read_text()
+def test_each_alert_is_described_on_the_monitoring_page() -> None:
+    page = (DEPLOY_FOLDER.parent / "docs/guides/monitoring.md").read_text()
     rows = re.findall(r"^\| (Weft[\w, ]+) \|", page, re.MULTILINE)
     assert sorted(name for row in rows for name in row.split(", ")) == sorted(load_alert_rules())
 
