@@ -69,7 +69,7 @@ help:
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
-	make docs          write docs/reference/settings.md and the tables of docs/reference/metrics.md
+	make docs          write settings.md, migration-flags.md and the tables of metrics.md in docs/reference
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/

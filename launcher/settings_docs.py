@@ -1,23 +1,19 @@
-"""Generator of docs/reference/settings.md and of the flag tables in docs/reference/migration.md.
+"""Generator of docs/reference/settings.md and docs/reference/migration-flags.md.
 
 `python -P -m launcher.settings_docs` writes both; `--check` only compares.
 """
 
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.compat.flag_descriptions import format_flag_table_rows
-from launcher.compat.flag_table import FlagTable
-from launcher.compat.lorax import LORAX_FLAG_TABLE
-from launcher.compat.tgi import TGI_FLAG_TABLE
+from launcher.compat.migrate import TABLES_BY_PROGRAM
 from launcher.settings import SETTING_GROUPS, Setting
 
-CONFIGURATION_PAGE, MIGRATION_PAGE = Path("docs/reference/settings.md"), Path("docs/reference/migration.md")
-FOREIGN_FLAG_TABLES: Mapping[str, FlagTable] = {"launcher/compat/tgi.py": TGI_FLAG_TABLE,
-                                                "launcher/compat/lorax.py": LORAX_FLAG_TABLE}
-PAGE_HEADER = """\
+CONFIGURATION_PAGE, MIGRATION_FLAGS_PAGE = (Path("docs/reference/settings.md"),
+                                            Path("docs/reference/migration-flags.md"))
+CONFIGURATION_PAGE_HEADER = """\
 <!-- Written by `make docs` from the fields of the config dataclasses; change those. -->
 # Settings
 
@@ -29,6 +25,23 @@ stand without its flag: `weft serve org/name`. Where the Hub's cache is, the var
 
 Two names are left alone on purpose. `HOSTNAME` is set by shells and containers to the name of the machine. `WEFT_PORT`
 is set to a URL by Kubernetes beside a service called `weft`; the port's variable is `PORT`.
+"""
+MIGRATION_FLAGS_PAGE_HEADER = """\
+<!-- Written by `make docs` from the flag tables in launcher/compat; change those. -->
+# Flags of other launchers
+
+This page lists every flag and variable of `text-generation-launcher` (text-generation-inference 3.3) and of
+`lorax-launcher` (LoRAX 0.12), with its effect in weft.
+
+A flag takes precedence over its variable, and a variable that begins with `WEFT_` over one that does not. A switch may
+also be given as `true` or `false`. In the last column:
+
+- "the same": weft has a setting or variable of the same name and meaning;
+- "no effect": weft ignores the flag, and logs the reason at start;
+- "not needed": weft ignores the flag without a message, and `weft migrate` shows the reason;
+- "refused": the server does not start, and the message has the reason.
+
+Guides: [move from text-generation-inference](../guides/from-tgi.md), [move from LoRAX](../guides/from-lorax.md).
 """
 TABLE_COLUMNS = ("Flag", "Variable", "Default", "Bounds", "Meaning")
 
@@ -65,21 +78,18 @@ def format_settings_table(settings: tuple[Setting, ...]) -> Iterator[str]:
 def make_configuration_page() -> str:
     parts = [f"## {title}\n\n" + "\n".join(format_settings_table(settings)) + "\n"
              for title, settings in SETTING_GROUPS.items()]
-    return "\n".join([PAGE_HEADER, *parts])
+    return "\n".join([CONFIGURATION_PAGE_HEADER, *parts])
 
 
-def make_migration_page() -> str:
-    """Return the page with its tables replaced and all other text unchanged."""
-    text = MIGRATION_PAGE.read_text()
-    for file, flag_table in FOREIGN_FLAG_TABLES.items():
-        before, marker, after = text.partition(f"<!-- Written by `make docs` from {file}; change that. -->\n")
-        text = before + marker + "\n".join(format_flag_table_rows(flag_table)) + "\n" + re.sub(r"\A(\|.*\n)*",
-                                                                                               "", after)
-    return text
+def make_migration_flags_page() -> str:
+    parts = [f"## {program}\n\n" + "\n".join(format_flag_table_rows(table)) + "\n"
+             for program, table in TABLES_BY_PROGRAM.items()]
+    return "\n".join([MIGRATION_FLAGS_PAGE_HEADER, *parts])
 
 
 def main() -> None:
-    for path, text in ((CONFIGURATION_PAGE, make_configuration_page()), (MIGRATION_PAGE, make_migration_page())):
+    for path, text in ((CONFIGURATION_PAGE, make_configuration_page()),
+                       (MIGRATION_FLAGS_PAGE, make_migration_flags_page())):
         if "--check" not in sys.argv:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:

@@ -1,5 +1,5 @@
 """Descriptions of how another server's flags are translated, for its help and for the tables of
-docs/reference/migration.md."""
+docs/reference/migration-flags.md."""
 
 from collections.abc import Iterator, Mapping
 
@@ -69,7 +69,7 @@ def format_flag_name(setting_name: str) -> str:
 
 def format_flag_table_rows(table: FlagTable) -> Iterator[str]:
     """Yield the rows of a table in Markdown."""
-    yield "| Flag | Variable | Here |"
+    yield "| Flag | Variable | In weft |"
     yield "| --- | --- | --- |"
     for flag in table.flags:
         flags = ", ".join(f"`{spelling}`" for spelling in flag.spellings)

@@ -8,7 +8,8 @@ import pytest
 
 from launcher.compat.migrate import TABLES_BY_PROGRAM, translate_command_line
 
-MIGRATING_PAGE_PATH = Path(__file__).parents[3] / "docs/reference/migration.md"
+GUIDES_FOLDER = Path(__file__).parents[3] / "docs/guides"
+GUIDES_BY_PROGRAM = {"text-generation-launcher": "from-tgi.md", "lorax-launcher": "from-lorax.md"}
 
 
 def migrate_line(line: str, **environment: str) -> str:
@@ -67,7 +68,9 @@ def test_unknown_command_line_is_rejected(line: str, got: str) -> None:
         migrate_line(line)
 
 
-def test_migrating_page_shows_the_actual_output() -> None:
-    examples = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", MIGRATING_PAGE_PATH.read_text(), re.MULTILINE)
-    assert {line.split()[0] for line, _ in examples} == set(TABLES_BY_PROGRAM)
+@pytest.mark.parametrize("program", TABLES_BY_PROGRAM)
+def test_guide_of_each_program_shows_the_actual_output(program: str) -> None:
+    guide = (GUIDES_FOLDER / GUIDES_BY_PROGRAM[program]).read_text()
+    examples = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", guide, re.MULTILINE)
+    assert {line.split()[0] for line, _ in examples} == {program}
     assert [(line, migrate_line(line) + "\n") for line, _ in examples] == examples
