@@ -30,7 +30,7 @@ class RouterConfig:
         "lines, so prefer the variable or --api-keys.", secret=True)
     api_keys: str = setting(
         "", "JSON file of the keys that clients may send, with tenant, weight, limits and role of each. "
-        "router/README.md shows one.")
+        "docs/guides/tenants.md shows one.")
     cors_allow_origin: tuple[str, ...] = setting(
         (), "Website whose pages may call this server from a browser, such as https://chat.example.org, or * for "
         "all. Can be repeated. Default: none.")

@@ -68,10 +68,10 @@ def test_methods_named_in_the_architecture_page_exist() -> None:
     assert [f"{owner}.{method}" for owner, method in named if method not in known.get(owner, ())] == []
 
 
-def test_router_readme_explains_every_setting() -> None:
+def test_tuning_page_names_every_setting() -> None:
     flags = {"--" + item.name.replace("_", "-") for item in fields(RouterConfig)
              if item.name not in UNEXPLAINED_SETTINGS}
-    assert {flag for flag in flags if flag not in read_page("router/README.md")} == set()
+    assert {flag for flag in flags if flag not in read_page("docs/guides/tuning.md")} == set()
 
 
 @pytest.mark.parametrize("page", CHECKED_PAGES)
