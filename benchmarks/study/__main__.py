@@ -1,7 +1,7 @@
 """The batching study: which requests should run together, and what that gains.
 
-`python -P -m benchmarks.study batching --help` lists the settings; benchmarks/README.md has the results. The last line
-is JSON.
+`python -P -m benchmarks.study batching --help` lists the settings; benchmarks/batching.md has the results. The last
+line is JSON.
 """
 
 import json
