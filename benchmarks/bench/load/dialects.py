@@ -124,7 +124,8 @@ def get_error_message(answer: Any) -> str:
 
 
 def make_openai_tokenize_body(text: str, options: RequestOptions) -> JsonBody:
-    return {"prompt": text, "inputs": text} | ({"model": options.model} if options.model else {})
+    """Return a body with the text by the name that vLLM, weft or llama.cpp reads."""
+    return {"prompt": text, "inputs": text, "content": text} | ({"model": options.model} if options.model else {})
 
 
 DIALECTS: Mapping[str, Dialect] = {

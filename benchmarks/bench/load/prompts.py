@@ -76,10 +76,11 @@ async def choose_token_counter(server: HttpConnectionPool, dialect: Dialect, opt
         return make_local_token_counter(tokenizer), "tokens"
     count_tokens = make_server_token_counter(server, dialect, options, header_lines)
     try:
-        await count_tokens("a b")
+        if await count_tokens("a b"):
+            return count_tokens, "tokens"
     except (RequestFailedError, ValueError, KeyError, TypeError):
-        return count_words, "words"
-    return count_tokens, "tokens"
+        pass
+    return count_words, "words"  # also where the server has read the text from another field, and counts none
 
 
 async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: TokenCounter, random: Random) -> str:

@@ -1,16 +1,20 @@
 """Tests of benchmarks/bench/load/prompts.py."""
 
 import asyncio
+import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.bench.load.dialects import DIALECTS, RequestOptions
 from benchmarks.bench.load.http import RequestFailedError
 from benchmarks.bench.load.prompts import (
     TokenizeLimitExceededError,
+    choose_token_counter,
     count_words,
     make_local_token_counter,
     make_prompt_of_length,
@@ -64,6 +68,27 @@ def test_prompt_is_never_shorter_than_its_beginning() -> None:
 def test_local_tokenizer_counts_tokens(tmp_path: Path) -> None:
     make_byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     assert asyncio.run(make_local_token_counter(str(tmp_path))("abc")) == 3
+
+
+class FakeTokenizingServer:
+    """Server whose /tokenize counts the words of one field of the body."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def build_request(self, method: str, path: str, header_lines: str, body: bytes) -> bytes:
+        return body
+
+    async def fetch(self, body: bytes) -> tuple[int, bytes]:
+        return 200, json.dumps({"tokens": json.loads(body).get(self._field, "").split()}).encode()
+
+
+@pytest.mark.parametrize(("dialect", "field", "unit"), [
+    ("openai", "content", "tokens"), ("openai", "prompt", "tokens"), ("tgi", "inputs", "tokens"),
+    ("tgi", "content", "words")])
+def test_server_counts_tokens_only_if_it_reads_the_text(dialect: str, field: str, unit: str) -> None:
+    server: Any = FakeTokenizingServer(field)
+    assert asyncio.run(choose_token_counter(server, DIALECTS[dialect], RequestOptions(), "", ""))[1] == unit
 
 
 def test_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
