@@ -81,6 +81,7 @@ from shard.telemetry.tracing import check_otlp_installed
 SERVE_FLAG_NAMES = tuple(flag.removeprefix("--") for setting in SETTINGS_BY_NAME.values() for flag in setting.flags)
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 HELP_ALL_FLAG = "--help-all"
+COMMANDS_WITH_SETTINGS = ("serve", "run")
 
 
 BATCHING_STUDY_DEFAULTS = {"dialect": "batching", "port": 8500}
@@ -316,12 +317,13 @@ def make_app(*, shows_all: bool = False, config_path: str = "") -> App:
     settings = read_config_file(config_path, SERVE_FLAG_NAMES) if config_path else {}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
-              config=ConfigDict(settings, source=config_path, use_commands_as_keys=False) if settings else None)
+              config=ConfigDict(dict.fromkeys(COMMANDS_WITH_SETTINGS, settings), source=config_path)
+              if settings else None)
     parameters = make_serve_parameters(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(parameters)} settings. Each also has an environment "
-                "variable: docs/reference/settings.md.")
+    epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(SETTINGS_BY_NAME)} settings. Each also has an "
+                "environment variable: docs/reference/settings.md.")
     app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
     app.command(run_command, name="run", help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
@@ -365,7 +367,7 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
-    takes_settings = arguments[:1] in (["serve"], ["run"])
+    takes_settings = bool(arguments) and arguments[0] in COMMANDS_WITH_SETTINGS
     shows_all = HELP_ALL_FLAG in arguments and takes_settings
     words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():

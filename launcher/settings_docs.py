@@ -19,6 +19,8 @@ CONFIGURATION_PAGE_HEADER = """\
 
 Every setting of `weft serve` is a flag and an environment variable; a flag wins. Where text-generation-inference has a
 flag of the same name and meaning, its variable works as well; when both are set, the one beginning with `WEFT_` counts.
+`weft serve --config weft.yaml` reads settings from a YAML file, such as `max-batch-size: 64`, by the names of their
+flags; a flag or a variable wins over the file.
 A switch (true or false) is turned off with `--no-` before its name, a variable takes `true` or `false`. The model may
 stand without its flag: `weft serve org/name`. Where the Hub's cache is, the variables tell that all its clients follow:
 `HF_HUB_CACHE`, or else `HF_HOME`.

@@ -25,7 +25,7 @@ echo sanitized $PYTORCH_NO_CUDA_MEMORY_CACHING >> log
 shift 6
 exec "$@"
 """
-TORCH_DEPENDENCIES, TRANSFORMERS_DEPENDENCIES = {"jinja2"}, {"numpy", "safetensors", "tokenizers"}
+TORCH_DEPENDENCIES, TRANSFORMERS_DEPENDENCIES = {"jinja2"}, {"numpy", "pyyaml", "safetensors", "tokenizers"}
 PREINSTALLED_PACKAGES = {"torch", "transformers"} | TORCH_DEPENDENCIES | TRANSFORMERS_DEPENDENCIES
 TEST_PACKAGES = {"hypothesis", "pytest", "pytest-timeout"}
 

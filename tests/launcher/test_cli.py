@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,8 +129,8 @@ def test_flag_precedes_its_variable(get_serve_settings: Callable[..., Any], monk
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
-    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, chat, download, '
-     'replay, simulate, tune, doctor, migrate, ...'),
+    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, run, chat, '
+     'models, download, replay, simulate, tune, ...'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -304,3 +305,56 @@ def test_all_settings_can_be_shown(run_weft):
 
 def test_flags_that_the_short_help_leaves_out_are_understood(get_serve_settings):
     assert get_serve_settings("--look-ahead", "1", "--simulated-seed", "3") == {"look_ahead": 1, "simulated_seed": 3}
+
+
+def test_file_of_settings_yields_to_variables_and_flags(
+        get_serve_settings: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "weft.yaml").write_text("port: 81\nnum_shard: 3\nmax-batch-size: 5\nadapters: true\n"
+                                                "cors-allow-origin: ['*', 'null']\nmodel-id: org/name\n")
+    monkeypatch.setenv("WEFT_NUM_SHARD", "2")
+    settings = get_serve_settings("--port", "80", "--config", str(path))
+    assert {**settings, "config": ""} == {
+        "port": 80, "num_shard": 2, "max_batch_size": 5, "adapters": True, "cors_allow_origin": ("*", "null"),
+        "words": ("org/name",), "config": ""}
+
+
+def test_fault_in_a_file_of_settings_is_a_one_line_error(run_weft: Callable[..., Any], tmp_path: Path) -> None:
+    (path := tmp_path / "weft.yaml").write_text("port: high\n")
+    code, _, error = run_weft("serve", "--config", str(path))
+    assert (code, error.count("\n")) == (2, 1)
+    assert "port" in error
+    assert "high" in error
+
+
+def test_run_passes_its_settings_on(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[Any]()
+    monkeypatch.setattr(cli, "run_model", lambda settings: runs.append(settings) or 3)
+    assert run_weft("run", "org/name", "--num-shard", "2")[0] == 3
+    assert runs == [{"model_id": "org/name", "num_shard": 2}]
+
+
+def test_completion_scripts_know_commands_and_flags(run_weft: Callable[..., Any]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        code, script, _ = run_weft("completion", shell)
+        assert code == 0
+        assert "serve" in script
+        assert "max-batch-size" in script
+
+
+def test_models_of_the_cache_are_listed_and_removed(
+        run_weft: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--name" / "blobs").mkdir(parents=True)
+    for arguments in (("models",), ("models", "ls")):
+        assert "org/name" in run_weft(*arguments)[1]
+    assert run_weft("models", "rm", "org/name") == (0, "removed org/name, 0 B\n", "")
+    assert run_weft("models")[1] == f"no models in {tmp_path}\n"
+    code, _, error = run_weft("models", "rm", "org/name")
+    assert (code, error.startswith("weft: there is no model org/name in")) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("weft/dmeo", "weft: weft/dmeo does not come with weft; did you mean weft/demo?"),
+    ("weft/demo", "weft: weft/demo comes with weft; there is nothing to download")])
+def test_built_in_names_are_not_downloaded(run_weft: Callable[..., Any], name: str, line: str) -> None:
+    assert run_weft("download", name) == (2, "", f"{line}\n")

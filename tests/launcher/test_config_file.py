@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from launcher.config_file import find_config_path, read_config_file
+
+FLAG_NAMES = ("max-batch-size", "port", "cors-allow-origin", "adapters")
+
+
+@pytest.mark.parametrize(("arguments", "path"), [
+    ((), ""), (("--config", "a.yaml"), "a.yaml"), (("x", "--config=b.yaml", "--port", "1"), "b.yaml"),
+    (("--config", "a", "--config=b"), "b"), (("--config",), "")])
+def test_path_is_found_in_a_command_line(arguments: tuple[str, ...], path: str) -> None:
+    assert find_config_path(arguments) == path
+
+
+def test_names_may_have_hyphens_or_underscores(tmp_path: Path) -> None:
+    (path := tmp_path / "weft.yaml").write_text(
+        "max_batch_size: 8  # a comment\nport: 4000\ncors-allow-origin: ['*', https://a.b]\nadapters: true\n")
+    assert read_config_file(str(path), FLAG_NAMES) == {
+        "max-batch-size": 8, "port": 4000, "cors-allow-origin": ["*", "https://a.b"], "adapters": True}
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("max-btch-size: 8", r"weft.yaml \(--config\): there is no setting max-btch-size; did you mean max-batch-size\?"),
+    ("zzz: 8", "there is no setting zzz$"), ("- port", "must have a line `name: value` for each setting"),
+    ("port: [", "is not YAML"), ("port:", "port needs a value$"),
+    ("port: {a: 1}", "port needs a value, not further names"),
+])
+def test_faults_name_the_file_and_what_is_wrong(tmp_path: Path, text: str, reason: str) -> None:
+    (path := tmp_path / "weft.yaml").write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        read_config_file(str(path), FLAG_NAMES)
+
+
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .*nothing \(--config\): No such file"):
+        read_config_file(str(tmp_path / "nothing"), FLAG_NAMES)
+
+
+def test_empty_file_sets_nothing(tmp_path: Path) -> None:
+    (path := tmp_path / "weft.yaml").write_text("# nothing yet\n")
+    assert read_config_file(str(path), FLAG_NAMES) == {}
