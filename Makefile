@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs bench study dist stats clean
+.PHONY: help run test test-long test-clients gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -21,6 +21,7 @@ VENV := .venv/bin/python -P
 PYTEST := $(VENV) -m pytest
 PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I shard/pb=proto shard/pb/shard.proto
 GRPCIO_TOOLS := 1.73.1
+DOCS_TOOLS := mkdocs-material==9.8.2 codespell==2.4.3
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 # Shell functions for the set-up. Of the Pythons at hand, the first that is new enough and can make environments.
@@ -70,6 +71,7 @@ help:
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
 	make docs          write settings.md, migration-flags.md and the tables of metrics.md in docs/reference
+	make docs-site     build the documentation as a site in .site/html; checks links and spelling
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
@@ -122,6 +124,14 @@ endef
 	forget_half_installed .venv-proto
 	.venv-proto/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) grpcio-tools==$(GRPCIO_TOOLS)
 	touch .venv-proto/ready
+
+# And one for the site of the docs, which nothing else needs.
+.venv-docs/ready: Makefile
+	@$(SETUP)
+	make_venv .venv-docs "python3.13 python3.12 python3.11 python3"
+	forget_half_installed .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) $(DOCS_TOOLS)
+	touch .venv-docs/ready
 
 run: .venv/serving
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -245,6 +255,13 @@ proto-check: .venv-proto/ready
 docs: .venv/ready
 	@$(VENV) -m launcher.settings_docs
 	$(VENV) -m router.telemetry.metrics_docs
+
+docs-site: .venv-docs/ready
+	@rm -rf .site
+	.venv-docs/bin/python docs/site/collect.py .site/pages
+	.venv-docs/bin/codespell $$(find .site/pages -name '*.md')
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict -f docs/site/mkdocs.yml
+	echo "weft: the site is in .site/html, the first page is index.html"
 
 bench: .venv/ready
 	@$(VENV) -m benchmarks.experiments.router_cost $(ARGS)

@@ -22,8 +22,8 @@ flag of the same name and meaning, its variable works as well; when both are set
 `weft serve --config weft.yaml` reads settings from a YAML file, such as `max-batch-size: 64`, by the names of their
 flags; a flag or a variable wins over the file.
 A switch (true or false) is turned off with `--no-` before its name, a variable takes `true` or `false`. The model may
-stand without its flag: `weft serve org/name`. Where the Hub's cache is, the variables tell that all its clients follow:
-`HF_HUB_CACHE`, or else `HF_HOME`.
+stand without its flag: `weft serve org/name`. The Hub's cache is where all its clients keep it: in `HF_HUB_CACHE`, or
+else below `HF_HOME`.
 
 Two names are left alone on purpose. `HOSTNAME` is set by shells and containers to the name of the machine. `WEFT_PORT`
 is set to a URL by Kubernetes beside a service called `weft`; the port's variable is `PORT`.
