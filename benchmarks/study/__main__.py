@@ -22,7 +22,7 @@ from benchmarks.harness.steal_time import MAX_STEAL_SHARE
 from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.records import RunRecordStore
-from benchmarks.study.report import format_all_tables, format_readme, list_distinct_metadata
+from benchmarks.study.report import format_all_tables, format_plot_caption, format_readme, list_distinct_metadata
 from benchmarks.study.runner import StudyFailed, StudyRunner
 from benchmarks.study.summary import summarize_study, to_json_value
 
@@ -90,8 +90,11 @@ def write_report(folder: Path, run_metadata: dict[str, Any]) -> dict[str, Any]:
     plots = import_module("benchmarks.study.plots")  # needs matplotlib, an extra
     all_records = RunRecordStore(folder).read_all()
     study_figures = summarize_study(all_records)
+    records_by_shape = {shape: [run_records for run_records in all_records if run_records.run.shape == shape]
+                        for shape in study_figures["shapes"]}
     paths = [path for shape, one in study_figures["shapes"].items() for path in plots.draw_plots(
-        folder, shape, one, [run_records for run_records in all_records if run_records.run.shape == shape])]
+        folder, shape, one, records_by_shape[shape],
+        format_plot_caption([run_records.metadata for run_records in records_by_shape[shape]]))]
     metadata_of_runs = [run_records.metadata for run_records in all_records]
     summary_json = to_json_value({**study_figures, **run_metadata, "made": list_distinct_metadata(metadata_of_runs)})
     (folder / "summary.json").write_text(json.dumps(summary_json, indent=1) + "\n")

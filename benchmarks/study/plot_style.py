@@ -130,7 +130,18 @@ def get_band_ends(band: ConfidenceBand) -> tuple[float, float]:
     return max(band.mean - band.half_width, MIN_BAND_SHARE * band.mean), band.mean + band.half_width
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def draw_error_bars(axes: Axes, bands: Mapping[float, ConfidenceBand], color: str) -> None:
+    """Draw the band of each point, where several seeds have given one."""
+    for x, band in bands.items():
+        low, high = get_band_ends(band)
+        if high > low:
+            axes.errorbar(x, band.mean, yerr=[[band.mean - low], [high - band.mean]], color=color, capsize=3,
+                          linewidth=1)
+
+
+def save_figure(figure: Figure, path: Path, caption: str) -> Path:
+    """Save a figure with a small caption at its lower right."""
+    figure.supxlabel(caption, x=0.995, ha="right", fontsize=7, color="#606060")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=PLOT_DPI, metadata={"Software": None})
     return path

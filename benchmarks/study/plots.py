@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.study.compared_policies import SWEPT_SETTINGS, format_policy_label
@@ -17,6 +18,7 @@ from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_
 from benchmarks.study.plot_style import (
     draw_bands,
     draw_curve,
+    draw_error_bars,
     draw_open_marker,
     get_band_ends,
     get_policy_style,
@@ -38,34 +40,35 @@ TOKENS_LABEL, LATENCY_LABEL, STUDY_PLOT_TITLE = ("# tokens requested", "request 
 
 
 def draw_plots(study_folder: Path, shape: str, shape_figures: FiguresMapping,
-               all_records: Sequence[RunRecords]) -> list[Path]:
-    """Draw all plots and return their files, in display order."""
-    return list(iter_plots(study_folder / "plots", shape, shape_figures, all_records))
+               all_records: Sequence[RunRecords], caption: str) -> list[Path]:
+    """Draw all plots and return their files, in display order. `caption` tells machine, date and commit."""
+    return [save_figure(figure, study_folder / "plots" / f"{shape}-{name}.png", caption)
+            for name, figure in iter_plots(shape, shape_figures, all_records)]
 
 
-def iter_plots(plots_folder: Path, shape: str, shape_figures: FiguresMapping,
-               all_records: Sequence[RunRecords]) -> Iterator[Path]:
+def iter_plots(shape: str, shape_figures: FiguresMapping,
+               all_records: Sequence[RunRecords]) -> Iterator[tuple[str, Figure]]:
+    """Yield the plots with their names."""
     if COMPAT_PART in shape_figures:
         policy_figures = shape_figures[COMPAT_PART]["policies"]
-        yield plot_study_latency(plots_folder / f"{shape}-study-all.png", policy_figures, list(policy_figures))
+        yield "study-all", plot_study_latency(policy_figures, list(policy_figures))
         for policy in policy_figures:
-            yield plot_study_latency(plots_folder / f"{shape}-study-{policy}.png", policy_figures, [policy])
+            yield f"study-{policy}", plot_study_latency(policy_figures, [policy])
     for workload, policy_figures in shape_figures.get(WORKLOAD_PART, {}).items():
-        yield plot_latency_by_tokens(plots_folder / f"{shape}-{workload}-latency.png", policy_figures,
-                                     f"{shape}, workload {workload}")
-        yield plot_fairness(plots_folder / f"{shape}-{workload}-fairness.png", policy_figures,
-                            f"{shape}, workload {workload}")
+        title = f"{shape}, workload {workload}"
+        yield f"{workload}-latency", plot_latency_by_tokens(policy_figures, title)
+        yield f"{workload}-fairness", plot_fairness(policy_figures, title)
         if workload_records := [run_records for run_records in all_records
                                 if (run_records.run.part, run_records.run.workload) == (WORKLOAD_PART, workload)]:
-            yield plot_timeline(plots_folder / f"{shape}-{workload}-timeline.png", workload_records)
+            yield f"{workload}-timeline", plot_timeline(workload_records)
     if SWEEP_PART in shape_figures:
-        yield plot_arrival_rates(plots_folder / f"{shape}-rates.png", shape_figures[SWEEP_PART], shape)
-        yield plot_sweet_spot(plots_folder / f"{shape}-sweet-spot.png", shape_figures[SWEEP_PART]["policies"], shape)
+        yield "rates", plot_arrival_rates(shape_figures[SWEEP_PART], shape)
+        yield "sweet-spot", plot_sweet_spot(shape_figures[SWEEP_PART]["policies"], shape)
     if USERS_PART in shape_figures:
-        yield plot_users(plots_folder / f"{shape}-users.png", shape_figures[USERS_PART], shape)
+        yield "users", plot_users(shape_figures[USERS_PART], shape)
 
 
-def plot_study_latency(path: Path, policy_figures: FiguresMapping, policies: Sequence[str]) -> Path:
+def plot_study_latency(policy_figures: FiguresMapping, policies: Sequence[str]) -> Figure:
     figure, [axes] = make_figure()
     for policy in policies:
         means = [(tokens, band.mean) for tokens, band in policy_figures[policy]["latency_by_tokens"].items()]
@@ -73,10 +76,10 @@ def plot_study_latency(path: Path, policy_figures: FiguresMapping, policies: Seq
     label_axes(axes, TOKENS_LABEL, LATENCY_LABEL, STUDY_PLOT_TITLE)
     axes.set_ylim(bottom=0)
     axes.legend()
-    return save_figure(figure, path)
+    return figure
 
 
-def plot_latency_by_tokens(path: Path, policy_figures: FiguresMapping, title: str) -> Path:
+def plot_latency_by_tokens(policy_figures: FiguresMapping, title: str) -> Figure:
     figure, [axes] = make_figure(height=5.4)
     for policy, one in policy_figures.items():
         latencies = one["latency_by_range"]
@@ -86,10 +89,10 @@ def plot_latency_by_tokens(path: Path, policy_figures: FiguresMapping, title: st
                f"{title}: mean over seeds, 95 % band")
     make_axes_logarithmic(axes, "y")
     figure.legend(loc="outside lower center", ncols=3)
-    return save_figure(figure, path)
+    return figure
 
 
-def plot_fairness(path: Path, policy_figures: FiguresMapping, title: str) -> Path:
+def plot_fairness(policy_figures: FiguresMapping, title: str) -> Figure:
     """Plot fairness, slowdown and longest wait; the last two differ up to a hundredfold and have logarithmic axes."""
     figure, (left, middle, right) = make_figure(1, 3, 10.5, 4.6)
     draw_bars(left, policy_figures, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
@@ -100,7 +103,7 @@ def plot_fairness(path: Path, policy_figures: FiguresMapping, title: str) -> Pat
         make_bar_axis_logarithmic(axes, [one[figure_name].mean for one in policy_figures.values()])
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle(f"{title}: mean over seeds, 95 % band")
-    return save_figure(figure, path)
+    return figure
 
 
 def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, title: str, unit: str) -> None:
@@ -116,7 +119,7 @@ def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, titl
     axes.grid(visible=False, axis="x")
 
 
-def plot_arrival_rates(path: Path, sweep_figures: FiguresMapping, shape: str) -> Path:
+def plot_arrival_rates(sweep_figures: FiguresMapping, shape: str) -> Figure:
     """Plot the figures by arrival rate, without the swept settings, which have a plot of their own."""
     levels_by_policy: Mapping[str, FiguresByLevel] = sweep_figures["policies"]
     shown_levels = {policy: levels for policy, levels in levels_by_policy.items()
@@ -139,10 +142,10 @@ def plot_arrival_rates(path: Path, sweep_figures: FiguresMapping, shape: str) ->
         f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
         f"a large open marker: a policy is full and served less than {100 * MIN_SERVED_SHARE:.0f} % of what was "
         "asked for, at two rates in a row; other lines end at the highest rate tried")
-    return save_figure(figure, path)
+    return figure
 
 
-def plot_sweet_spot(path: Path, levels_by_policy: Mapping[str, FiguresByLevel], shape: str) -> Path:
+def plot_sweet_spot(levels_by_policy: Mapping[str, FiguresByLevel], shape: str) -> Figure:
     """Plot throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
     figure, [axes] = make_figure(width=9.4, height=6.0)
     swept_policies = [policy for policy in levels_by_policy if policy.partition("-")[0] in SWEPT_SETTINGS]
@@ -161,18 +164,19 @@ def plot_sweet_spot(path: Path, levels_by_policy: Mapping[str, FiguresByLevel], 
                f"{shape}: throughput against latency at rising rates; up and left is better")
     make_axes_logarithmic(axes, "x")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return save_figure(figure, path)
+    return figure
 
 
-def plot_users(path: Path, users_figures: FiguresMapping, shape: str) -> Path:
+def plot_users(users_figures: FiguresMapping, shape: str) -> Figure:
     figure, [axes] = make_figure()
     for policy, levels in users_figures["policies"].items():
-        points = [(level, one["by_alone"].mean) for level, one in levels.items()]
-        draw_curve(axes, [point for point in points if isfinite(point[1])], policy, list(users_figures["policies"]))
+        bands = {level: one["by_alone"] for level, one in levels.items() if isfinite(one["by_alone"].mean)}
+        draw_curve(axes, [(level, band.mean) for level, band in bands.items()], policy, list(users_figures["policies"]))
+        draw_error_bars(axes, bands, get_policy_style(policy, list(users_figures["policies"])).color)
     axes.axhline(USERS_SLOWDOWN, color="black", linewidth=1, linestyle=(0, (6, 3)))
     axes.annotate("twice as long as alone", (1, USERS_SLOWDOWN), textcoords="offset points", xytext=(0, 4), fontsize=9)
     label_axes(axes, "users, each asking again once answered", "p50 of latency per token / that of one alone",
                f"{shape}: latency by number of users")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
-    return save_figure(figure, path)
+    return figure

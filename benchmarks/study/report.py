@@ -118,6 +118,13 @@ def format_versions(metadata: FiguresMapping) -> str:
     return ", ".join(f"{name} {number}" for name, number in metadata["versions"].items())
 
 
+def format_plot_caption(metadata_of_runs: Sequence[FiguresMapping]) -> str:
+    """Return machines, days and commits of the runs that a plot shows."""
+    values = ({one["hardware"] for one in metadata_of_runs}, {one["date"] for one in metadata_of_runs},
+              {f"weft {one['versions']['commit']}" for one in metadata_of_runs if "commit" in one["versions"]})
+    return " · ".join(", ".join(sorted(names)) for names in values if names)
+
+
 def describe_steal_time(metadata_of_runs: Sequence[FiguresMapping]) -> str:
     """Return a sentence on the steal time of a virtual machine during the runs; empty if there was none."""
     shares = [100 * one.get("stolen", 0.0) for one in metadata_of_runs]

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.study.compared_policies import format_policy_label
-from benchmarks.study.plot_style import label_axes, make_figure, save_figure
+from benchmarks.study.plot_style import label_axes, make_figure
 from benchmarks.study.records import RunRecords
 
 UNBATCHED_POLICIES = ("none", "nobatch")  # take much longer: only the beginning is shown
@@ -46,7 +46,7 @@ def list_streaming_intervals(records: Iterable[RequestRecord]) -> list[tuple[flo
     return [(record.times[0], record.times[-1]) for record in records if record.times]
 
 
-def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
+def plot_timeline(all_records: Sequence[RunRecords]) -> Figure:
     """Plot the timelines of the first seed."""
     first_seed = min(run_records.run.seed for run_records in all_records)
     records_by_policy = {run_records.run.policy: run_records for run_records in all_records
@@ -67,7 +67,7 @@ def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
     axes[-1].set_xlabel("time (s)")
     figure.suptitle(f"{shown_records[0].run.shape}, workload {shown_records[0].run.workload}, seed {first_seed}: a bar "
                     "is a request, from its first token to its last")
-    return save_figure(figure, path)
+    return figure
 
 
 def draw_panel(axes: Axes, run_records: RunRecords) -> None:

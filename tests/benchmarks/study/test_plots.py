@@ -29,18 +29,19 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect the figures instead of writing them to files."""
     saved_figures: list[Figure] = []
 
-    def collect(figure: Figure, path: Path) -> Path:
+    def collect(figure: Figure, path: Path, caption: str) -> Path:
+        assert caption == "machine, date"
         saved_figures.append(figure)
         return path
-    for module in ("plots", "timeline"):
-        monkeypatch.setattr(f"benchmarks.study.{module}.save_figure", collect)
+    monkeypatch.setattr("benchmarks.study.plots.save_figure", collect)
     return saved_figures
 
 
 @pytest.mark.slow
 def test_axes_are_labelled_and_lines_distinguishable(figures: list[Figure], tmp_path: Path) -> None:
     all_records = run_fake_study(SMALL_SCOPE)
-    paths = plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records)
+    paths = plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records,
+                             "machine, date")
     assert len(paths) == len(set(paths)) == len(figures) == 10
     for figure in figures:
         assert all(axes.get_ylabel() for axes in figure.axes)
@@ -52,7 +53,8 @@ def test_axes_are_labelled_and_lines_distinguishable(figures: list[Figure], tmp_
 @pytest.mark.slow
 def test_study_plots_have_the_original_labels(figures: list[Figure], tmp_path: Path) -> None:
     all_records = run_fake_study(SMALL_SCOPE)
-    plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records)
+    plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records,
+                             "machine, date")
     for figure, lines in zip(figures[:4], (3, 1, 1, 1), strict=True):
         [axes] = figure.axes
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("# tokens requested", "request latency (s)")
@@ -60,18 +62,18 @@ def test_study_plots_have_the_original_labels(figures: list[Figure], tmp_path: P
 
 
 @pytest.mark.slow
-def test_only_lines_of_saturated_policies_are_marked(figures: list[Figure], tmp_path: Path) -> None:
+def test_only_lines_of_saturated_policies_are_marked() -> None:
     sweep_figures = summarize_study(run_fake_study(SMALL_SCOPE))["shapes"]["simulated"]["sweep"]
-    plots.plot_arrival_rates(tmp_path, sweep_figures, "simulated")
+    figure = plots.plot_arrival_rates(sweep_figures, "simulated")
     shown_policies = [policy for policy in sweep_figures["policies"] if policy not in MIXED_VARIANTS]
     full = {policy for policy in shown_policies if sweep_figures["saturation"][policy]["is_full"]}
     assert full
     assert "mixed" not in full
-    for axes in figures[0].axes:
+    for axes in figure.axes:
         marks = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
         assert {get_policy_style(policy, shown_policies).marker
                 for policy in full} == {line.get_marker() for line in marks}
-    assert "large open marker" in figures[0].get_suptitle()
+    assert "large open marker" in figure.get_suptitle()
 
 
 def make_band(mean: float, half_width: float) -> ConfidenceBand:
@@ -91,10 +93,10 @@ def test_band_reaching_below_zero_ends_above_it() -> None:
     assert get_band_ends(make_band(2, 1)) == (1, 3)
 
 
-def test_users_axis_is_linear_where_users_are_interpolated(figures: list[Figure], tmp_path: Path) -> None:
+def test_users_axis_is_linear_where_users_are_interpolated() -> None:
     one = {1.0: {"by_alone": make_band(1, 0)}, 8.0: {"by_alone": make_band(3, 0)}}
-    plots.plot_users(tmp_path, {"policies": {"mixed": one}}, "simulated")
-    assert figures[0].axes[0].get_xscale() == "linear"
+    figure = plots.plot_users({"policies": {"mixed": one}}, "simulated")
+    assert figure.axes[0].get_xscale() == "linear"
 
 
 def test_policies_differ_in_more_than_color() -> None:
@@ -126,5 +128,6 @@ def test_logarithmic_axis_shows_all_lines_and_plain_numbers() -> None:
 def test_plot_file_is_written_into_a_new_folder(tmp_path: Path) -> None:
     figure, [axes] = make_figure()
     assert isinstance(axes, Axes)
-    path = plots.save_figure(figure, tmp_path / "plots" / "one.png")
+    path = plots.save_figure(figure, tmp_path / "plots" / "one.png", "machine, date")
+    assert figure.get_supxlabel() == "machine, date"
     assert path.read_bytes().startswith(b"\x89PNG")
