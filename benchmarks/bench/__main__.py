@@ -28,7 +28,7 @@ from benchmarks.bench.report.plots import import_matplotlib
 from benchmarks.bench.report.progress import BenchProgress, show_progress
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names, to_csv, to_json
 from benchmarks.bench.report.summary import summarize_run
-from benchmarks.bench.report.table import format_table
+from benchmarks.bench.report.table import format_table, make_headlines
 from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_ratio_table
 from benchmarks.bench.settings import BenchSettings, parse_settings, parse_versus_settings
 from benchmarks.bench.shards import command as shards
@@ -182,8 +182,8 @@ def iter_result_caveats(name: str, result: BenchResult) -> Iterator[str]:
 def report_results(settings: BenchSettings, second_settings: BenchSettings | None,
                    results: Sequence[BenchResult]) -> None:
     """Print the results, then write the files, the cheapest first."""
-    print(format_table(results), *format_server_stats(results), *collect_caveats(settings, second_settings, results),
-          sep="\n")
+    print(*make_headlines(results), "", format_table(results), *format_server_stats(results),
+          *collect_caveats(settings, second_settings, results), sep="\n")
     comparison = compare_runs(results) if second_settings else []
     if comparison:
         print(f"\nA: {settings.base_url}\nB: "

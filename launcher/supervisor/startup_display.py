@@ -7,7 +7,7 @@ import asyncio
 
 from launcher.output import TextStream
 
-STARTUP_PHASES = ("load", "check", "warm-up")
+STARTUP_PHASES = ("start", "load", "check", "warm-up")
 REDRAW_SECONDS, LOG_INTERVAL_SECONDS = 0.1, 5.0  # seconds between two updates, on a terminal and in a log
 LINE_WIDTH = 40  # shorter than any log line of a child, which may overwrite the progress line
 
@@ -44,6 +44,11 @@ class StartupDisplay:
         self._progress = StartupProgress()
         self._shown_phase = ""  # the phase of the last line written
         self._timer: asyncio.TimerHandle | None = None
+
+    def show_start(self) -> None:
+        """Tell on a terminal that the processes are being started; their own reports follow after some seconds."""
+        if self._is_terminal:
+            self.update_progress("launcher", "start", 0, 0)
 
     def update_progress(self, child_name: str, phase: str, done: int, total: int) -> None:
         self._progress.update(child_name, phase, done, total)

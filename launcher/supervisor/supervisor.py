@@ -188,6 +188,7 @@ class Supervisor:
 
     async def run_processes(self) -> None:
         """Start all processes and restart those that die; ends only when cancelled, or with LaunchError."""
+        self._display.show_start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run_shards())

@@ -8,7 +8,7 @@ from html import escape
 
 from benchmarks.bench.report import plots
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names
-from benchmarks.bench.report.table import count_errors, make_table_rows
+from benchmarks.bench.report.table import count_errors, make_headlines, make_table_rows
 from benchmarks.bench.report.versus import MetricComparison, make_ratio_rows
 
 PAGE_CSS = """
@@ -18,6 +18,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.5rem; } h3 { margin-bottom: 0.5rem; }
 p, figcaption { color: var(--soft); max-width: 44rem; }
+p.headline { color: inherit; font-size: 1.15rem; font-weight: 600; }
 .wide { overflow-x: auto; }
 pre { white-space: pre-wrap; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
@@ -36,16 +37,16 @@ PLOTS: Mapping[str, tuple[Callable[[Sequence[BenchResult]], str], str]] = {
     "Time between tokens": (
         plots.plot_inter_token_times,
         "The share of pauses no longer than a time: a long tail at the top is text that stutters."),
+    "Tokens over time": (
+        plots.plot_throughput,
+        "Tokens that arrived, of all requests together: between the dotted lines, where figures are "
+        "taken, it should neither rise nor fall for long."),
     "Time to the end of an answer": (
         plots.plot_latency, "The share of answers that were complete within a time: further left is better."),
     "Latency by tokens asked for": (
         plots.plot_latency_by_tokens,
         "Each dot is an answer: the line nearest to all of them rises by the time of a token, "
         "and dots far above it waited."),
-    "Tokens over time": (
-        plots.plot_throughput,
-        "Tokens that arrived, of all requests together: between the dotted lines, where figures are "
-        "taken, it should neither rise nor fall for long."),
     "Requests in flight": (
         plots.plot_requests_in_flight,
         "Requests that were sent and not yet answered: a line that keeps rising is more load than can "
@@ -53,6 +54,7 @@ PLOTS: Mapping[str, tuple[Callable[[Sequence[BenchResult]], str], str]] = {
     "Latency over time": (
         plots.plot_latency_over_time,
         "Each dot is an answer: dots that keep rising are requests that wait ever longer."),}
+NUM_FIRST_PLOTS = 3  # plots before the first table
 MAX_ERRORS_SHOWN = 20  # errors of a run
 RATIO_EXPLANATION = (
     "How many times the figures of the second are the first's: the median of the turns, and the least and the most "
@@ -61,9 +63,11 @@ RATIO_EXPLANATION = (
 
 def render_html(results: Sequence[BenchResult], comparison: Sequence[MetricComparison] = ()) -> str:
     names = escape(" and ".join(unique_texts(result.name for result in results)))
-    sections = [render_introduction(results),
+    first_plots, other_plots = list(PLOTS)[:NUM_FIRST_PLOTS], list(PLOTS)[NUM_FIRST_PLOTS:]
+    sections = [render_introduction(results), *(render_plot(title, results) for title in first_plots),
                 render_section("Figures", render_table(make_table_rows(results), "figures")),
-                render_comparison(comparison) if comparison else "", *(render_plot(title, results) for title in PLOTS),
+                render_comparison(comparison) if comparison else "",
+                *(render_plot(title, results) for title in other_plots),
                 render_failures(results) if any(map(count_errors, results)) else "",
                 render_section("Runs", render_table(make_fact_rows(results), "facts"))]
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -80,7 +84,8 @@ def render_introduction(results: Sequence[BenchResult]) -> str:
     when = "; ".join(unique_texts(f"{result.date}, {result.hardware}" for result in results))
     commands = "".join(f"<pre>{escape(command)}</pre>\n"
                        for command in unique_texts(result.command for result in results))
-    return f"<p>{escape(when)}</p>\n{commands}"
+    headlines = "".join(f'<p class="headline">{escape(line)}</p>\n' for line in make_headlines(results))
+    return f"{headlines}<p>{escape(when)}</p>\n{commands}"
 
 
 def render_section(title: str, body: str) -> str:

@@ -28,6 +28,25 @@ def format_table(results: Sequence[BenchResult]) -> str:
     return "\n".join([align_columns(make_table_rows(results)), *error_lines])
 
 
+def format_headline(result: BenchResult) -> str:
+    """Return the figures that matter most, in one line."""
+    summary = result.summary
+    parts = [f"{format_number(summary.tokens_per_second)} tokens/s"]
+    if summary.first_token.count:
+        parts.append(f"first token {format_milliseconds(summary.first_token.p50)} ms (p50), "
+                     f"{format_milliseconds(summary.first_token.p99)} ms (p99)")
+    if summary.between_tokens.count:
+        parts.append(f"longest pauses {format_milliseconds(summary.between_tokens.p99)} ms (p99)")
+    if not isnan(summary.goodput):
+        parts.append(f"goodput {format_number(summary.goodput)} requests/s")
+    return "; ".join(parts + [f"{summary.failed} of {summary.requests} failed"] * bool(summary.failed))
+
+
+def make_headlines(results: Sequence[BenchResult]) -> list[str]:
+    return [f"{name}: {format_headline(result)}"
+            for name, result in zip(make_unique_run_names(results), results, strict=True)]
+
+
 def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     """Return the names of the runs, then a row for each figure that at least one of them has."""
     summaries = [result.summary for result in results]

@@ -71,7 +71,10 @@ def test_two_runs_take_turns_and_are_compared(run_bench: RunBench, server_url: s
     code, out, err = run_bench("--url", server_url, "--rate", "200", "--requests", "6", "--output-tokens", "3",
                                "--turns", "2", "--versus", "--output-tokens 6")
     assert (code, err.count("sent 6")) == (0, 4)
-    assert out.split("\n")[0].split() == ["A1", "B1", "A2", "B2"]
+    headlines, _, table = out.partition("\n\n")
+    assert [line.partition(" tokens/s; first token ")[0].split()[0] for line in headlines.split("\n")] == [
+        "A1:", "B1:", "A2:", "B2:"]
+    assert table.split("\n")[0].split() == ["A1", "B1", "A2", "B2"]
     assert "B / A" in out
 
 

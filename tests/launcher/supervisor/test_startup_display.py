@@ -84,6 +84,16 @@ def test_long_start_logs_each_phase_and_periodic_lines(timer_loop: FakeTimerLoop
     assert [line.split()[1] for line in text.splitlines()] == ["load", "load", "check", "warm-up", "warm-up"]
 
 
+def test_start_is_shown_at_once_on_a_terminal_only(timer_loop: FakeTimerLoop) -> None:
+    for stream, text in ((FakeTerminal(), "weft: start"), (io.StringIO(), "")):
+        display = StartupDisplay(stream)
+        display.show_start()
+        if timer_loop.pending_callbacks:
+            timer_loop.pending_callbacks.pop()()
+        display.stop()
+        assert stream.getvalue().strip() == text
+
+
 def test_terminal_line_is_redrawn_and_cleared(timer_loop: FakeTimerLoop) -> None:
     text = run_display(FakeTerminal(), timer_loop, ["load", "look", "load", "look"])
     assert [line.rstrip() for line in text.split("\r")] == ["weft: load 50 % of 2.00 GiB"] * 2 + ["", ""]

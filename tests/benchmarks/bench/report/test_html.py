@@ -64,6 +64,13 @@ def test_every_plot_has_a_title_and_a_caption() -> None:
     assert all(f"<h3>{title}</h3>" in page and caption in page for title, (_, caption) in PLOTS.items())
 
 
+def test_headlines_and_three_plots_come_before_any_table() -> None:
+    *_, page = make_two_run_report()
+    before_table = page.partition("<table")[0]
+    assert before_table.count("tokens/s; first token") == 2
+    assert before_table.count("<svg ") == 3
+
+
 def test_page_has_no_external_references_or_scripts() -> None:
     *_, page = make_two_run_report()
     assert set(re.findall(r'(?:href="|src="|url\()(.)', page)) == {"#"}

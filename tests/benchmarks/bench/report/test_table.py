@@ -17,6 +17,7 @@ from benchmarks.bench.report.table import (
     MAX_ERROR_CHARS,
     count_errors,
     format_error,
+    format_headline,
     format_number,
     format_table,
     make_table_rows,
@@ -33,6 +34,14 @@ def test_table_has_a_column_for_each_run() -> None:
     assert figures["between tokens p50, ms"] == ["10.0", "20.0"]
     assert figures["first token p99, ms"] == ["89.0", "89.0"]
     assert (figures["requests"], figures["failed"]) == (["41", "41"], ["1", "1"])
+
+
+def test_headline_has_the_figures_that_matter_most() -> None:
+    assert format_headline(make_sample_result("A")).partition(" tokens/s; ")[2] == (
+        "first token 69.0 ms (p50), 89.0 ms (p99); longest pauses 10.0 ms (p99); 1 of 41 failed")
+    with_goal = make_bench_result([make_streamed_record()], goal=LatencyGoal(ttft=1.0))
+    assert "; goodput 0.1 requests/s" in format_headline(with_goal)
+    assert format_headline(make_bench_result([make_rejected_record()])) == "0 tokens/s; 1 of 1 failed"
 
 
 def test_table_has_a_row_for_each_figure() -> None:
