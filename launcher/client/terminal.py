@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from shutil import get_terminal_size
 from typing import TextIO
 
 from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
+from launcher.client.markdown import MarkdownStream
 
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
@@ -33,6 +35,8 @@ class TerminalIO:
         self._output = output
         self._errors = errors
         self._is_within_line = False
+        self._markdown: MarkdownStream | None = None  # of the answer that is being written
+        self.shows_markdown = is_interactive and not os.environ.get("NO_COLOR")
         self.is_interactive = is_interactive  # interactive, as opposed to piped
 
     def next_line(self) -> str | None:
@@ -47,15 +51,27 @@ class TerminalIO:
                     raise
                 self.write_text("\n")
 
+    def begin_answer(self) -> None:
+        """Let the next parts be those of one answer, of which a terminal shows the Markdown."""
+        self._markdown = MarkdownStream(get_terminal_size().columns) if self.shows_markdown else None
+
     def write_text(self, part: str) -> None:
-        if text := part.translate(REMOVED_CONTROL_CHARACTERS):
+        text = part.translate(REMOVED_CONTROL_CHARACTERS)
+        self._write(self._markdown.feed(text) if self._markdown else text)
+
+    def end_line(self) -> None:
+        """End the answer, and its line."""
+        if self._markdown:
+            rest, self._markdown = self._markdown.finish(), None
+            self._write(rest)
+        if self._is_within_line:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
             self._output.write(text)
             self._output.flush()
             self._is_within_line = not text.endswith("\n")
-
-    def end_line(self) -> None:
-        if self._is_within_line:
-            self.write_text("\n")
 
     def write_remark(self, text: str) -> None:
         text = text.translate(REMOVED_CONTROL_CHARACTERS)  # names and errors come from the server
@@ -106,6 +122,7 @@ class TerminalSession:
         """Ask a question and show the answer. Return False if that failed."""
         if not line:
             return True
+        self._terminal.begin_answer()
         try:
             answer = asyncio.run(self._chat.ask_question(line, self._terminal.write_text))
         except ChatRequestFailed as error:
@@ -113,6 +130,7 @@ class TerminalSession:
             self._terminal.write_remark(f"weft: {error}")
             return False
         except KeyboardInterrupt:
+            self._terminal.end_line()
             self._terminal.write_text("\n")
             return self._on_answer_stopped()
         self._terminal.end_line()

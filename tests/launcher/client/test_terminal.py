@@ -152,3 +152,17 @@ def test_invalid_server_address_prints_one_line_and_exits_with_1():
                            input="hi\n", capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"
+
+
+@pytest.mark.parametrize(("is_interactive", "no_color", "shown"), [
+    (True, "", "a \x1b[0m\x1b[1mbold\x1b[0m \nword\n"), (True, "1", "a **bold** word\n"),
+    (False, "", "a **bold** word\n")])
+def test_markdown_is_shown_on_a_terminal_only(monkeypatch, is_interactive, no_color, shown):
+    monkeypatch.setenv("COLUMNS", "8")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    _, _, output, _ = run_session("hi", answers=["a **bold** word"], is_interactive=is_interactive)
+    assert output.replace("> ", "") == shown
+
+
+def test_answer_cannot_control_the_terminal_by_its_markdown():
+    assert "\x1b[2J" not in run_session("hi", answers=["**a\x1b[2J**"])[2]
