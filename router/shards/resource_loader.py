@@ -1,6 +1,7 @@
 """Loader of adapters and grammars: numbers them, and loads and unloads them on every rank."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from router.shards.shard_group import ShardGroup
 from shard.pb import shard_pb2 as pb
 
 MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
+logger = logging.getLogger(__name__)
 now = time.monotonic
 
 
@@ -124,7 +126,9 @@ class ResourceLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            self._on_load_ended(resource, reason)
+            if (reason_for_clients := hide_folder(reason, self._sources[resource])) != reason:
+                logger.warning("an adapter was not loaded: %s", reason)
+            self._on_load_ended(resource, reason_for_clients)
         else:
             self._mark_loaded(resource)
 
@@ -144,3 +148,8 @@ class ResourceLoader:
     def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None
         self._on_load_ended(resource, "")
+
+
+def hide_folder(reason: str, source: str) -> str:
+    """Return a reason without the path of an adapter's folder, which clients must not see."""
+    return reason.replace(f"{source}/", "").replace(source, "its folder") if source.startswith("/") else reason
