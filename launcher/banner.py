@@ -15,7 +15,7 @@ API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
-                needs_key: bool) -> str:
+                needs_key: bool, adapters_note: str = "") -> str:
     """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
     key."""
     url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
@@ -23,7 +23,7 @@ def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, r
     example_command = (
         f"curl {flags}{url}{path} -H 'content-type: application/json'{API_KEY_HEADER if needs_key else ''} -d {body}")
     rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}",
-            "cache": describe_kv_cache(ready_message),
+            "cache": describe_kv_cache(ready_message), "adapters": adapters_note,
             "clients": describe_allowed_clients(listener, needs_key=needs_key), "try": example_command,
             "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",

@@ -141,7 +141,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
 
         def print_banner(ready_message: dict[str, Any]) -> None:
             needs_key = bool(router.api_key or router.api_keys)
-            output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key))
+            output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key,
+                                            adapters_note=describe_unused_root(launch, router)))
 
         with create_runtime_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,
@@ -193,6 +194,13 @@ def download_command(
     check_not_builtin(model_id)
     run_download(make_download_request(model_id, revision, os.environ, make_user_agent()), read_hub_token(os.environ))
     print(find_cached_model(model_id, revision, hub_cache_folder(os.environ)))
+
+
+def describe_unused_root(launch: LaunchConfig, router: RouterConfig) -> str:
+    """Return a note if there is a folder of adapters that requests reach only by naming its source."""
+    return "" if not launch.adapter_root or router.adapter_source == "local" else (
+        f"from the source {router.adapter_source}, unless a request names another; --adapter-source local takes those "
+        "below --adapter-root")
 
 
 def check_readable(path: str, flag: str) -> None:

@@ -1,5 +1,7 @@
 """Tests of the banner of a server that is ready."""
 
+from typing import Any
+
 import pytest
 
 from launcher.banner import make_banner
@@ -11,7 +13,7 @@ READY_INFO = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 
 
 
 def get_banner_lines(model: ResolvedModel = MODEL, host: str = "127.0.0.1", num_shard: int = 2,
-                     **options: bool) -> list[str]:
+                     **options: Any) -> list[str]:
     with bind_listener(host, 0) as listener:
         text = make_banner(listener, num_shard, model, READY_INFO, **{"needs_key": False} | options)
         return text.replace(str(listener.getsockname()[1]), "PORT").split("\n")
@@ -68,3 +70,7 @@ def test_encoder_banner_shows_its_route_and_no_cache(instead_of_text: str, path:
                             needs_key=False).split("\n")
     assert [line.split()[0] for line in lines[1:]] == ["runs", "clients", "try", "stop"]
     assert f"{path} " in lines[3]
+
+
+def test_note_on_adapters_has_a_row() -> None:
+    assert "  adapters from the source hub" in get_banner_lines(adapters_note="from the source hub")
