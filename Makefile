@@ -66,7 +66,7 @@ help:
 	make gpu-check     tests on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
 	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.gpu
-	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
+	make gpu-wheels    download what weft needs beside those two on Python 3.12, 25 MB
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
