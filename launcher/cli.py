@@ -38,6 +38,7 @@ from launcher.environment import (
     hub_cache_folder,
     huge_page_variables,
     probe_cache_file,
+    python_module_command,
     read_hub_access,
     read_hub_token,
     recordings_folder,
@@ -125,7 +126,8 @@ def run_command(*positional: str, **settings: Any) -> None:
     Takes the settings of `weft serve`. Without a model's name, the small demo model answers.
     """
     settings.pop("config", None)
-    raise SystemExit(run_model({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings}))
+    raise SystemExit(run_model({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings},
+                               [*python_module_command("launcher.cli"), "serve"]))
 
 
 def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output) -> None:
@@ -245,7 +247,9 @@ def doctor_command(*positional: str,
                    json: Annotated[bool, Parameter(help="As JSON, for programs.", negative=())] = False,
                    **settings: Any) -> None:
     """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem."""
-    doctor_settings = doctor.DoctorSettings(**{**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings})
+    server_settings = add_default_settings({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings})
+    doctor_settings = doctor.DoctorSettings(
+        **{name: value for name, value in server_settings.items() if name in DOCTOR_SETTINGS})
     raise SystemExit(doctor.run_doctor(doctor_settings, os.environ, as_json=json))
 
 
@@ -314,7 +318,7 @@ def make_config_parameter(group: Group) -> inspect.Parameter:
 def make_models_app() -> App:
     app = App(name="models", help="List and remove the models in the Hub's cache on this machine.")
     app.default(list_models_command)
-    app.command(list_models_command, name="ls")
+    app.command(list_models_command, name=("ls", "list"))
     app.command(remove_model_command, name="rm")
     return app
 

@@ -29,7 +29,7 @@ CommandArgument = Annotated[str, Parameter(allow_leading_hyphen=True, show=False
 
 
 def chat_command(
-        *, url: UrlFlag = DEFAULT_SERVER_URL,
+        url: UrlFlag = DEFAULT_SERVER_URL, *,
         model: Annotated[str, Parameter(help="What to ask for, where a server has several.")] = "",
         system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
         max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
@@ -38,6 +38,7 @@ def chat_command(
         api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
+    url = url if "://" in url else f"http://{url}"
     settings = chat.ChatSettings(url, model, system, max_tokens, temperature, seed)
     raise SystemExit(terminal.run_chat(settings, api_key))
 

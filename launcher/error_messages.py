@@ -1,6 +1,6 @@
 """Messages for mistakes on the command line, where that of the parser does not help."""
 
-from cyclopts import CoercionError, MissingArgumentError
+from cyclopts import CoercionError, MissingArgumentError, UnusedCliTokensError
 
 # Values of --quantize that vLLM and text-generation-inference have for formats that weft finds in the checkpoint.
 CHECKPOINT_FORMATS = {"awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin"}
@@ -10,6 +10,9 @@ def describe_error(error: Exception) -> str:
     """Return the message of an error, with what to do about it if that is known."""
     if isinstance(error, MissingArgumentError):
         return describe_missing_argument(error)
+    if isinstance(error, UnusedCliTokensError):
+        words, command = " ".join(error.unused_tokens or ()), " ".join(["weft", *(error.command_chain or ())])
+        return f"unexpected argument: {words}; `{command} --help` shows what can be given"
     if isinstance(error, CoercionError):
         return f"{error}{describe_value(error)}"
     return str(error)

@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from launcher.environment import python_module_command
 from launcher.settings import SETTINGS_BY_NAME
 from router.config import API_KEY_ENV
 
@@ -19,15 +18,17 @@ QUIET_SETTINGS: Mapping[str, Any] = {"port": 0, "request_log": False, "log_level
 STOP_TIMEOUT_SECONDS = 30.0
 
 
-def run_model(settings: Mapping[str, Any]) -> int:
-    """Serve a model with these settings, by name, and chat with it. Return the exit code of the chat, or that of the
-    server if it does not start; it has reported the reason itself."""
+def run_model(settings: Mapping[str, Any], serve_command: Sequence[str]) -> int:
+    """Serve a model with these settings, by name, and chat with it. `serve_command` is that of a server, without flags.
+
+    Return the exit code of the chat, or that of the server if it does not start; it has reported the reason itself.
+    """
     chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
     api_key = settings.get("api_key", "")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, exit_on_signal)
     flags = make_flags({**QUIET_SETTINGS, **{name: value for name, value in settings.items() if name != "api_key"}})
-    with run_server(flags, {API_KEY_ENV: api_key} if api_key else {}) as url:
+    with run_server([*serve_command, *flags], {API_KEY_ENV: api_key} if api_key else {}) as url:
         exit_code: int = terminal.run_chat(chat.ChatSettings(url), api_key)
     return exit_code
 
@@ -49,11 +50,11 @@ def make_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def run_server(flags: list[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Run `weft serve` and yield its URL. Raises SystemExit with its code if it ends before it is ready."""
+def run_server(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Run a server and yield its URL. Raises SystemExit with its code if it ends before it is ready."""
     # A session of its own, since Ctrl-C stops an answer of the chat and must not reach the server.
-    with subprocess.Popen([*python_module_command("launcher.cli"), "serve", *flags], stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, **variables}, start_new_session=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables},
+                          start_new_session=True) as server:
         try:
             yield wait_for_url(server)
         finally:

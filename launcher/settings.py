@@ -28,8 +28,9 @@ RESERVED_VARIABLES = frozenset({
 POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
 # Other spellings: those of vLLM where they mean the same.
 FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "hostname": ("--host",), "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
-    "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len",), "model_id": ("--model",),
+    "adapters": ("--enable-lora",), "hostname": ("--host",), "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
+    "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
+    "model_id": ("--model",),
     "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",)}
 FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
                                     "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})

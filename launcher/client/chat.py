@@ -11,6 +11,7 @@ import aiohttp
 
 # On a stream, weft sends at least a comment every 15 seconds.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+MIN_TIMED_SECONDS = 0.02  # shortest time between the first and the last part from which a speed is computed
 MAX_ERROR_CHARACTERS = 500  # characters of an error
 
 
@@ -68,7 +69,9 @@ class StreamedAnswer:
             return "no answer"
         count = f"{self.num_tokens} token{'s' if self.num_tokens > 1 else ''}"
         seconds = self.last_part_at - self.first_part_at
-        speed = f"{(self.num_tokens - 1) / seconds:.0f} tokens/s · " if self.num_tokens > 1 and seconds > 0 else ""
+        # parts that come together, as a short answer's may, tell nothing about the speed
+        speed = (f"{(self.num_tokens - 1) / seconds:.0f} tokens/s · "
+                 if self.num_tokens > 1 and seconds >= MIN_TIMED_SECONDS else "")
         return f"first token {self.first_part_at - self.asked_at:.2f} s · {speed}{count}"
 
 

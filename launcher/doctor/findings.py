@@ -34,4 +34,5 @@ def compute_exit_code(findings: Iterable[Finding]) -> int:
 
 
 def format_gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+    """Return a size in GiB, a small one in MiB."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"

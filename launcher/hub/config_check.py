@@ -26,6 +26,8 @@ def check_model_config(folder: Path) -> None:
     names = values.get("architectures") or [""]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ValueError(f"{path}: architectures must be a list of names, got {names!r}")
+    if not names[0]:
+        raise ValueError(f"{path} has no `architectures`, which names the kind of model; {ADVICE}")
     if reason := find_obstacle(names[0], values):
         raise ValueError(f"{path}: architecture {names[0]} is not supported: {reason}; {ADVICE}")
 
@@ -36,6 +38,6 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
         return "it is an encoder-decoder"
     if architecture.startswith(STATEFUL_BEGINNINGS):
         return "it keeps a state other than keys and values"
-    if architecture and not architecture.endswith(SUPPORTED_ENDINGS):
+    if not architecture.endswith(SUPPORTED_ENDINGS):
         return "it does not generate text, embed it or label its tokens"
     return ""

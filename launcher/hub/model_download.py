@@ -86,6 +86,8 @@ class ModelDownload:
         try:
             find_model(self._request.name, self._request.revision, self._cached_repository.cache_folder)
         except ValueError:
+            if folder := self._request.missing_folder:
+                raise ServerUnreachableError(f"{error}; nor is there a folder {folder}") from None
             raise error from None
         self._display.print_message(
             f"warning: {error}; {self._request.name} stays as it is in the cache, which may be outdated")

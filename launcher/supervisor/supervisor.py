@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -309,7 +310,13 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
     supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_progress_stream()),
                             output=output)
     run_task = asyncio.create_task(supervisor.run_processes())
-    stop_on_signals(run_task, supervisor)
+
+    def announce(text: str) -> None:
+        if sys.stderr.isatty():
+            output.log(text)
+
+    stop_on_signals(run_task, supervisor, lambda: announce(
+        f"stopping: running requests may finish within {seconds_to_finish:g} seconds; the same signal again ends them"))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, supervisor.request_recording)
     await asyncio.wait([run_task])
     if not run_task.cancelled():
@@ -320,12 +327,16 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
     await supervisor.stop_processes(seconds_to_finish)
     os.close(parent_fd)
     os.close(write_descriptor)
+    announce("stopped")
 
 
-def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor) -> None:
+def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, on_stop: Callable[[], None]) -> None:
+    """Let a first signal stop the server, after a call of `on_stop`, and a second one kill all processes."""
     def handle_stop_signal() -> None:
         if run_task.cancelling() or run_task.done():
             supervisor.kill_all_processes()
+        else:
+            on_stop()
         run_task.cancel()
 
     for number in STOP_SIGNALS:

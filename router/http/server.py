@@ -106,12 +106,19 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
 
 def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: Iterable[web.RouteDef] = (), *,
                         compat: str = "none") -> web.Application:
-    """Create an application that answers probes and the routes in `extra_routes`, and rejects all others with 503."""
+    """Create an application that answers probes and the routes in `extra_routes`, and rejects all others with 503.
+
+    Its probes never say that the server is ready: that is for the application that follows.
+    """
+    def why_unavailable() -> str:
+        return probes.why_unavailable() or "it is starting"
+
     async def reject_not_ready(_: web.Request) -> NoReturn:
-        raise NotReady(probes.why_unavailable() or "it is about to be")
+        raise NotReady(why_unavailable())
 
     app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
-    app.add_routes([*probes.routes(), *extra_routes, web.route("*", "/{path:.*}", reject_not_ready)])
+    app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
+                    web.route("*", "/{path:.*}", reject_not_ready)])
     return app
 
 

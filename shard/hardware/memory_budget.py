@@ -84,8 +84,8 @@ def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_bloc
     if num_blocks == num_fitting_blocks:
         return budget.reason
     if num_blocks == num_useful_blocks:
-        return "all that as many sequences as may run at once can use"
-    return "as many as --max-batch-total-tokens asks for, or as fit on the shard with the least room"
+        return "enough for as many sequences as may run at once (--max-batch-size)"
+    return "what --max-batch-total-tokens allows, or what fits on the shard with the least room"
 
 
 def describe_cache_size(num_blocks: int, block_size: int, block_bytes: int, num_fitting_blocks: int,

@@ -137,7 +137,7 @@ def test_flag_precedes_its_variable(get_serve_settings: Callable[..., Any], monk
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
     (("serve", "--model-id", "/no/model"), "weft: there is no folder /no/model"),
-    (("serve", "one", "two"), "weft: Unused Tokens: ['two']."),
+    (("serve", "one", "two"), "weft: unexpected argument: two; `weft serve --help` shows what can be given"),
     (("download", "/no/model"), "weft: a model at the Hub has a name such as org/name, got /no/model"),
     (("download", "org/name", "--revision", ".."),
      "weft: --revision must be a branch, a tag or a commit of at most 200 characters, got '..'"),
@@ -330,7 +330,7 @@ def test_fault_in_a_file_of_settings_is_a_one_line_error(run_weft: Callable[...,
 
 def test_run_passes_its_settings_on(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[Any]()
-    monkeypatch.setattr(cli, "run_model", lambda settings: runs.append(settings) or 3)
+    monkeypatch.setattr(cli, "run_model", lambda settings, command: runs.append(settings) or 3)
     assert run_weft("run", "org/name", "--num-shard", "2")[0] == 3
     assert runs == [{"model_id": "org/name", "num_shard": 2}]
 

@@ -96,7 +96,7 @@ def test_lorax_launcher_has_its_own_default_model(
     (("--model-id", "org/name@v1", "--revision", "v1"), "weft: --model-id names the revision v1 already, so "),
     (("--adapter-source", "pbase"), "weft: --adapter-source is refused: Predibase's registry is not served"),
     (("--adapter-memory-fraction", "2"), 'weft: Invalid value "2.0" for --adapter-memory-fraction'),
-    (("org/name",), "weft: Unused Tokens: ['org/name']"),
+    (("org/name",), "weft: unexpected argument: org/name; `weft serve --help` shows"),
 ])
 def test_unsupported_lorax_launcher_flags_are_a_one_line_error(
         run_command: Callable[..., CommandResult], words: tuple[str, ...], line: str) -> None:

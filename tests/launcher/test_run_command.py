@@ -8,6 +8,7 @@ import pytest
 from launcher import run_command
 from launcher.run_command import make_flags, run_model
 
+FAKE_COMMAND = (sys.executable, "fake.py", "serve")
 FAKE_SERVER = """
 import json, os, pathlib, signal, sys, time
 pathlib.Path("seen").write_text(json.dumps([sys.argv[1:], os.environ.get("WEFT_API_KEY", "")]))
@@ -24,7 +25,6 @@ def chats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Replace the server by a program that prints a banner, and collect the URL and key of each chat."""
     (tmp_path / "fake.py").write_text(FAKE_SERVER)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_command, "python_module_command", lambda name: (sys.executable, "fake.py", name))
     monkeypatch.setattr(run_command.signal, "signal", lambda *_: None)
     calls = list[Any]()
     monkeypatch.setattr("launcher.client.terminal.run_chat",
@@ -33,11 +33,11 @@ def chats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
 
 def test_chat_gets_the_address_of_a_quiet_server_that_stops_with_it(chats: list[Any], tmp_path: Path) -> None:
-    assert run_model({"model_id": "org/name", "num_shard": 2, "api_key": "secret"}) == 0
+    assert run_model({"model_id": "org/name", "num_shard": 2, "api_key": "secret"}, FAKE_COMMAND) == 0
     assert chats == [("http://127.0.0.1:4321", "secret")]
     assert (tmp_path / "stopped").exists()
     seen = (tmp_path / "seen").read_text()
-    assert seen == ('[["launcher.cli", "serve", "--port=0", "--no-request-log", "--log-level=warning", '
+    assert seen == ('[["serve", "--port=0", "--no-request-log", "--log-level=warning", '
                     '"--model-id=org/name", "--num-shard=2"], "secret"]')
     assert "WEFT_API_KEY" not in os.environ
 
@@ -45,7 +45,7 @@ def test_chat_gets_the_address_of_a_quiet_server_that_stops_with_it(chats: list[
 def test_server_that_does_not_start_gives_its_exit_code(chats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_command, "make_flags", lambda _: ["--fails"])
     with pytest.raises(SystemExit) as ended:
-        run_model({})
+        run_model({}, FAKE_COMMAND)
     assert (ended.value.code, chats) == (2, [])
 
 

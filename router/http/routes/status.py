@@ -27,7 +27,8 @@ VALIDATION_PHASE = "validation"
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
     VALIDATION_PHASE: "The body was read, checked and tokenised.",
-    RequestPhase.QUEUE: "Others were served first.",
+    RequestPhase.QUEUE: "Other requests were before it in the queue. What the first of them waited for delayed it, "
+                        "too.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -43,8 +44,8 @@ PHASE_DESCRIPTIONS = {
     RequestPhase.SLOW_CLIENT: "Its client did not read what it was sent.",
     RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
     RequestPhase.NO_SHARDS: "The processes of the model were not there.",
-    RequestPhase.PREFILL: "Its prompt was computed.",
-    RequestPhase.DECODE: "Tokens were generated.",
+    RequestPhase.PREFILL: "Its prompt was computed, in steps with the prompts and tokens of others.",
+    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others.",
 }
 
 
@@ -97,7 +98,8 @@ class InfoRoutes(ServiceRoutes):
         record = self._services.engine.get_request_record(request.match_info["id"])
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
-                text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
+                text="there is no request of this id, neither unfinished nor among the last "
+                     f"{MAX_FINISHED_RECORDS} that ended")
         return json_response(timeline_json(record, clock()))
 
     def _listed_adapters(self) -> dict[str, str]:

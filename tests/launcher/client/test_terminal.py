@@ -148,10 +148,10 @@ def test_terminal_control_characters_are_removed():
 
 @pytest.mark.slow
 def test_invalid_server_address_prints_one_line_and_exits_with_1():
-    ended = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "chat", "--url", "nowhere"],
+    ended = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "chat", "--url", "http://"],
                            input="hi\n", capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"
+    assert ended.stderr == "weft: http:// is no address of a server, such as http://127.0.0.1:3000\n"
 
 
 @pytest.mark.parametrize(("is_interactive", "no_color", "shown"), [

@@ -163,8 +163,8 @@ def test_cache_size_is_described() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "expected"), [
     (4096, "because of the memory"),
-    (3000, "all that as many sequences as may run at once can use"),
-    (2000, "as many as --max-batch-total-tokens asks for, or as fit on the shard with the least room"),
+    (3000, "enough for as many sequences as may run at once (--max-batch-size)"),
+    (2000, "what --max-batch-total-tokens allows, or what fits on the shard with the least room"),
 ])
 def test_number_of_cache_blocks_is_explained(num_blocks: int, expected: str) -> None:
     assert explain_num_blocks(num_blocks, 4096, 3000, MemoryBudget(GIB, "because of the memory")) == expected
