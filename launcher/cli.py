@@ -62,7 +62,7 @@ from launcher.hub.resolve import (
     find_model,
 )
 from launcher.output import PLAIN_OUTPUT, Output
-from launcher.run_command import run_model
+from launcher.run_command import FIXED_SETTINGS, run_model
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,
@@ -79,10 +79,12 @@ from router.config import RouterConfig
 from shard.config import ShardConfig
 from shard.telemetry.tracing import check_otlp_installed
 
-SERVE_FLAG_NAMES = tuple(flag.removeprefix("--") for setting in SETTINGS_BY_NAME.values() for flag in setting.flags)
+# The first flag of each setting, by all its flags, without their hyphens.
+SERVE_FLAG_NAMES = {flag.removeprefix("--"): setting.flags[0].removeprefix("--")
+                    for setting in SETTINGS_BY_NAME.values() for flag in setting.flags if flag.startswith("--")}
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 HELP_ALL_FLAG = "--help-all"
-COMMANDS_WITH_SETTINGS = ("serve", "run")
+SERVE_COMMAND, RUN_COMMAND = "serve", "run"  # the commands that take the settings of a server
 
 
 BATCHING_STUDY_DEFAULTS = {"dialect": "batching", "port": 8500}
@@ -152,7 +154,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                              record_folder=str(recordings_folder(os.environ)),
                              adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
                              traces=launch.trace_settings)
-            asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output))
+            asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output,
+                              announces_stop=sys.stderr.isatty() and launch.log_level in {"debug", "info"}))
 
 
 def make_adapter_store_config(launch: LaunchConfig, router: RouterConfig) -> AdapterStoreConfig | None:
@@ -323,17 +326,19 @@ def make_models_app() -> App:
     return app
 
 
-def make_app(*, shows_all: bool = False, config_path: str = "") -> App:
+def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     """Return the command line. `shows_all`: whether help pages show every setting; `config_path`: of a file of
     settings."""
-    settings = read_config_file(config_path, SERVE_FLAG_NAMES) if config_path else {}
+    settings = {} if config_path is None else read_config_file(config_path, SERVE_FLAG_NAMES)
+    run_settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in FIXED_SETTINGS}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
-              config=ConfigDict(dict.fromkeys(COMMANDS_WITH_SETTINGS, settings), source=config_path)
+              config=ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings}, source=config_path)
               if settings else None)
     parameters = make_serve_parameters(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
+        parameter for parameter in parameters if parameter.name not in FIXED_SETTINGS])
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(SETTINGS_BY_NAME)} settings. Each also has an "
                 "environment variable: docs/reference/settings.md.")
     app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
@@ -379,11 +384,11 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
-    takes_settings = bool(arguments) and arguments[0] in COMMANDS_WITH_SETTINGS
+    takes_settings = bool(arguments) and arguments[0] in {SERVE_COMMAND, RUN_COMMAND}
     shows_all = HELP_ALL_FLAG in arguments and takes_settings
     words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():
-        config_path = find_config_path(arguments) if takes_settings else ""
+        config_path = find_config_path(arguments) if takes_settings else None
         make_app(shows_all=shows_all, config_path=config_path)(words, exit_on_error=False, print_error=False)
 
 

@@ -1,5 +1,6 @@
 """`weft run`: a server of its own and a chat with it, in one terminal. The server ends with the chat."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,9 +14,12 @@ from launcher.settings import SETTINGS_BY_NAME
 from router.config import API_KEY_ENV
 
 URL_MARK = " at http"  # in the first line of the banner
-# On a free port, and with nothing in the terminal but the chat once the server runs.
-QUIET_SETTINGS: Mapping[str, Any] = {"port": 0, "request_log": False, "log_level": "warning"}
+# A free port, a banner with its number, and nothing in the terminal but the chat once the server runs. When it stops,
+# nobody waits for an answer any more.
+FIXED_SETTINGS: Mapping[str, Any] = {"port": 0, "json_output": False, "request_log": False, "shutdown_timeout": 1.0}
+DEFAULT_LOG_LEVEL = "warning"
 STOP_TIMEOUT_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1  # of Linux' prctl: the signal that a process gets when its parent ends
 
 
 def run_model(settings: Mapping[str, Any], serve_command: Sequence[str]) -> int:
@@ -27,7 +31,7 @@ def run_model(settings: Mapping[str, Any], serve_command: Sequence[str]) -> int:
     api_key = settings.get("api_key", "")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, exit_on_signal)
-    flags = make_flags({**QUIET_SETTINGS, **{name: value for name, value in settings.items() if name != "api_key"}})
+    flags = make_flags({"log_level": DEFAULT_LOG_LEVEL, **settings, **FIXED_SETTINGS, "api_key": None})
     with run_server([*serve_command, *flags], {API_KEY_ENV: api_key} if api_key else {}) as url:
         exit_code: int = terminal.run_chat(chat.ChatSettings(url), api_key)
     return exit_code
@@ -38,10 +42,12 @@ def exit_on_signal(number: int, _: FrameType | None) -> None:
 
 
 def make_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags of `weft serve`."""
+    """Return settings as flags of `weft serve`; those that are None are left out."""
     flags = list[str]()
     for name, value in settings.items():
         flag = SETTINGS_BY_NAME[name].flags[0]
+        if value is None:
+            continue
         if isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag.removeprefix('--')}")
         else:
@@ -54,11 +60,16 @@ def run_server(command: Sequence[str], variables: Mapping[str, str]) -> Iterator
     """Run a server and yield its URL. Raises SystemExit with its code if it ends before it is ready."""
     # A session of its own, since Ctrl-C stops an answer of the chat and must not reach the server.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables},
-                          start_new_session=True) as server:
+                          start_new_session=True, preexec_fn=end_with_parent) as server:  # noqa: PLW1509 - no threads yet
         try:
             yield wait_for_url(server)
         finally:
             stop_server(server)
+
+
+def end_with_parent() -> None:
+    """Let this process be stopped when its parent ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def wait_for_url(server: "subprocess.Popen[str]") -> str:

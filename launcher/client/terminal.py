@@ -15,7 +15,7 @@ from shutil import get_terminal_size
 from typing import TextIO
 
 from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
-from launcher.client.markdown import MarkdownStream
+from launcher.client.markdown import PLAIN, MarkdownStream
 
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
@@ -71,7 +71,7 @@ class TerminalIO:
         if text:
             self._output.write(text)
             self._output.flush()
-            self._is_within_line = not text.endswith("\n")
+            self._is_within_line = not text.removesuffix(PLAIN).endswith("\n")
 
     def write_remark(self, text: str) -> None:
         text = text.translate(REMOVED_CONTROL_CHARACTERS)  # names and errors come from the server

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
-from launcher.hub.resolve import ModelNotCachedError, check_model_files
+from launcher.hub.resolve import HUB_NAME_PATTERN, ModelNotCachedError, check_model_files
 
 REPOSITORY_PREFIX = "models--"
 UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -26,11 +26,14 @@ class CachedModel:
 
 def iterate_cached_models(cache_folder: Path) -> Iterator[CachedModel]:
     for folder in sorted(cache_folder.glob(f"{REPOSITORY_PREFIX}*")):
-        blobs = [path.stat() for path in folder.glob("blobs/*") if path.is_file()]
+        name = folder.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
+        if folder.is_symlink() or not folder.is_dir() or not HUB_NAME_PATTERN.fullmatch(name):
+            continue
+        files = [*folder.glob("blobs/*"), *folder.glob("snapshots/*/**/*")]
+        blobs = [path.stat() for path in files if path.is_file() and not path.is_symlink()]
         revisions = sorted(path.relative_to(folder / "refs").as_posix() for path in folder.glob("refs/**/*")
                            if path.is_file())
-        yield CachedModel(folder.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/"), folder,
-                          sum(blob.st_size for blob in blobs), tuple(revisions),
+        yield CachedModel(name, folder, sum(blob.st_size for blob in blobs), tuple(revisions),
                           any(map(is_servable_snapshot, folder.glob("snapshots/*"))),
                           max((blob.st_mtime for blob in blobs), default=folder.stat().st_mtime))
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -304,7 +303,7 @@ def bind_socket(listener: socket.socket, address: tuple[Any, ...]) -> socket.soc
 
 
 async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
-                seconds_to_finish: float, output: Output = PLAIN_OUTPUT) -> None:
+                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, announces_stop: bool = False) -> None:
     """Serve until a signal asks to stop; a second signal ends everything at once. Raises LaunchError."""
     parent_fd, write_descriptor = os.pipe()
     supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_progress_stream()),
@@ -312,7 +311,7 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
     run_task = asyncio.create_task(supervisor.run_processes())
 
     def announce(text: str) -> None:
-        if sys.stderr.isatty():
+        if announces_stop:
             output.log(text)
 
     stop_on_signals(run_task, supervisor, lambda: announce(

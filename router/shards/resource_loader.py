@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -152,4 +153,6 @@ class ResourceLoader:
 
 def hide_folder(reason: str, source: str) -> str:
     """Return a reason without the path of an adapter's folder, which clients must not see."""
-    return reason.replace(f"{source}/", "").replace(source, "its folder") if source.startswith("/") else reason
+    if not source.startswith("/"):
+        return reason
+    return re.sub(rf"{re.escape(source)}(?![\w.-])(/?)", lambda found: "" if found[1] else "its folder", reason)

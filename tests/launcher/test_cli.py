@@ -187,7 +187,7 @@ def test_missing_otel_packages_are_reported_with_the_remedy(
     (LaunchError("no room"), 1), (ConfigurationError("no room"), 2), (TooManyDeathsError("no room"), 70)])
 def test_exit_code_depends_on_whether_a_restart_can_help(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: LaunchError, code: int) -> None:
-    async def raise_failure(*_: Any) -> None:
+    async def raise_failure(*_: Any, **__: Any) -> None:
         raise failed
 
     monkeypatch.setattr(cli, "serve", raise_failure)
@@ -368,3 +368,16 @@ def test_folder_of_adapters_that_is_no_default_is_noted(root: str, source: str, 
     note = cli.describe_unused_root(LaunchConfig(adapter_root=root), RouterConfig(adapter_source=source))
     assert bool(note) == is_noted
     assert (source in note) == is_noted
+
+
+def test_run_chooses_port_and_output_itself(run_weft: Callable[..., Any], tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is one of text-generation-inference's, and without a banner nobody would learn the address."""
+    runs = list[Any]()
+    monkeypatch.setattr(cli, "run_model", lambda settings, command: runs.append(settings) or 0)
+    monkeypatch.setenv("JSON_OUTPUT", "true")
+    monkeypatch.setenv("PORT", "80")
+    (path := tmp_path / "weft.yaml").write_text("port: 81\nnum-shard: 2\n")
+    assert run_weft("run", "--config", str(path))[0] == 0
+    assert runs == [{"num_shard": 2}]
+    assert "Unknown option: --port" in run_weft("run", "--port", "80")[2]

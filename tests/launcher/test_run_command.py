@@ -13,9 +13,9 @@ FAKE_SERVER = """
 import json, os, pathlib, signal, sys, time
 pathlib.Path("seen").write_text(json.dumps([sys.argv[1:], os.environ.get("WEFT_API_KEY", "")]))
 if "--fails" in sys.argv[1:]: sys.exit(2)
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("stopped").touch(), sys.exit(0)))
 print("something else")
 print("weft serves org/name on 1 shard at http://127.0.0.1:4321", flush=True)
-signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("stopped").touch(), sys.exit(0)))
 while True: time.sleep(60)
 """
 
@@ -37,8 +37,8 @@ def test_chat_gets_the_address_of_a_quiet_server_that_stops_with_it(chats: list[
     assert chats == [("http://127.0.0.1:4321", "secret")]
     assert (tmp_path / "stopped").exists()
     seen = (tmp_path / "seen").read_text()
-    assert seen == ('[["serve", "--port=0", "--no-request-log", "--log-level=warning", '
-                    '"--model-id=org/name", "--num-shard=2"], "secret"]')
+    assert seen == ('[["serve", "--log-level=warning", "--model-id=org/name", "--num-shard=2", '
+                    '"--port=0", "--no-json-output", "--no-request-log", "--shutdown-timeout=1.0"], "secret"]')
     assert "WEFT_API_KEY" not in os.environ
 
 

@@ -27,7 +27,6 @@ from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     AdapterParameters,
     ReportingRequestBody,
-    RequestBody,
     UInt32,
     json_response,
     json_text_response,
@@ -191,13 +190,13 @@ class EmbeddingsRequest(ReportingRequestBody):
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
 
 
-class ClassifyRequest(RequestBody):
+class ClassifyRequest(ReportingRequestBody):
     """Body of `/classify`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
 
 
-class ClassifyBatchRequest(RequestBody):
+class ClassifyBatchRequest(ReportingRequestBody):
     """Body of `/classify_batch`: several texts."""
 
     inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]

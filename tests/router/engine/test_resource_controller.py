@@ -156,8 +156,9 @@ def test_adapter_that_never_fits_is_refused_at_once_and_never_loaded() -> None:
 
 def test_failure_of_a_load_does_not_show_where_adapters_are_kept() -> None:
     async def scenario(setup: ControllerSetup) -> None:
-        setup.shards.failure_reason = "/srv/a has its weights in /srv/a/adapter_model.bin"
-        assert await setup.load(setup.make_adapter("/srv/a")) == "its folder has its weights in adapter_model.bin"
+        setup.shards.failure_reason = "/srv/a has its weights in /srv/a/adapter_model.bin, not in /srv/ab"
+        assert await setup.load(setup.make_adapter("/srv/a")) == (
+            "its folder has its weights in adapter_model.bin, not in /srv/ab")
     run_scenario(scenario)
 
 
