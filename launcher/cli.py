@@ -20,6 +20,9 @@ from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
 from launcher.banner import make_banner
+from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
+from launcher.command_line.error_messages import describe_error
+from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.commands import (
     bench_command,
     chat_command,
@@ -30,7 +33,6 @@ from launcher.commands import (
     tune_command,
 )
 from launcher.compat.migrate import translate_command_line
-from launcher.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.doctor import command as doctor
 from launcher.environment import (
     adapter_store_folder,
@@ -43,7 +45,6 @@ from launcher.environment import (
     read_hub_token,
     recordings_folder,
 )
-from launcher.error_messages import describe_error
 from launcher.hub.cached_models import (
     format_bytes,
     format_models_table,
@@ -62,7 +63,6 @@ from launcher.hub.resolve import (
     find_model,
 )
 from launcher.output import PLAIN_OUTPUT, Output
-from launcher.run_command import FIXED_SETTINGS, run_model
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,

@@ -30,7 +30,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "opentelemetry": {"shard/telemetry/otlp.py"},
     "rich": {"benchmarks"},
     "matplotlib": {"benchmarks"},
-    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "launcher/error_messages.py", "benchmarks"},
+    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "launcher/command_line", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
@@ -43,9 +43,8 @@ IMPORT_ORDER = {
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint",
               "adapters", "layers", "models", "runner", "workers", "rpc"],
-    "launcher": ["environment", "output", "client", "demo", "hub", "config_file", "settings", "adapters", "supervisor",
-                 "run_command", "commands", "banner", "doctor", "compat", "settings_docs", "error_messages", "cli",
-                 "compat_commands"],
+    "launcher": ["environment", "output", "client", "demo", "hub", "settings", "adapters", "supervisor", "commands",
+                 "banner", "doctor", "compat", "settings_docs", "command_line", "cli", "compat_commands"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }

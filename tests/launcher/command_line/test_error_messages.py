@@ -4,7 +4,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from launcher.cli import make_app
-from launcher.error_messages import describe_error
+from launcher.command_line.error_messages import describe_error
 
 
 def get_error_message(*arguments: str) -> str:

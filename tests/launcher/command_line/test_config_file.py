@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config_file import find_config_path, read_config_file
+from launcher.command_line.config_file import find_config_path, read_config_file
 
 FLAG_NAMES = {name: name for name in ("max-batch-size", "port", "cors-allow-origin", "adapters", "api-key", "revision")}
 FLAG_NAMES["max-num-seqs"] = "max-batch-size"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from launcher import run_command
-from launcher.run_command import make_flags, run_model
+from launcher.command_line import run_command
+from launcher.command_line.run_command import make_flags, run_model
 
 FAKE_COMMAND = (sys.executable, "fake.py", "serve")
 FAKE_SERVER = """
