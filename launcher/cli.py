@@ -51,7 +51,7 @@ from launcher.hub.cached_models import (
     iterate_cached_models,
     remove_cached_model,
 )
-from launcher.hub.config_check import check_model_config
+from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import (
     BUILTIN_MODELS,
@@ -189,6 +189,7 @@ def find_or_download_model(launch: LaunchConfig, needed_download: DownloadReques
     model = find_model(launch.model_id, launch.revision, hub_cache_folder(os.environ))
     if model.name not in BUILTIN_MODELS:
         check_model_config(Path(model.folder))
+        check_weight_files(Path(model.folder))
     return model
 
 

@@ -7,6 +7,7 @@ import os.path
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 
 from launcher.compat.flag_table import FlagTable
@@ -14,6 +15,7 @@ from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import translate
+from launcher.settings import SETTINGS_BY_NAME
 
 TABLES_BY_PROGRAM: Mapping[str, FlagTable] = {table.program: table for table in (TGI_FLAG_TABLE, LORAX_FLAG_TABLE)}
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -30,12 +32,25 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     table, words = find_flag_table(command_line[len(list_leading_assignments(command_line)):])
     devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
     translation = translate(table, words, assignments, devices)
+    check_flags(translation.weft_arguments, table)
     foreign_variables = {flag.environment_variable for flag in table.flags}
     variables = {name: value for name, value in assignments.items()
                  if name not in foreign_variables} | translation.environment_variables
     command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
                *map(shlex.quote, translation.weft_arguments)]
     return "\n".join([*(f"# {note}" for note in (*translation.notes, *translation.unneeded_notes)), " ".join(command)])
+
+
+def check_flags(weft_arguments: Sequence[str], table: FlagTable) -> None:
+    """Raise ValueError for a flag that neither the program nor `weft serve` has."""
+    flags = {flag for setting in SETTINGS_BY_NAME.values() for flag in setting.flags}
+    flags |= {f"--no-{flag.removeprefix('--')}" for flag in flags}
+    for word in weft_arguments:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in flags:
+            similar = get_close_matches(name, sorted(flags | {f"--{flag.name}" for flag in table.flags}), n=1)
+            raise ValueError(f"{table.program} has no flag {name}"
+                             + (f"; did you mean {similar[0]}?" if similar else ""))
 
 
 def list_leading_assignments(command_line: Sequence[str]) -> list[str]:

@@ -1,11 +1,14 @@
-"""Check of a model's config.json that needs no torch, so that a server which cannot start says so at once.
+"""Checks of a model's config.json and of the headers of its weights that need no torch, so that a server which cannot
+start says so at once.
 
-It refuses only what the shards would refuse too; they read the file again, and completely.
+They refuse only what the shards would refuse too, which read the files again, and completely.
 """
 
 import json
 from pathlib import Path
 from typing import Any
+
+from shard.checkpoint.safetensors_file import read_file_header
 
 # Last words of the names of models that generate text, embed it or label its tokens.
 SUPPORTED_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForTokenClassification", "Model")
@@ -30,6 +33,16 @@ def check_model_config(folder: Path) -> None:
         raise ValueError(f"{path} has no `architectures`, which names the kind of model; {ADVICE}")
     if reason := find_obstacle(names[0], values):
         raise ValueError(f"{path}: architecture {names[0]} is not supported: {reason}; {ADVICE}")
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise ValueError if a file of weights has a damaged header, or ends before its last tensor."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                read_file_header(file, path.stat().st_size)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 def find_obstacle(architecture: str, config: dict[str, Any]) -> str:

@@ -74,3 +74,17 @@ def test_guide_of_each_program_shows_the_actual_output(program: str) -> None:
     examples = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", guide, re.MULTILINE)
     assert {line.split()[0] for line, _ in examples} == {program}
     assert [(line, migrate_line(line) + "\n") for line, _ in examples] == examples
+
+
+@pytest.mark.parametrize(("flag", "reason"), [
+    ("--api-kye x", "text-generation-launcher has no flag --api-kye; did you mean --api-key?"),
+    ("--zzzzzz", "text-generation-launcher has no flag --zzzzzz$")])
+def test_unknown_flags_are_refused(flag: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        migrate_line(f"text-generation-launcher --model-id org/name {flag}")
+
+
+def test_flags_of_weft_are_kept() -> None:
+    line = migrate_line("text-generation-launcher --model-id org/name --look-ahead 1 --no-request-log")
+    assert "--look-ahead 1" in line
+    assert "--no-request-log" in line

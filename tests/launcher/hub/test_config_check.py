@@ -2,8 +2,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from launcher.hub.config_check import check_model_config
+from launcher.hub.config_check import check_model_config, check_weight_files
 
 
 @pytest.mark.parametrize("text", [
@@ -36,3 +38,16 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff{}")
     with pytest.raises(ValueError, match="is not JSON"):
         check_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("num_bytes", "reason"), [
+    (-1, "two.safetensors: the file ends 1 bytes before x does; is the download complete?"),
+    (3, "two.safetensors: the file has no header, only 3 bytes; is the download complete?")])
+def test_truncated_weights_are_refused_by_name(tmp_path: Path, num_bytes: int, reason: str) -> None:
+    for name in ("one", "two"):
+        save_file({"x": torch.ones(4)}, tmp_path / f"{name}.safetensors")
+    check_weight_files(tmp_path)
+    path = tmp_path / "two.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_weight_files(tmp_path)
