@@ -27,6 +27,7 @@ from launcher.commands import (
     bench_command,
     chat_command,
     make_adapters_app,
+    make_models_app,
     replay_command,
     simulate_command,
     study_command,
@@ -45,12 +46,6 @@ from launcher.environment import (
     read_hub_token,
     recordings_folder,
 )
-from launcher.hub.cached_models import (
-    format_bytes,
-    format_models_table,
-    iterate_cached_models,
-    remove_cached_model,
-)
 from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import (
@@ -58,7 +53,6 @@ from launcher.hub.resolve import (
     DEMO_MODEL,
     SIMULATED_MODEL,
     ResolvedModel,
-    check_not_builtin,
     find_cached_model,
     find_model,
 )
@@ -114,9 +108,7 @@ def make_parameter(setting: Setting, group: Group, *, read_variables: bool = Tru
 
 def serve_command(*positional: str, **settings: Any) -> None:
     """Serve a model over HTTP. Without a model's name, serve the small demo model that comes with weft."""
-    settings.pop("config", None)  # it is read before the command line is parsed
-    launch, router, shard = make_configs(
-        add_default_settings({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings}))
+    launch, router, shard = make_configs(add_default_settings(merge_settings(positional, settings)))
     output = Output(as_json=launch.json_output)
     with report_errors_in_one_line(output):
         run_server(launch, router, shard, output)
@@ -127,9 +119,15 @@ def run_command(*positional: str, **settings: Any) -> None:
 
     Takes the settings of `weft serve`. Without a model's name, the small demo model answers.
     """
-    settings.pop("config", None)
-    raise SystemExit(run_model({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings},
-                               [*python_module_command("launcher.cli"), "serve"]))
+    raise SystemExit(run_model(merge_settings(positional, settings),
+                               [*python_module_command("launcher.cli"), SERVE_COMMAND]))
+
+
+def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings by name, those without a flag too. `--config` is none: it is read before the command line is
+    parsed."""
+    named = {name: value for name, value in settings.items() if name != "config"}
+    return {**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named}
 
 
 def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output) -> None:
@@ -197,7 +195,6 @@ def download_command(
         model_id: Annotated[str, Parameter(help="Name of a model at the Hub, such as org/name.")], *,
         revision: Annotated[str, Parameter(help="Branch, tag or commit.")] = "main") -> None:
     """Download the files needed to serve a model into the Hub's cache, or update them, and print the folder."""
-    check_not_builtin(model_id)
     run_download(make_download_request(model_id, revision, os.environ, make_user_agent()), read_hub_token(os.environ))
     print(find_cached_model(model_id, revision, hub_cache_folder(os.environ)))
 
@@ -251,23 +248,10 @@ def doctor_command(*positional: str,
                    json: Annotated[bool, Parameter(help="As JSON, for programs.", negative=())] = False,
                    **settings: Any) -> None:
     """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem."""
-    server_settings = add_default_settings({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **settings})
+    server_settings = add_default_settings(merge_settings(positional, settings))
     doctor_settings = doctor.DoctorSettings(
         **{name: value for name, value in server_settings.items() if name in DOCTOR_SETTINGS})
     raise SystemExit(doctor.run_doctor(doctor_settings, os.environ, as_json=json))
-
-
-def list_models_command() -> None:
-    """List the models in the Hub's cache on this machine, with size, date and revisions."""
-    cache_folder = hub_cache_folder(os.environ)
-    print(format_models_table(list(iterate_cached_models(cache_folder)), cache_folder))
-
-
-def remove_model_command(model_id: Annotated[str, Parameter(help="Name of a model in the cache, such as org/name.")]
-                         ) -> None:
-    """Remove a model with all its revisions from the Hub's cache, which other programs use too."""
-    model = remove_cached_model(model_id, hub_cache_folder(os.environ))
-    print(f"removed {model.name}, {format_bytes(model.num_bytes)}")
 
 
 def completion_command(
@@ -319,14 +303,6 @@ def make_config_parameter(group: Group) -> inspect.Parameter:
         str, Parameter(name=CONFIG_FLAG, help=description, group=group)])
 
 
-def make_models_app() -> App:
-    app = App(name="models", help="List and remove the models in the Hub's cache on this machine.")
-    app.default(list_models_command)
-    app.command(list_models_command, name=("ls", "list"))
-    app.command(remove_model_command, name="rm")
-    return app
-
-
 def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     """Return the command line. `shows_all`: whether help pages show every setting; `config_path`: of a file of
     settings."""
@@ -342,8 +318,8 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
         parameter for parameter in parameters if parameter.name not in FIXED_SETTINGS])
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(SETTINGS_BY_NAME)} settings. Each also has an "
                 "environment variable: docs/reference/settings.md.")
-    app.command(serve_command, name="serve", help_epilogue="" if shows_all else epilogue)
-    app.command(run_command, name="run", help_epilogue="" if shows_all else epilogue)
+    app.command(serve_command, name=SERVE_COMMAND, help_epilogue="" if shows_all else epilogue)
+    app.command(run_command, name=RUN_COMMAND, help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
     app.command(make_models_app())
     app.command(download_command, name="download")

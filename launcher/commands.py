@@ -12,7 +12,9 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
-from launcher.environment import python_module_command
+from launcher.environment import hub_cache_folder, python_module_command
+from launcher.hub.cached_models import format_models_table, iterate_cached_models, remove_cached_model
+from launcher.hub.progress_bar import format_bytes
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"
@@ -77,6 +79,27 @@ def make_adapters_app() -> App:
     app.command(list_adapters, name="ls")
     app.command(load_adapter, name="load")
     app.command(unload_adapter, name="unload")
+    return app
+
+
+def list_models_command() -> None:
+    """List the models in the Hub's cache on this machine, with size, date and revisions."""
+    cache_folder = hub_cache_folder(os.environ)
+    print(format_models_table(list(iterate_cached_models(cache_folder)), cache_folder))
+
+
+def remove_model_command(model_id: Annotated[str, Parameter(help="Name of a model in the cache, such as org/name.")]
+                         ) -> None:
+    """Remove a model with all its revisions from the Hub's cache, which other programs use too."""
+    model = remove_cached_model(model_id, hub_cache_folder(os.environ))
+    print(f"removed {model.name}, {format_bytes(model.num_bytes)}")
+
+
+def make_models_app() -> App:
+    app = App(name="models", help="List and remove the models in the Hub's cache on this machine.")
+    app.default(list_models_command)
+    app.command(list_models_command, name=("ls", "list"))
+    app.command(remove_model_command, name="rm")
     return app
 
 

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+REPOSITORY_PREFIX = "models--"
+
 
 @dataclass(frozen=True, slots=True)
 class CachedRepository:
@@ -30,7 +32,7 @@ class CachedRepository:
 
     @property
     def _folder_name(self) -> str:
-        return f"models--{self.name.replace('/', '--')}"
+        return f"{REPOSITORY_PREFIX}{self.name.replace('/', '--')}"
 
     def resolve_commit(self, revision: str) -> str:
         """Return the commit of a branch or tag when it was downloaded, or `revision` itself if there is no ref."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
+from launcher.hub.cache import REPOSITORY_PREFIX
+from launcher.hub.progress_bar import format_bytes
 from launcher.hub.resolve import HUB_NAME_PATTERN, ModelNotCachedError, check_model_files
-
-REPOSITORY_PREFIX = "models--"
-UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,6 @@ def format_models_table(models: list[CachedModel], cache_folder: Path) -> str:
              for model in models]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def format_bytes(num_bytes: float) -> str:
-    for unit in UNITS:
-        if num_bytes < 1000 or unit == UNITS[-1]:
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.0f} {unit}" if unit == UNITS[0] else f"{num_bytes:.1f} {unit}"
 
 
 def remove_cached_model(name: str, cache_folder: Path) -> CachedModel:

@@ -12,7 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.environment import hub_cache_folder, python_module_command, read_hub_access
-from launcher.hub.resolve import BUILTIN_MODELS, HUB_NAME_PATTERN, ModelNotCachedError, check_revision, find_model
+from launcher.hub.resolve import (
+    HUB_NAME_PATTERN,
+    ModelNotCachedError,
+    check_not_builtin,
+    check_revision,
+    find_model,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,7 @@ def find_needed_download(name: str, revision: str, environment: Mapping[str, str
 def make_download_request(name: str, revision: str, environment: Mapping[str, str], user_agent: str) -> DownloadRequest:
     """Return the download of a model, even if it is cached. Raises ValueError if it is impossible or forbidden."""
     revision, access = revision or "main", read_hub_access(environment)
-    if name in BUILTIN_MODELS:
-        raise ValueError(f"{name} comes with weft, so there is nothing to download")
+    check_not_builtin(name)
     if not HUB_NAME_PATTERN.fullmatch(name):
         raise ValueError(f"a model at the Hub has a name such as org/name, got {name}")
     check_revision(revision)

@@ -94,7 +94,7 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
 def check_not_builtin(name: str) -> None:
     """Raise ValueError for a name below `weft/`, of which there is nothing at the Hub."""
     if name in BUILTIN_MODELS:
-        raise ValueError(f"{name} comes with weft; there is nothing to download")
+        raise ValueError(f"{name} comes with weft, so there is nothing to download")
     if name.startswith(BUILTIN_PREFIX):
         similar = get_close_matches(name, BUILTIN_MODELS, n=1)
         raise ValueError(f"{name} does not come with weft; " + (

@@ -357,7 +357,7 @@ def test_models_of_the_cache_are_listed_and_removed(
 
 @pytest.mark.parametrize(("name", "line"), [
     ("weft/dmeo", "weft: weft/dmeo does not come with weft; did you mean weft/demo?"),
-    ("weft/demo", "weft: weft/demo comes with weft; there is nothing to download")])
+    ("weft/demo", "weft: weft/demo comes with weft, so there is nothing to download")])
 def test_built_in_names_are_not_downloaded(run_weft: Callable[..., Any], name: str, line: str) -> None:
     assert run_weft("download", name) == (2, "", f"{line}\n")
 
