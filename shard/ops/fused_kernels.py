@@ -57,9 +57,15 @@ def gated_activation_rows(gate, up, output, row_stride, GELU_TANH: tl.constexpr,
 
 
 @triton.jit
-def rms_scale_of_head(x, offsets, mask, HEAD_DIM: tl.constexpr, epsilon):
-    wide = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
-    return rms_scale(tl.sum(wide * wide, 0), HEAD_DIM, epsilon)
+def norm_heads(x, other, weight, weight_offsets, other_weight_offsets, inside, is_rotated, epsilon,
+               ROUND_AFTER_WEIGHT: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Return the RMS norms of the rows of `x`, and of `other`, which holds values of the same rows, as float32."""
+    wide = x.to(tl.float32)
+    scales = rms_scale(tl.sum(wide * wide, 1), HEAD_DIM, epsilon)[:, None]
+    factors = tl.load(weight + weight_offsets, mask=inside, other=0.0)
+    other_factors = tl.load(weight + other_weight_offsets, mask=is_rotated, other=0.0)
+    return (apply_norm(x, factors, scales, ROUND_AFTER_WEIGHT),
+            apply_norm(other, other_factors, scales, ROUND_AFTER_WEIGHT))
 
 
 @triton.jit
@@ -75,38 +81,34 @@ def apply_norm(values, weights, scale, ROUND_AFTER_WEIGHT: tl.constexpr):
 def rotate_and_cache_heads(qkv, weight, cos_sin_table, positions, slots, queries, keys, values, epsilon, slot_stride,
                            HAS_NORM: tl.constexpr, ROUND_AFTER_WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr,
                            ROTATED_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-                           HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Process one head of one token of the QKV linear's output: norm queries and keys if HAS_NORM, rotate their first
+                           HEAD_DIM: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr, BLOCK: tl.constexpr):
+    """Process some heads of one token of the QKV linear's output: norm queries and keys if HAS_NORM, rotate their first
     ROTATED_DIM values by the token's position, and write queries to `queries`, keys and values to the cache."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dims = tl.arange(0, BLOCK)
-    inside = dims < HEAD_DIM
-    head_offset = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
-    head_values = tl.load(qkv + head_offset + dims, mask=inside, other=0.0)
-    slot_offset = tl.load(slots + token) * slot_stride
-    if head >= NUM_HEADS + NUM_KV_HEADS:
-        tl.store(values + slot_offset + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + dims, head_values, mask=inside)
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)[:, None]
+    dims = tl.arange(0, BLOCK)[None, :]
+    is_query, is_value = heads < NUM_HEADS, heads >= NUM_HEADS + NUM_KV_HEADS
+    inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & (dims < HEAD_DIM)
+    is_rotated = (dims < ROTATED_DIM) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    if INTERLEAVED:
+        partners, angles, first = dims ^ 1, dims // 2, dims % 2 == 0
     else:
-        is_rotated = dims < ROTATED_DIM
-        if INTERLEAVED:
-            partners, angles, first = dims ^ 1, dims // 2, dims % 2 == 0
-        else:
-            first = dims < ROTATED_DIM // 2
-            partners = tl.where(first, dims + ROTATED_DIM // 2, dims - ROTATED_DIM // 2)
-            angles = tl.where(first, dims, dims - ROTATED_DIM // 2)
-        other = tl.load(qkv + head_offset + partners, mask=is_rotated, other=0.0)
-        wide, wide_other = head_values.to(tl.float32), other.to(tl.float32)
-        if HAS_NORM:
-            scale = rms_scale_of_head(qkv, head_offset + dims, inside, HEAD_DIM, epsilon)
-            factors = tl.load(weight + head * HEAD_DIM + dims, mask=inside, other=0.0)
-            other_factors = tl.load(weight + head * HEAD_DIM + partners, mask=is_rotated, other=0.0)
-            wide, wide_other = (apply_norm(head_values, factors, scale, ROUND_AFTER_WEIGHT),
-                                apply_norm(other, other_factors, scale, ROUND_AFTER_WEIGHT))
-        angle = cos_sin_table + tl.load(positions + token) * ROTATED_DIM + angles
-        cosines = tl.load(angle, mask=is_rotated, other=1.0)
-        sines = tl.load(angle + ROTATED_DIM // 2, mask=is_rotated, other=0.0)
-        result = (wide * cosines + wide_other * tl.where(first, -sines, sines)).to(head_values.dtype)
-        if head < NUM_HEADS:
-            tl.store(queries + (token * NUM_HEADS + head) * HEAD_DIM + dims, result, mask=inside)
-        else:
-            tl.store(keys + slot_offset + (head - NUM_HEADS) * HEAD_DIM + dims, result, mask=inside)
+        first = dims < ROTATED_DIM // 2
+        partners = tl.where(first, dims + ROTATED_DIM // 2, dims - ROTATED_DIM // 2)
+        angles = tl.where(first, dims, dims - ROTATED_DIM // 2)
+    head_offsets = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + heads) * HEAD_DIM
+    head_values = tl.load(qkv + head_offsets + dims, mask=inside, other=0.0)
+    other = tl.load(qkv + head_offsets + partners, mask=is_rotated, other=0.0)
+    wide, wide_other = head_values.to(tl.float32), other.to(tl.float32)
+    if HAS_NORM:
+        wide, wide_other = norm_heads(head_values, other, weight, heads * HEAD_DIM + dims, heads * HEAD_DIM + partners,
+                                      inside & ~is_value, is_rotated, epsilon, ROUND_AFTER_WEIGHT, HEAD_DIM)
+    angle = cos_sin_table + tl.load(positions + token) * ROTATED_DIM + angles
+    cosines = tl.load(angle, mask=dims < ROTATED_DIM, other=1.0)
+    sines = tl.load(angle + ROTATED_DIM // 2, mask=dims < ROTATED_DIM, other=0.0)
+    rotated = (wide * cosines + wide_other * tl.where(first, -sines, sines)).to(head_values.dtype)
+    slot_offset = tl.load(slots + token) * slot_stride
+    tl.store(queries + (token * NUM_HEADS + heads) * HEAD_DIM + dims, rotated, mask=inside & is_query)
+    tl.store(keys + slot_offset + (heads - NUM_HEADS) * HEAD_DIM + dims, rotated, mask=inside & ~is_query & ~is_value)
+    tl.store(values + slot_offset + (heads - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + dims, head_values,
+             mask=inside & is_value)

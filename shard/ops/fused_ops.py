@@ -15,6 +15,7 @@ from shard.ops.fused_kernels import gated_activation_rows, rms_norm_rows, rotate
 
 ELEMENTS_PER_PROGRAM = 1024  # elements of a row per program of an activation
 MAX_ELEMENTS_PER_WARP = 512  # elements of a row per warp of a norm
+HEADS_PER_PROGRAM, WARPS_FOR_HEADS = 8, 4  # of the rotary embedding; the same for every number of tokens
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, round_after_weight: bool,
@@ -81,10 +82,10 @@ def rotate_and_cache(qkv_heads: Tensor, qk_norm: HeadNormArguments | None, angle
     num_heads = num_all - 2 * num_kv_heads
     queries = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv_heads.dtype, device=qkv_heads.device)
     weight, epsilon, round_after_weight = qk_norm or HeadNormArguments(qkv_heads, 0.0, round_after_weight=False)
-    rotate_and_cache_heads[num_tokens, num_all](
+    rotate_and_cache_heads[num_tokens, -(-num_all // HEADS_PER_PROGRAM)](
         qkv_heads, weight, angles.cos_sin_table, angles.positions, cache_slots.slots, queries, cache_slots.keys,
         cache_slots.values, epsilon, cache_slots.keys.stride(0), HAS_NORM=qk_norm is not None,
         ROUND_AFTER_WEIGHT=round_after_weight, INTERLEAVED=angles.interleaved,
         ROTATED_DIM=angles.cos_sin_table.shape[1], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK=next_power_of_2(head_dim), num_warps=1)
+        HEADS_PER_PROGRAM=HEADS_PER_PROGRAM, BLOCK=next_power_of_2(head_dim), num_warps=WARPS_FOR_HEADS)
     return queries

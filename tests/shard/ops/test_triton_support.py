@@ -15,7 +15,7 @@ pytest.importorskip("triton")  # published for Linux only
 from shard.attention import triton
 from shard.lora import lora_triton
 from shard.lora.routing import INTS_PER_ENTRY, ROWS_PER_ENTRY
-from shard.ops import triton_support
+from shard.ops import fused_ops, triton_support
 
 COMPILE_PROGRAM = """
 import sys, json
@@ -93,7 +93,8 @@ POINTWISE_JOBS = [
      make_pointer_signature("qkv", "weight") | {"cos_sin_table": "*fp32", "positions": "*i64", "slots": "*i64"}
      | make_pointer_signature("queries", "keys", "values") | {"epsilon": "fp32", "slot_stride": "i32"},
      {"HAS_NORM": True, "ROUND_AFTER_WEIGHT": False, "INTERLEAVED": False, "ROTATED_DIM": 128, "NUM_HEADS": 32,
-      "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK": 128}, {"num_warps": 1})]
+      "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HEADS_PER_PROGRAM": fused_ops.HEADS_PER_PROGRAM, "BLOCK": 128},
+     {"num_warps": fused_ops.WARPS_FOR_HEADS})]
 
 
 LORA_WORK_SIGNATURE = {**make_pointer_signature("dtype_example"), "address_tables": "*i64", "entries": "*i32",
