@@ -283,7 +283,7 @@ def version_command() -> None:
     print(version("weft"))
 
 
-def make_serve_parameters(*, shows_all: bool) -> list[inspect.Parameter]:
+def make_serve_flags(*, shows_all: bool) -> list[inspect.Parameter]:
     """Return the flags of a server. Unless `shows_all`, its help page has the common ones only."""
     if shows_all:
         groups = {title: Group(title, sort_key=position) for position, title in enumerate(SETTING_GROUPS)}
@@ -312,7 +312,7 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
               result_action="return_value",
               config=ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings}, source=config_path)
               if settings else None)
-    parameters = make_serve_parameters(shows_all=shows_all)
+    parameters = make_serve_flags(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
         parameter for parameter in parameters if parameter.name not in FIXED_SETTINGS])

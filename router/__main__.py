@@ -122,7 +122,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         adapters = create_adapter_registry(args, engine)
         if adapters is not None:
             await adapters.preload(loader.load_and_pin)
-        validator = RequestValidator(args.config, engine.model_info, tokenizer, template, loader.get_or_create,
+        validator = RequestValidator(args.config, engine.model_info, tokenizer, template, loader.get_or_register,
                                      adapter_registry=adapters)
     except (ValueError, ShardsLost):
         if adapters is not None:

@@ -3,7 +3,7 @@
 import pytest
 from test_simulation import make_random_world
 
-from router.scheduler.policies import PausePolicy, PrefillBudget, PrefillTimeAllowance, TimeAllowance
+from router.scheduler.policies import PausePolicy, PrefillBudget, PrefillTimeAllowance, PrefillTimeLedger
 
 SEEDS = range(40)
 
@@ -23,7 +23,7 @@ def test_checker_detects_a_broken_stall_limit(monkeypatch):
 
 
 def test_checker_detects_starved_prompts(monkeypatch):
-    monkeypatch.setattr(PrefillTimeAllowance, "update_allowance", lambda *_: TimeAllowance(0.0, 0.0, 0.0))
+    monkeypatch.setattr(PrefillTimeLedger, "update_allowance", lambda *_: PrefillTimeAllowance(0.0, 0.0, 0.0))
     expect_law_violation("L5: prompts earned")
 
 

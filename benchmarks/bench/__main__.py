@@ -162,10 +162,10 @@ def collect_caveats(settings: BenchSettings, second_settings: BenchSettings | No
     caveats = [note for name, result in zip(make_unique_run_names(results), results, strict=True)
                for note in iter_result_caveats(name, result)]
     prompt_numbers = [record.ask.number for record in results[0].records]
-    if settings.workload.is_salted and len(set(prompt_numbers)) < len(prompt_numbers):
+    if settings.workload.depends_on_salt and len(set(prompt_numbers)) < len(prompt_numbers):
         caveats.append(
             f"{len(set(prompt_numbers))} prompts came again and again (--requests): a server's cache may know them")
-    if second_settings and not (settings.workload.is_salted and second_settings.workload.is_salted):
+    if second_settings and not (settings.workload.depends_on_salt and second_settings.workload.depends_on_salt):
         caveats.append("all turns asked the same prompts: what one computed another may find in the server's cache")
     return caveats
 

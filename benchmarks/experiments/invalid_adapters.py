@@ -115,7 +115,7 @@ class TokenGapObserver:
 
 
 @asynccontextmanager
-async def run_streams(base_url: str, num_streams: int) -> AsyncIterator[TokenGapObserver]:
+async def run_background_streams(base_url: str, num_streams: int) -> AsyncIterator[TokenGapObserver]:
     """Run streams that send one request after the other; the block begins when all of them have received a token."""
     observer, target = TokenGapObserver(num_streams), Target(base_url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
     requests = (PlannedRequest(number, f"{number % num_streams} {PROMPT}", OUTPUT_TOKENS) for number in count())
@@ -141,7 +141,7 @@ def normalize_error(error: str, adapter_name: str) -> str:
 
 async def measure_turns(settings: InvalidAdaptersSettings, adapter_names: Sequence[str],
                         base_url: str) -> list[tuple[TurnMeasurements, TurnMeasurements]]:
-    async with run_streams(base_url, settings.streams) as observer:
+    async with run_background_streams(base_url, settings.streams) as observer:
         await asyncio.sleep(SETTLE_SECONDS)
         return [(await measure_alone(observer, settings.seconds),
                  await measure_with_invalid_adapters(observer, base_url, settings, adapter_names))

@@ -42,7 +42,7 @@ class MemorySettings(RandomModelSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class StartupMeasurement:
+class StartupMemoryAndLatency:
     """Peak memory of each shard and seconds to the first token, over several starts of a server."""
 
     num_shard: int
@@ -54,10 +54,10 @@ class StartupMeasurement:
         return statistics.median(self.first_token_seconds)
 
 
-def measure(model_folder: Path, num_shard: int, num_starts: int) -> StartupMeasurement:
+def measure(model_folder: Path, num_shard: int, num_starts: int) -> StartupMemoryAndLatency:
     starts = [measure_startup(model_folder, num_shard) for _ in range(num_starts)]
     peaks = tuple(map(max, zip(*(each for each, _ in starts), strict=True)))
-    return StartupMeasurement(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
+    return StartupMemoryAndLatency(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
 
 
 def measure_startup(model_folder: Path, num_shard: int) -> tuple[list[float], float]:
@@ -68,7 +68,7 @@ def measure_startup(model_folder: Path, num_shard: int) -> tuple[list[float], fl
                               stdout=subprocess.PIPE)
     peaks: dict[int, float] = {}
     try:
-        port = wait_for_port(server, peaks)
+        port = read_port_and_sample_memory(server, peaks)
         body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1}}
         request = Request(f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(),
                           {"content-type": "application/json"})
@@ -82,7 +82,7 @@ def measure_startup(model_folder: Path, num_shard: int) -> tuple[list[float], fl
     return sorted(peaks.values(), reverse=True), first_token_seconds
 
 
-def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) -> int:
+def read_port_and_sample_memory(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) -> int:
     assert server.stdout is not None
     os.set_blocking(server.stdout.fileno(), False)
     text = b""
@@ -129,14 +129,14 @@ def bench(settings: MemorySettings = MemorySettings()) -> None:
     report_results(f"{settings.shape} memory", text, make_summary(settings, points), should_save=settings.save)
 
 
-def format_point(point: StartupMeasurement) -> str:
+def format_point(point: StartupMemoryAndLatency) -> str:
     figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
     return (f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token "
             f"after {point.median_first_token_seconds:.1f} s ({point.first_token_seconds[0]:.1f} to "
             f"{point.first_token_seconds[-1]:.1f})")
 
 
-def make_summary(settings: MemorySettings, points: Sequence[StartupMeasurement]) -> dict[str, Any]:
+def make_summary(settings: MemorySettings, points: Sequence[StartupMemoryAndLatency]) -> dict[str, Any]:
     return {
         "shape": settings.shape, "points": [
             {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],

@@ -83,7 +83,7 @@ class RouterCostPoint:
 
 
 async def measure_point(server: ServerProcesses, streams: int, look_ahead: int, seconds: float) -> RouterCostPoint:
-    async with stream_load.run_streams(HOST, server.port, streams, seed=streams) as load:
+    async with stream_load.run_background_streams(HOST, server.port, streams, seed=streams) as load:
         await load.run_for(WARM_UP_SECONDS)
         load.token_gaps = stream_load.make_empty_gaps()
         before = CounterReading.from_server(server, load.num_tokens)

@@ -19,7 +19,7 @@ from benchmarks.harness.experiment import ExperimentSettings, PositiveInt, run_e
 from benchmarks.harness.results import report_results
 from router.model_info import ModelInfo
 from router.recording.recorder import RecordingScheduler
-from router.recording.state import take_snapshot
+from router.recording.scheduler_snapshot import take_snapshot
 from router.request import Request, hash_blocks, hash_namespace
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler

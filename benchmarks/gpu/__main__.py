@@ -16,6 +16,16 @@ from typing import Annotated, Literal, TypeVar
 import torch
 from cyclopts import App, Parameter
 
+from benchmarks.gpu.offline_throughput import (
+    ModelLoadOptions,
+    RequestLengths,
+    compare_throughputs,
+    draw_request_lengths,
+    measure_http_throughput,
+    measure_shard_throughput,
+    measure_transformers_throughput,
+    run_in_new_process,
+)
 from benchmarks.gpu.report import report_section
 from benchmarks.gpu.roofline import measure_device_rates
 from benchmarks.gpu.step_latency import (
@@ -24,16 +34,6 @@ from benchmarks.gpu.step_latency import (
     measure_decode_latencies,
     measure_prefill_latencies,
     round_or_blank,
-)
-from benchmarks.gpu.throughput import (
-    ModelPlacement,
-    RequestLengths,
-    compare_throughputs,
-    draw_request_lengths,
-    measure_http_throughput,
-    measure_shard_throughput,
-    measure_transformers_throughput,
-    run_in_new_process,
 )
 from benchmarks.harness.experiment import PositiveInt, PositiveInts
 from benchmarks.harness.processes import ProcessStartError
@@ -61,11 +61,11 @@ class GpuBenchmarkSettings:
         return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
     @contextmanager
-    def provide_models(self) -> Iterator[Callable[[str], ModelPlacement]]:
+    def provide_models(self) -> Iterator[Callable[[str], ModelLoadOptions]]:
         """Yield a function that returns the model of a shape; the models exist as long as the block runs."""
         with tempfile.TemporaryDirectory() as temporary:
-            yield lambda shape: ModelPlacement(str(make_random_checkpoint(shape, Path(self.folder or temporary)
-                                                                          / shape)), self.device_type, self.dtype)
+            yield lambda shape: ModelLoadOptions(str(make_random_checkpoint(shape, Path(self.folder or temporary)
+                                                                            / shape)), self.device_type, self.dtype)
 
 
 DEFAULT_SETTINGS = GpuBenchmarkSettings()

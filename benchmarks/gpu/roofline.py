@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.gpu_timing import measure_seconds, synchronize_gpu
 from benchmarks.harness.random_checkpoints import iter_tensor_shapes
-from benchmarks.harness.random_inputs import measure_seconds, synchronize_gpu
 
 MATMUL_WIDTH = {"cuda": 8192, "cpu": 512}  # of the square matrices whose matmul is timed
 COPY_BYTES = {"cuda": 2**32, "cpu": 2**26}  # bytes

@@ -6,15 +6,15 @@ from statistics import median
 
 import torch
 
+from benchmarks.gpu.offline_throughput import ModelLoadOptions
 from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes
 from benchmarks.gpu.step_timer import StepTimer
-from benchmarks.gpu.throughput import ModelPlacement
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
-from benchmarks.harness.random_inputs import BLOCK_SIZE, num_blocks_for
+from benchmarks.harness.random_step_inputs import BLOCK_SIZE, num_blocks_for
 from shard.config import ShardConfig
+from shard.hardware.cache_budget import format_gib
 from shard.hardware.dtype import dtype_name
-from shard.hardware.memory_budget import format_gib
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 # Goals on an H200; the shares are goals on every card.
@@ -25,7 +25,7 @@ PREFILL_GOALS_PERCENT = {(LARGEST_SHAPE, 2048): 65.0}  # percent of the rate of 
 HTTP_THROUGHPUT_GOALS = {(LARGEST_SHAPE, 64): 0.85}  # of the shard alone, by shape and number of streams
 
 
-def measure_decode_latencies(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+def measure_decode_latencies(shape: str, placement: ModelLoadOptions, device_rates: DeviceRates,
                              contexts_and_batches: Sequence[tuple[int, int]], num_repetitions: int, *,
                              cuda_graphs: bool, exact: bool) -> list[TableRow]:
     """Measure decode steps. A point is a context length and a number of sequences; those whose cache does not fit
@@ -67,7 +67,7 @@ def find_fitting_points(loaded_model: LoadedDecoder,
     return fitting_points
 
 
-def measure_prefill_latencies(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+def measure_prefill_latencies(shape: str, placement: ModelLoadOptions, device_rates: DeviceRates,
                               prompt_lengths: Sequence[int], num_repetitions: int) -> list[TableRow]:
     loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
                                                   dtype=placement.dtype))

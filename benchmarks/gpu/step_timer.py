@@ -7,7 +7,8 @@ random, since matmuls of equal rows, or of zeros, take different times.
 from collections.abc import Iterable
 from time import perf_counter
 
-from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, num_blocks_for, synchronize_gpu
+from benchmarks.harness.gpu_timing import synchronize_gpu
+from benchmarks.harness.random_step_inputs import make_random_cache, make_random_sequence, num_blocks_for
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import PrefillChunk, Step
 from shard.workers.model_loading import LoadedDecoder

@@ -81,7 +81,7 @@ def run_weft_serve(model: Path, adapter_root: Path, flags: Sequence[str] = ()) -
              "--adapter-memory-fraction", "0.7", *flags],
             stdout=subprocess.PIPE, env={**os.environ, "XDG_CACHE_HOME": cache_folder})
         try:
-            yield f"http://{HOST}:{wait_for_port(server)}"
+            yield f"http://{HOST}:{read_server_port(server)}"
         finally:
             terminate_process(server)
 
@@ -96,7 +96,7 @@ def convert_sigterm_to_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
+def read_server_port(server: "subprocess.Popen[bytes]") -> int:
     assert server.stdout is not None
     for line in server.stdout:
         if match := re.search(rb"http://[^ ]*:(\d+)", line):

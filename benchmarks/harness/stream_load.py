@@ -129,7 +129,7 @@ class StreamConnection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def run_streams(host: str, port: int, num_streams: int, seed: int) -> AsyncIterator[StreamLoad]:
+async def run_background_streams(host: str, port: int, num_streams: int, seed: int) -> AsyncIterator[StreamLoad]:
     """Run `num_streams` streams until the end of the block."""
     loop, load = asyncio.get_running_loop(), StreamLoad(f"{host}:{port}", seed)
     try:

@@ -23,7 +23,7 @@ from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, r
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.report import format_all_tables, format_plot_caption, format_readme, list_distinct_metadata
-from benchmarks.study.runner import StudyFailed, StudyRunner
+from benchmarks.study.runner import AllRequestsFailed, StudyRunner
 from benchmarks.study.summary import summarize_study, to_json_value
 
 MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
@@ -112,7 +112,7 @@ def run_batching_study(settings: StudySettings = StudySettings()) -> None:
     make_scope(settings)  # raises ValueError before anything is measured
     try:
         measure_parts(settings, StudyRunner(folder, run_metadata, settings.stolen))
-    except (StudyFailed, ProcessStartError):  # report what was measured before
+    except (AllRequestsFailed, ProcessStartError):  # report what was measured before
         if RunRecordStore(folder).read_all():
             write_report(folder, run_metadata)
         raise
@@ -126,7 +126,7 @@ def main() -> None:
     app.command(run_batching_study, name="batching")
     try:
         app(sys.argv[1:])
-    except (ValueError, StudyFailed, ProcessStartError) as error:
+    except (ValueError, AllRequestsFailed, ProcessStartError) as error:
         raise SystemExit(f"benchmarks.study: {error}") from None
 
 

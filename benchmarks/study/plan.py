@@ -183,7 +183,7 @@ class StudyPlan:
 
     def list_policy_groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
         """Return the workload, policies and levels of each group of turns."""
-        scope, policies = self.scope, add_window_policies(self.scope)
+        scope, policies = self.scope, insert_static_batching_windows(self.scope)
         match part:
             case "compat":
                 return [("figure", COMPAT_POLICIES, (0.0,))]
@@ -229,7 +229,7 @@ class StudyPlan:
                 "seconds": requests[-1].at or 0.0}
 
 
-def add_window_policies(scope: StudyScope) -> tuple[str, ...]:
+def insert_static_batching_windows(scope: StudyScope) -> tuple[str, ...]:
     """Return the policies; the static one is followed by those with a window."""
     return tuple(name for policy in scope.policies
                  for name in (policy, *(make_window_policies(scope.windows) if policy == "static" else ())))

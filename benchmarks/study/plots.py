@@ -51,12 +51,12 @@ def iter_plots(shape: str, shape_figures: FiguresMapping,
     """Yield the plots with their names."""
     if COMPAT_PART in shape_figures:
         policy_figures = shape_figures[COMPAT_PART]["policies"]
-        yield "study-all", plot_study_latency(policy_figures, list(policy_figures))
+        yield "study-all", plot_mean_latency_by_tokens(policy_figures, list(policy_figures))
         for policy in policy_figures:
-            yield f"study-{policy}", plot_study_latency(policy_figures, [policy])
+            yield f"study-{policy}", plot_mean_latency_by_tokens(policy_figures, [policy])
     for workload, policy_figures in shape_figures.get(WORKLOAD_PART, {}).items():
         title = f"{shape}, workload {workload}"
-        yield f"{workload}-latency", plot_latency_by_tokens(policy_figures, title)
+        yield f"{workload}-latency", plot_latency_bands_by_tokens(policy_figures, title)
         yield f"{workload}-fairness", plot_fairness(policy_figures, title)
         if workload_records := [run_records for run_records in all_records
                                 if (run_records.run.part, run_records.run.workload) == (WORKLOAD_PART, workload)]:
@@ -68,7 +68,7 @@ def iter_plots(shape: str, shape_figures: FiguresMapping,
         yield "users", plot_users(shape_figures[USERS_PART], shape)
 
 
-def plot_study_latency(policy_figures: FiguresMapping, policies: Sequence[str]) -> Figure:
+def plot_mean_latency_by_tokens(policy_figures: FiguresMapping, policies: Sequence[str]) -> Figure:
     figure, [axes] = make_figure()
     for policy in policies:
         means = [(tokens, band.mean) for tokens, band in policy_figures[policy]["latency_by_tokens"].items()]
@@ -79,7 +79,7 @@ def plot_study_latency(policy_figures: FiguresMapping, policies: Sequence[str]) 
     return figure
 
 
-def plot_latency_by_tokens(policy_figures: FiguresMapping, title: str) -> Figure:
+def plot_latency_bands_by_tokens(policy_figures: FiguresMapping, title: str) -> Figure:
     figure, [axes] = make_figure(height=5.4)
     for policy, one in policy_figures.items():
         latencies = one["latency_by_range"]

@@ -32,7 +32,7 @@ SendRequests = Callable[[int, str, Sequence[PlannedRequest], int | None], list[R
 RunServer = Callable[..., AbstractContextManager[ServerProcesses]]
 
 
-class StudyFailed(Exception):
+class AllRequestsFailed(Exception):
     """Raised if all requests of a run failed."""
 
 
@@ -108,7 +108,7 @@ class StudyRunner:
         records, steal_share = retry.best_attempt.result, retry.best_attempt.steal_share
         errors = [record.error for record in records if record.error]
         if len(errors) == len(records):
-            raise StudyFailed(f"{run.part} {run.name}: every request failed, the first with: {errors[0]}")
+            raise AllRequestsFailed(f"{run.part} {run.name}: every request failed, the first with: {errors[0]}")
         seconds = max(record.ended for record in records)
         lateness_ms = 1e3 * percentile([record.sent - record.due_at for record in records], 99)
         print(f"{run.part:8} {run.name:44} {len(records):4} requests {seconds:7.1f} s, {steal_share:4.0%} stolen"

@@ -158,7 +158,7 @@ def summarize_compat(all_records: Sequence[RunRecords], server_speed: ServerSpee
     comparable_seeds = list(filter(has_dynamic_and_others, group_by_seed(all_records).values()))
     if not comparable_seeds:
         return compat_figures
-    lines = {name: fit_latency_line(one["latency_by_tokens"]) for name, one in policy_figures.items()}
+    lines = {name: fit_latency_by_tokens(one["latency_by_tokens"]) for name, one in policy_figures.items()}
     return compat_figures | {
         "continuous_latency_correlation": lines[DYNAMIC_POLICY].correlation,  # of means over seeds
         "continuous_latency_correlation_of_seeds": policy_figures[DYNAMIC_POLICY]["correlation"],
@@ -181,7 +181,7 @@ def compute_dynamic_latency_ratio(seed_records: Sequence[RunRecords], server_spe
     return latency_by_policy.pop(DYNAMIC_POLICY) / fmean(latency_by_policy.values())
 
 
-def fit_latency_line(latencies: Mapping[float, ConfidenceBand]) -> RegressionLine:
+def fit_latency_by_tokens(latencies: Mapping[float, ConfidenceBand]) -> RegressionLine:
     return fit_line({length: band.mean for length, band in latencies.items()})
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launcher.adapters.digest_cache import DigestCache, make_name_key
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
-from launcher.adapters.sources.interface import AdapterSource, SourceVersion
+from launcher.adapters.sources.interface import AdapterSource, FetchableAdapter
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 from launcher.adapters.store_protocol import FetchRequest
 
@@ -86,7 +86,7 @@ class AdapterFetcher:
             return FetchedAdapter(self._get_or_download_version(local_version),
                                   local_version.is_private) if local_version else None
 
-    def _store_and_remember(self, request: FetchRequest, remote_version: SourceVersion) -> FetchedAdapter:
+    def _store_and_remember(self, request: FetchRequest, remote_version: FetchableAdapter) -> FetchedAdapter:
         """Store the adapter and remember its digest.
 
         If a token was needed, the adapter is not public, or no longer, so its entry without a token is dropped.
@@ -98,7 +98,7 @@ class AdapterFetcher:
                                   version.digest)
         return FetchedAdapter(version, remote_version.is_private)
 
-    def _get_or_download_version(self, remote_version: SourceVersion) -> AdapterVersion:
+    def _get_or_download_version(self, remote_version: FetchableAdapter) -> AdapterVersion:
         known_digest = self._digests_by_stamp.get(
             remote_version.version_stamp) if remote_version.version_stamp is not None else ""
         if known_digest and (version := self._store.find_version(known_digest)):

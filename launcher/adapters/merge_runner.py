@@ -35,7 +35,7 @@ class AdapterMergeRunner:
         """Return a future of the merged version, or of AdapterError."""
         return self._executor.submit(self._get_or_compute_merge, request)
 
-    def kill_running_merge(self) -> None:
+    def kill_and_refuse_merges(self) -> None:
         """Kill the merging process and let no other start. Thread-safe."""
         with self._child_lock:
             self._closed = True
@@ -43,7 +43,7 @@ class AdapterMergeRunner:
                 self._child.kill()
 
     def close(self) -> None:
-        self.kill_running_merge()
+        self.kill_and_refuse_merges()
         self._executor.shutdown(cancel_futures=True)
 
     # -- in the thread

@@ -30,7 +30,7 @@ from launcher.adapters.store_protocol import (
     AccessCheckRequest,
     FetchRequest,
     MergeRequest,
-    PinRequest,
+    ReplacePinsRequest,
     RequestId,
     StoreRequest,
     make_adapter_version_reply,
@@ -69,7 +69,7 @@ class StoreComponents(NamedTuple):
     merger: AdapterMergeRunner
 
 
-class RequestDispatcher:
+class StoreRequestDispatcher:
     """Dispatcher of requests, which sends each reply when it is ready. `close` ends merges and waits for other work."""
 
     def __init__(self, components: StoreComponents, send_reply: Callable[[Reply], None]) -> None:
@@ -103,7 +103,7 @@ class RequestDispatcher:
             case AccessCheckRequest():
                 self._reply_when_done(request_id,
                                       self._access_check_executor.submit(self._handle_access_check, request), dict)
-            case PinRequest():
+            case ReplacePinsRequest():
                 self._reply_when_done(request_id, self._pin_executor.submit(self._replace_pins, request), dict)
 
     def _reply_when_done(self, request_id: RequestId, future: "Future[Any]",
@@ -118,7 +118,7 @@ class RequestDispatcher:
                 self._components.hub_source.check_access(request)
         return {"allowed": True}
 
-    def _replace_pins(self, request: PinRequest) -> Reply:
+    def _replace_pins(self, request: ReplacePinsRequest) -> Reply:
         """Replace the pins and reply with the digests that are no longer stored and must be fetched again."""
         with convert_errors_to_adapter_error("what is in use"):
             missing = self._components.store.replace_pins(request.digests)
@@ -185,10 +185,10 @@ def main() -> None:
     except OSError as error:
         PLAIN_OUTPUT.log(f"cannot keep adapters in {settings.store_folder}: {error.strerror}", logging.ERROR)
         raise SystemExit(1) from None
-    dispatcher = RequestDispatcher(components, ReplyPipeWriter(sys.stdout.fileno()).write_reply)
+    dispatcher = StoreRequestDispatcher(components, ReplyPipeWriter(sys.stdout.fileno()).write_reply)
     for line in sys.stdin.buffer:
         dispatcher.handle_request_line(line)
-    components.merger.kill_running_merge()
+    components.merger.kill_and_refuse_merges()
     os._exit(0)  # without waiting for downloads: the next process resumes them
 
 

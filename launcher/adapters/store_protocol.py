@@ -50,7 +50,7 @@ class AccessCheckRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PinRequest:
+class ReplacePinsRequest:
     """Request to replace the router's pins: versions with these digests must not be evicted."""
 
     digests: tuple[str, ...]
@@ -77,7 +77,7 @@ class MergeRequest:
         return int(self.content_hash[:16], 16)
 
 
-StoreRequest = FetchRequest | AccessCheckRequest | PinRequest | MergeRequest
+StoreRequest = FetchRequest | AccessCheckRequest | ReplacePinsRequest | MergeRequest
 
 
 def parse_request_line(line: bytes) -> tuple[RequestId, dict[str, Any]]:
@@ -110,8 +110,8 @@ def parse_access_check_request(fields: Mapping[str, Any]) -> AccessCheckRequest:
     return AccessCheckRequest(parse_source_name(fields), parse_adapter_name(fields), parse_token(fields))
 
 
-def parse_pin_request(fields: Mapping[str, Any]) -> PinRequest:
-    return PinRequest(parse_digests(fields))
+def parse_pin_request(fields: Mapping[str, Any]) -> ReplacePinsRequest:
+    return ReplacePinsRequest(parse_digests(fields))
 
 
 def parse_merge_request(fields: Mapping[str, Any]) -> MergeRequest:

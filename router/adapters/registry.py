@@ -57,8 +57,8 @@ FetchObserver = Callable[[str, str, float], None]
 class ResourceNumbering(Protocol):
     """Numbering of the resources that shards load."""
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *,
-                      is_pinned: bool = False) -> LoadableResource: ...
+    def get_or_register(self, kind: str, source: str, max_bytes: int = 0, *,
+                        is_pinned: bool = False) -> LoadableResource: ...
 
     def is_in_use(self, kind: str, source: str) -> bool: ...
 
@@ -160,7 +160,7 @@ class AdapterRegistry:
     def get_resource_in_use(self, version: FetchedAdapter) -> LoadableResource | None:
         """Return the resource of a version that is needed by a request or held by the shards, else None."""
         is_in_use = self._resources.is_in_use(ADAPTER, version.folder)
-        return self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes) if is_in_use else None
+        return self._resources.get_or_register(ADAPTER, version.folder, version.max_shard_bytes) if is_in_use else None
 
     def get_entries(self) -> dict[AdapterReference, AdapterEntry]:
         return dict(self._entries)
@@ -219,7 +219,8 @@ class AdapterRegistry:
         if reference in self._entries:  # else `forget_version` has removed it meanwhile
             self._entries.move_to_end(reference)
         version = entry.version
-        resource = self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes, is_pinned=is_pinned)
+        resource = self._resources.get_or_register(ADAPTER, version.folder, version.max_shard_bytes,
+                                                   is_pinned=is_pinned)
         is_private = version.is_private and reference not in self._operator_references
         return ResolvedAdapter(resource, version.digest, reference.name, reference.source or "", is_private)
 
@@ -266,7 +267,7 @@ class AdapterRegistry:
             name, op="merge", digests=[part.digest for part in resolved_parts], weights=list(merge.weights),
             strategy=merge.merge_strategy, density=1.0 if merge.merge_strategy == "linear" else merge.density,
             sign=merge.majority_sign_method))
-        resource = self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes)
+        resource = self._resources.get_or_register(ADAPTER, version.folder, version.max_shard_bytes)
         return ResolvedAdapter(resource, version.digest, name, source, any(part.is_private for part in resolved_parts))
 
     def _cache_granted_access(self, reference: AdapterReference, source_token: str) -> None:

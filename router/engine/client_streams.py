@@ -59,7 +59,7 @@ class ClientStreams:
                                on_drained=lambda: self._resume_slow_client(sequence_id),
                                on_disconnect=lambda: self._on_disconnect(sequence_id))
         try:
-            timeline = self._scheduler.get_timeline(sequence_id)
+            timeline = self._scheduler.get_request_timeline(sequence_id)
         except KeyError:  # the request can never fit, and the scheduler has dropped it
             timeline = RequestTimeline(now())
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
@@ -79,9 +79,10 @@ class ClientStreams:
 
     # -- from the shards and the scheduler
 
-    def receive_result(self, result: StepResult) -> dict[int, int]:
+    def detokenize_result(self, result: StepResult) -> dict[int, int]:
         """Detokenise rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
-        string how many of the row's tokens count."""
+        string how many of the row's tokens count. The rows are delivered by `dispatch_events`, once the scheduler has
+        decided how many of their tokens count."""
         builders, stop_token_counts = self._builders, {}
         for logprobs in result.prompt_logprobs:
             if (builder := builders.get(logprobs.sequence_id)) is not None:
@@ -123,7 +124,7 @@ class ClientStreams:
             return
         try:
             builder.finish(event.reason)
-        except Exception:  # fails only this request, as in `receive_result`
+        except Exception:  # fails only this request, as in `detokenize_result`
             self._fail_undecodable(event.sequence_id)
         else:
             self._close_request(event.sequence_id)

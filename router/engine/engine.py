@@ -16,7 +16,7 @@ from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
-from router.recording.recorder import RecordingScheduler, make_scheduler
+from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
@@ -93,7 +93,7 @@ class Engine:
         for warning in describe_unused_settings(self.config, settings):
             logger.warning("%s", warning)
         seconds = 60 * self.config.record_minutes if self._recording_folder is not None else 0.0
-        self._scheduler = make_scheduler(settings, self.model_info, seconds, now())
+        self._scheduler = make_optionally_recorded_scheduler(settings, self.model_info, seconds, now())
         self.server_metrics = ServerMetrics(self._scheduler, limits, self.model_info.tokens_per_step,
                                             with_adapters=self.model_info.adapters,
                                             with_lorax_names=self.config.compat == "lorax")
@@ -210,8 +210,8 @@ class Engine:
             messages = encode_plan(plan, self._client_streams.get_traceparent)
             self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
             self.server_metrics.steps.count_sent(plan)
-        if self._scheduler.resource_cache.is_in_use:
-            self.resource_controller.send_resource_commands()
+        if self._scheduler.resource_cache.was_ever_needed:
+            self.resource_controller.execute_loads_and_unloads()
 
     def _flush_events(self) -> None:
         events, self._queued_events = self._queued_events, []
@@ -228,7 +228,7 @@ class Engine:
         plan, result = sent_plan.plan, decode_answer(sent_plan.answer.result(), sent_plan.plan, self.model_info)
         answered_at = now()
         round_trip_seconds = self._plans_in_flight.drop_oldest(answered_at)
-        stop_token_counts = self._client_streams.receive_result(result)
+        stop_token_counts = self._client_streams.detokenize_result(result)
         detokenized_at = now()
         self.server_metrics.steps.observe_result(plan, result, round_trip_seconds, detokenized_at - answered_at)
         self._queued_events += self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts,

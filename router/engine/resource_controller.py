@@ -64,7 +64,7 @@ class ResourceController:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._scheduler.resource_cache.adapter_statuses
 
-    def send_resource_commands(self) -> None:
+    def execute_loads_and_unloads(self) -> None:
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
         self.wake_load_waiters()
 

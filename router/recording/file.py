@@ -19,10 +19,10 @@ from typing import Any, TextIO
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo, StepMeasurement
-from router.recording.recorder import CallEntry, RecordingSegment
-from router.recording.state import StateTable, redacted_request_to_json, table_to_json
+from router.recording.recorder import CallEntry, SnapshotWithCalls
+from router.recording.scheduler_snapshot import StateTable, redacted_request_to_json, table_to_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_RECORDINGS = 20  # in a folder
 MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
 
@@ -67,7 +67,7 @@ def non_secret_settings(config: RouterConfig) -> dict[str, Any]:
             if choices or value is None or isinstance(value, bool | int | float)}
 
 
-def write_recording(file: TextIO, header: dict[str, Any], segments: Iterable[RecordingSegment]) -> None:
+def write_recording(file: TextIO, header: dict[str, Any], segments: Iterable[SnapshotWithCalls]) -> None:
     file.write(json.dumps(header) + "\n")
     for segment in segments:
         file.write(f'{{"at": {json.dumps(segment.started_at)}, "core": {table_to_json(segment.snapshot)}}}\n')
@@ -98,7 +98,7 @@ class RecordingFolder:
         self._last_automatic_at: float | None = None  # when the last automatic recording was begun
         self._writer_thread: threading.Thread | None = None
 
-    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str, *,
+    def write_in_background(self, segments: list[SnapshotWithCalls], model_info: ModelInfo, reason: str, *,
                             is_automatic: bool = False) -> None:
         """Begin to write a recording, unless another one is being written. An automatic one is written at most once in
         MIN_AUTOMATIC_INTERVAL seconds."""
@@ -120,7 +120,7 @@ class RecordingFolder:
         if self._writer_thread is not None:
             self._writer_thread.join()
 
-    def _write_file(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+    def _write_file(self, segments: list[SnapshotWithCalls], model_info: ModelInfo, reason: str) -> None:
         name = f"weft-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"
         path, partial = self._folder / name, self._folder / f".{name}"
         try:
@@ -147,7 +147,7 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_truncated = False  # whether the last line is incomplete; known when all lines have been read
-        with self._open() as lines:
+        with self._open_for_reading() as lines:
             header = self._parse_line(1, lines.readline())
         if "weft_recording" not in header:
             raise BadRecording(f"{path} is no recording: its first line does not say so")
@@ -166,7 +166,7 @@ class Recording:
         return model_info_from_json(self._header["facts"])
 
     def __iter__(self) -> Iterator[SegmentStart | RecordedCall]:
-        with self._open() as lines:
+        with self._open_for_reading() as lines:
             lines.readline()
             for line_number, line in enumerate(lines, 2):
                 if not line.endswith("\n"):
@@ -184,7 +184,7 @@ class Recording:
                 except (AttributeError, KeyError, TypeError, ValueError):
                     raise BadRecording(f"{self.path}: line {line_number} is no event of a recording") from None
 
-    def _open(self) -> TextIO:
+    def _open_for_reading(self) -> TextIO:
         try:
             return self.path.open(encoding="utf-8", errors="replace")
         except OSError as error:

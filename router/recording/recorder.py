@@ -10,7 +10,7 @@ from marshal import dumps
 from typing import Any
 
 from router.model_info import ModelInfo
-from router.recording.state import StateTable, get_resource_fields, redact_request, take_snapshot
+from router.recording.scheduler_snapshot import StateTable, get_resource_fields, redact_request, take_snapshot
 from router.request import FinishReason, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
 from router.scheduler.messages import (
@@ -38,7 +38,7 @@ CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingSegment:
+class SnapshotWithCalls:
     """A snapshot of the scheduler and the calls recorded since."""
 
     snapshot: StateTable
@@ -54,7 +54,7 @@ class RecordingScheduler(Scheduler):
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
         """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
         self._kept_seconds = kept_seconds
-        self._segments: deque[RecordingSegment] = deque(maxlen=MAX_SEGMENTS)
+        self._segments: deque[SnapshotWithCalls] = deque(maxlen=MAX_SEGMENTS)
         self._pending_hashes: list[bytes] = []  # block hashes computed during the current call
         super().__init__(settings, model_info, self._hash_blocks)
         self._start_segment(now)
@@ -62,14 +62,14 @@ class RecordingScheduler(Scheduler):
     def _start_segment(self, now: float) -> None:
         snapshot = take_snapshot(self)
         self._entries: list[CallEntry] = []  # of the last segment
-        self._segments.append(RecordingSegment(snapshot, now, self._entries))
+        self._segments.append(SnapshotWithCalls(snapshot, now, self._entries))
         self._next_segment_at = now + max(SEGMENT_SECONDS, SEGMENT_FRACTION * self._kept_seconds)
         while len(self._segments) > 1 and self._segments[1].started_at < now - self._kept_seconds:
             self._segments.popleft()
 
-    def copy_segments(self) -> list[RecordingSegment]:
+    def copy_segments(self) -> list[SnapshotWithCalls]:
         """Return immutable copies of the segments kept so far."""
-        return [RecordingSegment(segment.snapshot, segment.started_at, tuple(segment.entries))
+        return [SnapshotWithCalls(segment.snapshot, segment.started_at, tuple(segment.entries))
                 for segment in self._segments]
 
     def _hash_blocks(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
@@ -143,7 +143,8 @@ for _name, _describe_arguments in RECORDED_CALLS.items():
     setattr(RecordingScheduler, _name, make_recorded_call(_name, _describe_arguments))
 
 
-def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> Scheduler:
+def make_optionally_recorded_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float,
+                                       now: float) -> Scheduler:
     """Return a scheduler that records at least the last `kept_seconds`, or does not record if that is 0."""
     return (RecordingScheduler(settings, model_info, kept_seconds, now) if kept_seconds
             else Scheduler(settings, model_info))

@@ -158,14 +158,14 @@ class AdmissionControl:
         queue, running = self._queue, self._running
         if not self.num_left_waiting:
             return 0.0
-        own_sequences = queue.get_sequences_not_set_aside(tenant.name)
+        own_sequences = queue.get_runnable_sequences(tenant.name)
         has_all = len(own_sequences) == len(queue) - queue.num_set_aside and not self._fair_shares.has_competition
         if not has_all and not own_sequences and running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it
         wait = self._wait_forecast.estimate_raw_wait(queue, queue.demand, running)
         if has_all:
             return wait
-        other_weights = sum(queue.get_sequences_not_set_aside(name)[0].request.tenant.weight
+        other_weights = sum(queue.get_runnable_sequences(name)[0].request.tenant.weight
                             for name in queue.tenants if name != tenant.name)
         wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, queue.tenant_demand(tenant.name), running)
         return min(wait, wait_alone * (other_weights + tenant.weight) / tenant.weight)

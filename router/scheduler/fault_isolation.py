@@ -30,7 +30,7 @@ class FaultIsolation:
 
     suspect_sets: list[dict[int, Sequence]] = field(default_factory=list)
 
-    def current_suspects(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
+    def suspects_allowed_to_start(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.
 
         A set of which no member may start (`is_unstartable`) is skipped.

@@ -46,7 +46,7 @@ class CachedResource:
     resource: LoadableResource
     state: ResourceState
     state_changed_at: float
-    is_used: bool = False  # whether a request has started with it since it was loaded
+    was_used: bool = False  # whether a request has started with it since it was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LoadableResourceCache:
     # To be unloaded once no unfinished sequence needs them.
     _requested_unloads: dict[LoadableResource, None] = field(default_factory=dict)
     max_adapter_bytes: int = 0  # how many bytes of adapters fit on a shard
-    is_in_use: bool = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
+    was_ever_needed: bool = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
     # Not yet returned by `Scheduler.take_resource_commands`.
     pending_commands: list[ResourceCommand] = field(default_factory=list)
     wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
@@ -86,14 +86,14 @@ class LoadableResourceCache:
 
     def add_sequence(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
-            self.is_in_use = True
+            self.was_ever_needed = True
             self._num_users[resource] = self._num_users.get(resource, 0) + 1
             self._requested_unloads.pop(resource, None)
             self._idle_by_kind[resource.kind].pop(resource, None)
 
     def mark_used(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
-            self._cached[resource].is_used = True
+            self._cached[resource].was_used = True
 
     def remove_sequence(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
@@ -107,7 +107,7 @@ class LoadableResourceCache:
 
     def request_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
-        self.is_in_use = True
+        self.was_ever_needed = True
         self._requested_unloads.pop(resource, None)
         if resource not in self.available:
             self._queue.request_load(resource)
@@ -147,7 +147,7 @@ class LoadableResourceCache:
 
     def record_loaded(self, resource: LoadableResource, now: float) -> None:
         """Record that every rank has loaded the resource, even if it was not requested here."""
-        self.is_in_use = True
+        self.was_ever_needed = True
         self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
         self._make_available(resource, now)
 
@@ -230,8 +230,8 @@ class LoadableResourceCache:
         idle_order = {resource: index for index, resource in enumerate(self._idle_by_kind[ADAPTER])}
         yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
         cycle_seconds = self._settings.adapter_cycle_seconds
-        needed = [(r.state_changed_at + cycle_seconds + (0.0 if r.is_used else UNUSED_GRACE_SECONDS), r) for r in loaded
-                  if r.resource not in idle_order]
+        needed = [(r.state_changed_at + cycle_seconds + (0.0 if r.was_used else UNUSED_GRACE_SECONDS), r)
+                  for r in loaded if r.resource not in idle_order]
         for evictable_at, cached in sorted(needed, key=lambda pair: pair[0]):
             if now < evictable_at:
                 self.wake_at = evictable_at

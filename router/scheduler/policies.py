@@ -68,7 +68,7 @@ class PrefillBudget:
         return limit if limit == num_left else max(0, (start + limit) // self.block_size * self.block_size - start)
 
 
-class TimeAllowance(NamedTuple):
+class PrefillTimeAllowance(NamedTuple):
     """The seconds that the prompts of one step may add to its decodes."""
 
     all_prompts: float
@@ -76,8 +76,8 @@ class TimeAllowance(NamedTuple):
     single_block: float  # at least `first_prompt`: for one block, if `first_prompt` does not pay for it
 
 
-class PrefillTimeAllowance:
-    """The seconds that prompts may add to steps in which sequences decode.
+class PrefillTimeLedger:
+    """Sums what decodes earn for prompts, and computes the seconds that prompts may add to each step.
 
     For a step whose decodes take D seconds, with the ratio R of waiting to decoding sequences,
     E = EARNED_PER_DECODE_SECOND, and S the sum of D over the steps since prompts last ran, this one included:
@@ -97,6 +97,10 @@ class PrefillTimeAllowance:
     prompts before it and its own take. While no more sequences wait than decode, prompts add at most the largest of
     the stall promise, twice the step's time without them, and one block.
 
+    Example: decodes of 20 ms, twice as many waiting as decoding, a stall promise of 150 ms with a safety factor of 1.5.
+    Prompts may add max(100, 40) = 100 ms. With decodes of 200 ms they may add max(100, 400) = 400 ms, and the first
+    prompt alone max(400, 800) = 800 ms.
+
     The factor waiting / decoding applies to the first prompt alone: prompts that finish one after the other get no
     first token later than prompts that finish together, and most get it sooner.
     """
@@ -109,7 +113,7 @@ class PrefillTimeAllowance:
         self.decode_seconds_since_prefill = 0.0
 
     def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
-                         cost_model: CostModel) -> TimeAllowance:
+                         cost_model: CostModel) -> PrefillTimeAllowance:
         """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
         decode_seconds = cost_model.predict(decode_load)
         ratio = num_waiting / decode_load.rows
@@ -118,7 +122,7 @@ class PrefillTimeAllowance:
         first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
         single_block = max(first_prompt,
                            EARNED_PER_DECODE_SECOND * self.decode_seconds_since_prefill * max(1.0, ratio))
-        return TimeAllowance(all_prompts, first_prompt, single_block)
+        return PrefillTimeAllowance(all_prompts, first_prompt, single_block)
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:
@@ -192,10 +196,10 @@ class StepPolicy:
         return False
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
-        length = budget.max_chunk_length(sequence.num_sent_tokens,
-                                         sequence.num_initial_tokens - sequence.num_sent_tokens)
+        length = budget.max_chunk_length(sequence.num_scheduled_tokens,
+                                         sequence.num_tokens_to_prefill - sequence.num_scheduled_tokens)
         if length:
-            budget.spend(sequence.num_sent_tokens, length)
+            budget.spend(sequence.num_scheduled_tokens, length)
             draft.chunks.append((sequence, length))
         return length
 
@@ -208,23 +212,23 @@ class StepPolicy:
 class MixedPolicy(StepPolicy):
     """Policy that runs chunks of prompts together with the decodes, in one batch."""
 
-    __slots__ = ("_prompt_time_allowance",)
+    __slots__ = ("_prefill_time_ledger",)
 
     def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
-        self._prompt_time_allowance = PrefillTimeAllowance()
+        self._prefill_time_ledger = PrefillTimeLedger()
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
         # `is_ready_to_decode`, inline: this runs for every sequence in every step.
         self.draft_decodes([s for batch in running.batches for s in batch.sequences.values()
-                            if s.num_sent_tokens >= s.num_initial_tokens], draft)
+                            if s.num_scheduled_tokens >= s.num_tokens_to_prefill], draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
         has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
         left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
         if not left_prompt_out or draft.chunks:
-            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
+            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
@@ -234,9 +238,9 @@ class MixedPolicy(StepPolicy):
             num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
             budget.cost_model = self.scheduler.cost_model
             budget.seconds, budget.first_chunk_seconds, budget.single_block_seconds = (
-                self._prompt_time_allowance.update_allowance(draft.decode_load, num_waiting,
-                                                             self.scheduler.settings.max_stall_seconds,
-                                                             budget.cost_model))
+                self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
+                                                           self.scheduler.settings.max_stall_seconds,
+                                                           budget.cost_model))
         return budget
 
 
@@ -315,24 +319,24 @@ class PoolingPolicy:
 
     Such a text cannot be cut, takes no blocks and enters no batch. The first sequence in turn decides the kind of a
     step, but between two pooling steps running sequences get a step of their own. While sequences decode, pooling
-    shares the time with the decodes as prompts do (`PrefillTimeAllowance`), except that the whole pooling step counts
+    shares the time with the decodes as prompts do (`PrefillTimeLedger`), except that the whole pooling step counts
     as added time.
     """
 
-    __slots__ = ("_last_step_was_pooling", "_prompt_time_allowance", "is_active", "scheduler")
+    __slots__ = ("_last_step_was_pooling", "_prefill_time_ledger", "is_active", "scheduler")
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.is_active = False  # whether texts waited when `draft_step` was last called
         self._last_step_was_pooling = False  # the step before was a pooling step
-        self._prompt_time_allowance = PrefillTimeAllowance()
+        self._prefill_time_ledger = PrefillTimeLedger()
 
     def draft_step(self) -> StepDraft | None:
         """Return a pooling step; None if the next generates text. To be called while texts wait, and once after."""
         self.is_active = bool(self.scheduler.waiting.num_pooling)
         kind = self.scheduler.selector.next_request_kind()
         if not self.is_active:
-            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
+            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
         may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
                                                              and len(self.scheduler.running))
         draft = self._draft_pooling_step(kind) if may_pool else None
@@ -355,7 +359,7 @@ class PoolingPolicy:
             draft.chunks.append((sequence, sequence.length))
             budget.spend(0, sequence.length)
         if not draft.has_turned_new_sequence_away or draft.chunks:
-            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
+            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
         return draft if draft.chunks else None
 
     def _make_budget(self) -> PrefillBudget:
@@ -368,7 +372,7 @@ class PoolingPolicy:
         if not decode_load.rows:
             return PrefillBudget(settings.max_prefill_tokens, 1)
         # 0: the ratio waiting / decoding applies to sequences that generate text only.
-        allowance = self._prompt_time_allowance.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
+        allowance = self._prefill_time_ledger.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
         # A text cannot be cut, so the seconds earned by several steps count for it, as for a single block of a prompt.
         return PrefillBudget(settings.max_prefill_tokens, 1,
                              allowance.single_block - cost_model.predict(StepLoad()), cost_model=cost_model)

@@ -98,7 +98,7 @@ class RunningSequences:
         else:
             num_needed = self._num_blocks_at_entry(sequence)
         num_freed = self.block_pool.count_freed_by(s.blocks for s in victims) if victims else 0
-        return num_needed <= self.block_pool.num_free + num_freed and self._can_all_finish(sequence)
+        return num_needed <= self.block_pool.num_free + num_freed and self._fits_beside_unpreemptible(sequence)
 
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
@@ -106,8 +106,8 @@ class RunningSequences:
         self.block_pool.acquire(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
-        sequence.num_initial_tokens = sequence.length
-        sequence.num_sent_tokens = len(cached_blocks) * self.block_pool.block_size
+        sequence.num_tokens_to_prefill = sequence.length
+        sequence.num_scheduled_tokens = len(cached_blocks) * self.block_pool.block_size
         sequence.num_cached_blocks = len(cached_blocks)
         if sequence.block_hashes:
             for block, block_hash in self._blocks_to_cache(sequence):
@@ -116,7 +116,7 @@ class RunningSequences:
         if batch not in self.batches:
             self.batches.append(batch)
         return NewSequence(sequence.id, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
-                           sequence.num_sent_tokens)
+                           sequence.num_scheduled_tokens)
 
     def num_free_blocks_needed(self, sequence: Sequence) -> int:
         """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
@@ -131,7 +131,7 @@ class RunningSequences:
         return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
                 else self.block_pool.num_blocks_for(sequence.length))
 
-    def _can_all_finish(self, candidate: Sequence) -> bool:
+    def _fits_beside_unpreemptible(self, candidate: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
         sequences = [*self, candidate]
         unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
@@ -188,7 +188,7 @@ class RunningSequences:
 
         If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
         """
-        if sequence.blocks and sequence.length > sequence.num_initial_tokens:
+        if sequence.blocks and sequence.length > sequence.num_tokens_to_prefill:
             self.cache_full_blocks(sequence, sequence.length - 1)
 
     def _may_share_blocks(self, sequence: Sequence) -> bool:
@@ -197,7 +197,7 @@ class RunningSequences:
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""
-        last = (min(len(sequence.block_hashes), sequence.num_initial_tokens // self.block_pool.block_size)
+        last = (min(len(sequence.block_hashes), sequence.num_tokens_to_prefill // self.block_pool.block_size)
                 if self._may_share_blocks(sequence) else 0)
         indices = range(sequence.num_cached_blocks, last)
         return ((sequence.blocks[index], sequence.block_hashes[index]) for index in indices)

@@ -24,7 +24,7 @@ from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import StepDraft, StepInFlight
+from router.scheduler.step import PlanInFlight, StepDraft
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
@@ -38,9 +38,9 @@ class Scheduler:
     never has any, so that the recorder can treat all alike.
     """
 
-    __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation",
-                 "_last_message_number", "_model_info", "_pooling_policy", "_steps_in_flight", "_wait_forecast",
-                 "cost_model", "policy", "resource_cache", "running", "selector", "sequences", "settings", "waiting")
+    __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation", "_last_message_number",
+                 "_model_info", "_plans_in_flight", "_pooling_policy", "_wait_forecast", "cost_model", "policy",
+                 "resource_cache", "running", "selector", "sequences", "settings", "waiting")
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         """`hasher` is replaced by the recorder, which notes every hash."""
@@ -69,7 +69,7 @@ class Scheduler:
         self.policy: StepPolicy = StaticPolicy(policy) if settings.static else policy
         self._pooling_policy = PoolingPolicy(self)
         self.selector.policy, self.selector.preempted = self.policy, []
-        self._steps_in_flight: deque[StepInFlight] = deque()
+        self._plans_in_flight: deque[PlanInFlight] = deque()
         self.resource_cache.max_adapter_bytes = self._model_info.adapter_bytes
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
@@ -94,9 +94,9 @@ class Scheduler:
     @property
     def last_step_load(self) -> StepLoad:
         """Load of the step planned last; a simulation computes the step's duration from it."""
-        return (self._steps_in_flight[-1].load if self._steps_in_flight else None) or StepLoad()
+        return (self._plans_in_flight[-1].load if self._plans_in_flight else None) or StepLoad()
 
-    def get_timeline(self, sequence_id: int) -> RequestTimeline:
+    def get_request_timeline(self, sequence_id: int) -> RequestTimeline:
         """Return the timeline of an unfinished sequence; it is updated until the sequence ends."""
         return self.sequences[sequence_id].timeline
 
@@ -174,7 +174,7 @@ class Scheduler:
 
     def _find_resources_in_use(self) -> set[LoadableResource]:
         """Return the resources needed by running sequences and by steps in flight."""
-        members = [*self.running, *(sequence for step in self._steps_in_flight for sequence in step.members)]
+        members = [*self.running, *(sequence for step in self._plans_in_flight for sequence in step.members)]
         return {resource for sequence in members for resource in sequence.request.needed_resources}
 
     # -- steps
@@ -186,9 +186,9 @@ class Scheduler:
         """
         if self._epoch is None:
             return None
-        if self.resource_cache.is_in_use:
+        if self.resource_cache.was_ever_needed:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
-        if len(self._steps_in_flight) >= self.settings.look_ahead:
+        if len(self._plans_in_flight) >= self.settings.look_ahead:
             return None
         if self.selector.preempted:
             self.selector.add_preempted()
@@ -200,15 +200,15 @@ class Scheduler:
         draft = self._draft_step(now)
         num_waiting = self.waiting.demand.num_sequences
         self._admission.num_left_waiting = num_waiting - self.waiting.num_set_aside if num_waiting else 0
-        # Messages first: they hold the progress before this step. Charging last: it reads the progress after.
+        # The messages say where chunks begin, `mark_sent` advances the sequences, charging reads where they are then.
         messages = draft.take_messages()
         if not messages:
             return None
         self._last_message_number += len(messages)
-        step = draft.send(self._last_message_number)
+        step = draft.mark_sent(self._last_message_number)
         for sequence, length in draft.chunks:
             self._fair_shares.charge_prompt(sequence, length)
-        self._steps_in_flight.append(step)
+        self._plans_in_flight.append(step)
         seconds = self.cost_model.predict(step.load) if step.load is not None else 0.0
         member_ids = output_ids = tuple([sequence.id for sequence in step.members])
         if step.members_with_output is not step.members:
@@ -237,10 +237,10 @@ class Scheduler:
         `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
         tokens that count.
         """
-        if (result.epoch != self._epoch or not self._steps_in_flight
-            or self._steps_in_flight[0].last_message_number != last_message_number):
+        if (result.epoch != self._epoch or not self._plans_in_flight
+            or self._plans_in_flight[0].last_message_number != last_message_number):
             return []
-        step = self._steps_in_flight.popleft()
+        step = self._plans_in_flight.popleft()
         if step.load is not None:
             slowdown = self.cost_model.observe(step.load, result.seconds)
             if slowdown != 1.0:
@@ -248,14 +248,14 @@ class Scheduler:
             if self._answered_at is not None:  # a step was in flight all the time since then
                 self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
                                                 has_turned_new_sequence_away=step.has_turned_new_sequence_away)
-            self._answered_at = now if self._steps_in_flight else None
+            self._answered_at = now if self._plans_in_flight else None
         return self.sequences.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
     def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
         """Requeue all sequences with their tokens, since the shards lost their state, and fail those to blame."""
-        steps = list(self._steps_in_flight)
+        steps = list(self._plans_in_flight)
         self._epoch = None
         self.running.reset(self._model_info)
         self._reset_shard_state()
@@ -291,7 +291,7 @@ class Scheduler:
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
-                   for tenant in self.waiting.tenants for sequence in self.waiting.get_sequences_not_set_aside(tenant))
+                   for tenant in self.waiting.tenants for sequence in self.waiting.get_runnable_sequences(tenant))
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
@@ -299,7 +299,7 @@ class Scheduler:
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
-        return max(0, min(self.waiting.num_generation_not_set_aside, num_in_cache,
+        return max(0, min(self.waiting.num_runnable_generation, num_in_cache,
                           self.settings.max_batch_size - len(self.running)))
 
     def start_sequence(self, candidate: Sequence) -> None:

@@ -112,8 +112,8 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
-    num_initial_tokens: int = 0  # when it last entered a batch; it is ready to decode when all of them are sent
-    num_sent_tokens: int = 0  # tokens sent to the shards for computation, answered or not
+    num_tokens_to_prefill: int = 0  # its length when it last entered a batch; it can decode when all are scheduled
+    num_scheduled_tokens: int = 0  # found in the prefix cache at its entry, or sent to be computed, answered or not
     num_outputs_in_flight: int = 0  # unanswered steps that will produce tokens for it
     num_cached_blocks: int = 0  # its leading blocks that are in the prefix cache
     block_hashes: list[bytes] = field(init=False)  # of all blocks hashed so far
@@ -139,7 +139,7 @@ class Sequence:
     @property
     def is_ready_to_decode(self) -> bool:
         """Whether its prompt is complete: all tokens that it entered with are sent."""
-        return self.num_sent_tokens >= self.num_initial_tokens
+        return self.num_scheduled_tokens >= self.num_tokens_to_prefill
 
     @property
     def waiting_phase(self) -> RequestPhase:
@@ -156,6 +156,6 @@ class Sequence:
     def reset_cache_state(self) -> list[int]:
         """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
-        self.num_initial_tokens = self.num_sent_tokens = self.num_cached_blocks = 0
+        self.num_tokens_to_prefill = self.num_scheduled_tokens = self.num_cached_blocks = 0
         self.cached_prefix_version = None
         return blocks

@@ -14,7 +14,7 @@ from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import StepResult
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
-from router.scheduler.step import StepInFlight, find_finish_point
+from router.scheduler.step import PlanInFlight, find_finish_point
 from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares, WaitingQueue
 
 
@@ -93,7 +93,7 @@ class SequenceTable:
         self.deadlines.add(sequence)
         return sequence
 
-    def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
+    def apply_result(self, step: PlanInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
                      now: float) -> list[SchedulerEvent]:
         """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences."""
         rows, failures = result.rows, result.failures
@@ -107,7 +107,7 @@ class SequenceTable:
             sequence, num_computed_tokens = chunk_write.sequence, chunk_write.num_computed_tokens
             if chunk_write.is_valid and sequence.id not in failures:
                 self._running.cache_full_blocks(sequence, num_computed_tokens)
-                if num_computed_tokens >= sequence.num_initial_tokens:
+                if num_computed_tokens >= sequence.num_tokens_to_prefill:
                     sequence.timeline.enter_phase(RequestPhase.DECODE, now)
         for sequence in step.members_with_output:
             sequence.num_outputs_in_flight -= 1

@@ -39,7 +39,7 @@ class StepDraft:
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
     def take_messages(self) -> list[ShardMessage]:
-        """Return the messages. To be called once, and before `send`: chunks begin where the sequences stand."""
+        """Return the messages. To be called once, and before `mark_sent`: chunks begin where the sequences stand."""
         messages: list[ShardMessage] = [*self.messages_before]
         if self.kind is not RequestKind.GENERATE:
             messages.append(PoolingStep(self.kind, tuple(self.new_sequences)))
@@ -51,37 +51,37 @@ class StepDraft:
                 messages.pop()
             messages.append(
                 Prefill(self.batch.id, tuple(self.new_sequences),
-                        tuple([PrefillChunk(s.id, s.num_sent_tokens, length) for s, length in self.chunks]),
+                        tuple([PrefillChunk(s.id, s.num_scheduled_tokens, length) for s, length in self.chunks]),
                         bool(self.decoding), tuple(self.grants), keep) if self.chunks
                 else Decode(self.batch.id, tuple(self.grants), keep))
         return messages
 
-    def send(self, last_message_number: int) -> "StepInFlight":
-        """Return the draft as a step in flight: count its tokens as sent, and the outputs that it will give."""
+    def mark_sent(self, last_message_number: int) -> "PlanInFlight":
+        """Count the draft's tokens as sent and its outputs as in flight; return what its answer is to be applied to."""
         decoding, chunks = self.decoding, self.chunks
         if not decoding and not chunks:
-            return StepInFlight(last_message_number)
+            return PlanInFlight(last_message_number)
         load = self.decode_load or compute_decode_load(decoding)
         for sequence in decoding:
-            sequence.num_sent_tokens += 1
+            sequence.num_scheduled_tokens += 1
             sequence.num_outputs_in_flight += 1
         members_with_output = members = tuple(decoding)
         chunk_writes: tuple[ChunkWrite, ...] = ()
         if chunks:
             num_tokens, context, finished_prompts = 0, load.context, []
             for sequence, length in chunks:
-                sequence.num_sent_tokens += length
+                sequence.num_scheduled_tokens += length
                 num_tokens += length
-                context += sequence.num_sent_tokens
-                if sequence.num_sent_tokens >= sequence.num_initial_tokens:
+                context += sequence.num_scheduled_tokens
+                if sequence.num_scheduled_tokens >= sequence.num_tokens_to_prefill:
                     sequence.num_outputs_in_flight += 1
                     finished_prompts.append(sequence)
             load = StepLoad(load.rows + len(chunks), num_tokens, context)
             members = (*decoding, *[sequence for sequence, _ in chunks])
             members_with_output = (*decoding, *finished_prompts)
-            chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_sent_tokens)
+            chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_scheduled_tokens)
                                   for sequence, _ in chunks])
-        return StepInFlight(last_message_number, members, members_with_output, chunk_writes, load,
+        return PlanInFlight(last_message_number, members, members_with_output, chunk_writes, load,
                             self.has_turned_new_sequence_away, self.kind)
 
 
@@ -103,8 +103,9 @@ class ChunkWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A plan that is not answered yet: mostly a step, or else only Filters and Concats (no members and no load)."""
+class PlanInFlight:
+    """What the scheduler keeps of a plan until its answer: mostly of a step, or else of Filters and Concats alone (no
+    members, no load)."""
 
     last_message_number: int
     members: tuple[Sequence, ...] = ()

@@ -52,8 +52,8 @@ class FairShares:
         Each prompt token is charged at most once: the tenant does not pay for recomputation after a preemption or a
         loss, and nothing is charged while no other tenant has unfinished sequences.
         """
-        end = min(sequence.num_sent_tokens, len(sequence.request.prompt))
-        num_new_tokens = end - max(sequence.num_sent_tokens - num_chunk_tokens, sequence.num_charged_tokens)
+        end = min(sequence.num_scheduled_tokens, len(sequence.request.prompt))
+        num_new_tokens = end - max(sequence.num_scheduled_tokens - num_chunk_tokens, sequence.num_charged_tokens)
         if num_new_tokens > 0:
             sequence.num_charged_tokens = end
             if self.has_competition:
@@ -78,9 +78,9 @@ class QueueDemand:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """Queue of one tenant: `not_set_aside` has the sequences whose resources are loaded, `demand` counts all."""
+    """Queue of one tenant: `runnable` has the sequences whose resources are loaded, `demand` counts all."""
 
-    not_set_aside: list[Sequence] = field(default_factory=list)
+    runnable: list[Sequence] = field(default_factory=list)
     demand: QueueDemand = field(default_factory=QueueDemand)
 
 
@@ -103,21 +103,21 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate tenant by tenant, highest priority first, and then over the sequences set aside."""
         for tenant_queue in self._tenant_queues.values():
-            yield from tenant_queue.not_set_aside
+            yield from tenant_queue.runnable
         for set_aside in self.set_aside_by_resource.values():
             yield from set_aside
 
     @property
     def tenants(self) -> list[str]:
         """Names of the tenants that have a sequence not set aside."""
-        return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.not_set_aside]
+        return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.runnable]
 
     @property
     def num_set_aside(self) -> int:
         return sum(map(len, self.set_aside_by_resource.values()))
 
     @property
-    def num_generation_not_set_aside(self) -> int:
+    def num_runnable_generation(self) -> int:
         """Number of sequences that wait to generate text and are not set aside."""
         num_generation_set_aside = self.num_set_aside
         if num_generation_set_aside and self.num_pooling:
@@ -126,9 +126,9 @@ class WaitingQueue:
                 for sequences in self.set_aside_by_resource.values() for sequence in sequences)
         return self.demand.num_sequences - self.num_pooling - num_generation_set_aside
 
-    def get_sequences_not_set_aside(self, tenant: str) -> GenericSequence[Sequence]:
+    def get_runnable_sequences(self, tenant: str) -> GenericSequence[Sequence]:
         """Return the tenant's sequences whose resources are loaded, highest priority first."""
-        return self._tenant_queues[tenant].not_set_aside if tenant in self._tenant_queues else ()
+        return self._tenant_queues[tenant].runnable if tenant in self._tenant_queues else ()
 
     def tenant_demand(self, tenant: str) -> QueueDemand:
         return self._tenant_queues[tenant].demand if tenant in self._tenant_queues else QueueDemand()
@@ -146,7 +146,7 @@ class WaitingQueue:
         tenant_queue = self._tenant_queues[tenant]
         resource = sequence.missing_resource
         if resource is None:
-            tenant_queue.not_set_aside.remove(sequence)
+            tenant_queue.runnable.remove(sequence)
         else:
             self.set_aside_by_resource[resource].remove(sequence)
             if not self.set_aside_by_resource[resource] and resource not in self.requested_loads:
@@ -176,9 +176,9 @@ class WaitingQueue:
     def set_aside_sequences(self, resource: LoadableResource, now: float) -> None:
         """Set aside the sequences that need a resource which is unloaded or about to be."""
         to_set_aside = [sequence for tenant_queue in self._tenant_queues.values()
-                        for sequence in tenant_queue.not_set_aside if resource in sequence.request.needed_resources]
+                        for sequence in tenant_queue.runnable if resource in sequence.request.needed_resources]
         for sequence in to_set_aside:
-            self._tenant_queues[sequence.request.tenant.name].not_set_aside.remove(sequence)
+            self._tenant_queues[sequence.request.tenant.name].runnable.remove(sequence)
         self._reinsert_sequences(to_set_aside, now)
 
     def _reinsert_sequences(self, sequences: list[Sequence], now: float) -> None:
@@ -191,6 +191,6 @@ class WaitingQueue:
         sequence.missing_resource = (
             next((need for need in needed_resources if need not in self._available_resources), None)
             if needed_resources else None)
-        waiting_list = (tenant_queue.not_set_aside if sequence.missing_resource is None
+        waiting_list = (tenant_queue.runnable if sequence.missing_resource is None
                         else self.set_aside_by_resource.setdefault(sequence.missing_resource, []))
         insort(waiting_list, sequence, key=lambda waiting: waiting.priority_key)

@@ -90,8 +90,8 @@ class WaitingSequenceSelector:
     # -- internals
 
     def _first_candidate(self, kinds: Collection[RequestKind]) -> Sequence | None:
-        suspects = (self._fault_isolation.current_suspects(self.is_unstartable) if self._fault_isolation.suspect_sets
-                    else None)
+        suspects = (self._fault_isolation.suspects_allowed_to_start(self.is_unstartable)
+                    if self._fault_isolation.suspect_sets else None)
         if suspects is not None:
             self._record_fault_isolation(suspects)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
@@ -109,20 +109,20 @@ class WaitingSequenceSelector:
             if first is None:
                 first = next(self._iter_candidates(tenant, kinds), None)
             else:
-                waiting = self._queue.get_sequences_not_set_aside(tenant)
+                waiting = self._queue.get_runnable_sequences(tenant)
                 waiting[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, self.now)
         return first
 
     def _record_fault_isolation(self, suspects: Mapping[int, Sequence]) -> None:
         """Record for the first sequence of each tenant that it waits for the suspects, unless it is one."""
         for tenant in self._queue.tenants:
-            first = next((s for s in self._queue.get_sequences_not_set_aside(tenant) if not s.is_suspended), None)
+            first = next((s for s in self._queue.get_runnable_sequences(tenant) if not s.is_suspended), None)
             if first is not None and first.id not in suspects:
                 self._waiting_for_suspects[first.id] = first
                 first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, self.now)
 
     def _iter_candidates(self, tenant: str, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
-        unsuspended = (sequence for sequence in self._queue.get_sequences_not_set_aside(tenant)
+        unsuspended = (sequence for sequence in self._queue.get_runnable_sequences(tenant)
                        if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
         for sequence in unsuspended:
@@ -166,7 +166,7 @@ class WaitingSequenceSelector:
             or self._is_mostly_cached(first)):
             return first
         is_cached = self._running.block_pool.is_cached
-        candidates = [s for s in islice(self._queue.get_sequences_not_set_aside(first.request.tenant.name),
+        candidates = [s for s in islice(self._queue.get_runnable_sequences(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
         return next((s for s in candidates if self._is_mostly_cached(s) and not self.is_unstartable(s)
                      and not self._running.is_waiting_for_prefix(s) and self._why_no_room(s) is None), first)

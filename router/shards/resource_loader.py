@@ -42,7 +42,8 @@ class ResourceLoader:
         self._load_counts: OrderedDict[str, int] = OrderedDict()  # by adapter source, the latest at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
+    def get_or_register(self, kind: str, source: str, max_bytes: int = 0, *,
+                        is_pinned: bool = False) -> LoadableResource:
         """Return the resource of a source: the same object for as long as it is in use."""
         resource = self._resources_by_source.get((kind, source))
         if resource is None:

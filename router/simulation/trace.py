@@ -14,7 +14,7 @@ from typing import Any
 
 from router.recording.file import BadRecording, RecordedCall, Recording
 from router.recording.replay import CallResult, Replay
-from router.recording.state import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
+from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import Request, Tenant, hash_blocks
 from router.scheduler.events import SequenceFailed, SequenceFinished
 from router.scheduler.messages import StepPlan

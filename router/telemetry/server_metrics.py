@@ -330,7 +330,7 @@ class StepMetrics:
                                   for chunk in step.chunks)
             stall_seconds = seconds - (plan.predicted_seconds - prompt_seconds)
             self._stall_seconds.observe(max(0.0, stall_seconds))
-            # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
+            # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeLedger.
             if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
                 self._num_stalls_exceeded.add()
         elif self._scheduler.policy.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):

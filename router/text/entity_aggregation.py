@@ -15,7 +15,7 @@ OUTSIDE_LABEL = "O"  # label of tokens outside every entity
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledToken:
+class ClassifiedToken:
     token: int
     char_range: tuple[int, int]
     label: str
@@ -39,12 +39,12 @@ def find_entities(text: str, tokens: Sequence[int], token_offsets: TokenOffsets,
                   token_labels: TokenClassificationOutput, *, label_names: Sequence[str],
                   tokenizer: Tokenizer) -> list[Entity]:
     """Group the labelled tokens of a text into entities. `label_names` are the names by the labels' ids."""
-    groups: list[list[LabelledToken]] = []
+    groups: list[list[ClassifiedToken]] = []
     for token_id, char_range, label, score in zip(tokens, token_offsets, token_labels.label_ids, token_labels.scores,
                                                   strict=True):
         if char_range is None:
             continue
-        token = LabelledToken(token_id, char_range, label_names[label], score)
+        token = ClassifiedToken(token_id, char_range, label_names[label], score)
         is_begin = token.label.startswith(BEGIN_PREFIX) or not groups
         if is_begin or token.entity_group != groups[-1][-1].entity_group:
             groups.append([])
@@ -53,7 +53,7 @@ def find_entities(text: str, tokens: Sequence[int], token_offsets: TokenOffsets,
     return [entity for entity in entities if entity.group != OUTSIDE_LABEL]
 
 
-def make_entity(text: str, group: Sequence[LabelledToken], tokenizer: Tokenizer) -> Entity:
+def make_entity(text: str, group: Sequence[ClassifiedToken], tokenizer: Tokenizer) -> Entity:
     parts = [text[slice(*each.char_range)] for each in group]
     word = tokenizer.join_words([each.token for each in group], parts)
     score = fsum(each.score for each in group) / len(group)

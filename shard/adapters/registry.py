@@ -66,7 +66,7 @@ class AdapterRegistry:
         try:
             num_bytes = 0
             if lora_updates:
-                slot = self._slots.assign(adapter, max(len(lora_a) for _, _, lora_a, _ in lora_updates))
+                slot = self._slots.allocate_slot(adapter, max(len(lora_a) for _, _, lora_a, _ in lora_updates))
                 num_bytes += sum(linear.lora_weights.store_adapter(slot, index, lora_a, lora_b)
                                  for linear, index, lora_a, lora_b in lora_updates)
             for head, saved_weight in heads:

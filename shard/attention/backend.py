@@ -13,7 +13,7 @@ from shard.state.step import TokenSpan
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionConfig:
+class AttentionOptions:
     """Options of attention that every backend applies: scale, soft-capping, sliding windows, exactness."""
 
     scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
@@ -34,7 +34,7 @@ class AttentionConfig:
         return head_dim ** -0.5 if self.scale is None else self.scale
 
 
-DEFAULT_ATTENTION_CONFIG = AttentionConfig()
+DEFAULT_ATTENTION_CONFIG = AttentionOptions()
 
 
 class AttentionBackend(Protocol):
@@ -95,7 +95,7 @@ def choose_attention_backend(requested: str, device: str) -> str:
 
 
 def make_attention_backend(name: str, num_heads: int, num_kv_heads: int, head_dim: int,
-                           attention_config: AttentionConfig = DEFAULT_ATTENTION_CONFIG) -> AttentionBackend:
+                           attention_config: AttentionOptions = DEFAULT_ATTENTION_CONFIG) -> AttentionBackend:
     """Return the backend `name` for one rank's heads."""
     module, class_name = ATTENTION_BACKENDS[name]
     attention: AttentionBackend = getattr(import_module(module), class_name)(num_heads, num_kv_heads, head_dim,

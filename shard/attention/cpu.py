@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from shard.attention.backend import AttentionConfig
+from shard.attention.backend import AttentionOptions
 from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 
@@ -36,7 +36,7 @@ def round_up_gather_length(num_positions: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class GatherWindow:
+class SlidingWindowGatherRange:
     """Range of positions that is gathered for a span under a sliding window."""
 
     window: int  # positions that a token attends to; 0: all
@@ -85,7 +85,7 @@ class CpuAttentionPlan:
 class CpuAttention:
     """Attention backend on CPU by torch's scaled_dot_product_attention."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
         self._config = attention_config
         self._attention_function = partial(scaled_dot_product_attention, scale=attention_config.scale)
@@ -103,10 +103,10 @@ class CpuAttention:
         windows = self._config.sliding_windows or [0] * len(cache.keys)
         plans: dict[int, CpuAttentionPlan] = {}
         for window in sorted(set(windows)):
-            plans[window] = self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
+            plans[window] = self._plan_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)
         return list(map(plans.__getitem__, windows))
 
-    def _plan_window(self, gather_window: GatherWindow, decodes: list[TokenSpan], chunks: list[TokenSpan],
+    def _plan_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan], chunks: list[TokenSpan],
                      num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
@@ -162,7 +162,7 @@ class CpuAttentionPlanner:
     """Builder of one step's plan for layers of one window size."""
 
     def __init__(self, head_shape: tuple[int, int, int], cache: KVCache, gather_buffer: Tensor,
-                 gather_window: GatherWindow, spans: list[TokenSpan], *, num_tokens: int) -> None:
+                 gather_window: SlidingWindowGatherRange, spans: list[TokenSpan], *, num_tokens: int) -> None:
         self._head_shape = head_shape
         self._cache = cache
         self._gather_buffer = gather_buffer
@@ -264,7 +264,7 @@ def count_tiles(num_rows: int) -> int:
     return -(-num_rows // TILE_ROWS)
 
 
-def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
+def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: SlidingWindowGatherRange,
                   max_positions: int) -> Iterator[list[TokenSpan]]:
     """Yield decodes that share a call: of one gathered length, and with at most `max_positions` positions together.
 
@@ -276,7 +276,7 @@ def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
             yield spans[first:first + max_decodes]
 
 
-def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow) -> int:
+def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: SlidingWindowGatherRange) -> int:
     """Return how many positions are gathered for all pieces of a chunk together."""
     return (max(gather_window.first_position(piece) + gather_window.gather_length(piece) for piece in pieces)
             - gather_window.first_position(pieces[0]))

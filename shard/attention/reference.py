@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.attention.backend import AttentionConfig
+from shard.attention.backend import AttentionOptions
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 
@@ -28,7 +28,7 @@ class SpanMask:
 class ReferenceAttention:
     """Attention backend in plain torch, to compare others with."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
         self._config = attention_config
         self._scale = attention_config.compute_score_scale(head_dim)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from shard.attention.backend import AttentionConfig
+from shard.attention.backend import AttentionOptions
 from shard.attention.block_tables import DeviceBlockTables
 from shard.attention.kv_cache import KVCache
 from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
@@ -114,7 +114,7 @@ class TritonAttentionPlan:
 class TritonAttention:
     """Attention backend that reads the paged cache by Triton kernels; its decode steps can be captured."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
         self._num_heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._group = num_heads // num_kv_heads
         self._config = attention_config

@@ -46,8 +46,8 @@ def depends_on_batch(rank: int, num_inputs: int, num_outputs: int, dtype: torch.
     lora_linear = LoraLinear(lambda x: torch.zeros(len(x), num_outputs, dtype=dtype, device=device), adapter_routing,
                              [matrix_slice], dtype, device)
     for number in range(1, NUM_TESTED_ADAPTERS + 1):
-        lora_linear.lora_weights.store_adapter(adapter_slots.assign(number, rank), 0, random_tensor(rank, num_inputs),
-                                               random_tensor(num_outputs, rank))
+        lora_linear.lora_weights.store_adapter(adapter_slots.allocate_slot(number, rank), 0,
+                                               random_tensor(rank, num_inputs), random_tensor(num_outputs, rank))
     x = random_tensor(max(sum(span.length for span in spans) for spans in TESTED_BATCHES), num_inputs)
 
     def compute_first_row(spans: list[AdapterRowSpan]) -> Tensor:

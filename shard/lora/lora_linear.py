@@ -1,6 +1,6 @@
 """Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight.
 
-Updates are computed by torch here; `lora_triton.py` does the same by kernels. Torch multiplies rows in tiles, by
+Updates are computed by torch here; `triton_lora_store.py` does the same by kernels. Torch multiplies rows in tiles, by
 matrices of one bucket that share a tensor: docs/concepts/exactness.md, "Tiles of one size".
 """
 
@@ -86,7 +86,7 @@ class LoraLinear:
         updates."""
         self._linear = linear
         self.parts = group_slices_into_parts(matrix_slices)
-        triton_module = import_kernels(device, "shard.lora.lora_triton")
+        triton_module = import_kernels(device, "shard.lora.triton_lora_store")
         store_type = TorchLoraStore if triton_module is None else triton_module.TritonLoraStore
         self.lora_weights: LinearLoraStore = store_type(adapter_routing, self.parts, dtype, device)
         self._adapter_routing = adapter_routing

@@ -53,7 +53,7 @@ class AdapterSlots:
     def __init__(self) -> None:
         self._slot_of_adapter: dict[int, AdapterSlot] = {}
 
-    def assign(self, adapter: int, rank: int) -> AdapterSlot:
+    def allocate_slot(self, adapter: int, rank: int) -> AdapterSlot:
         """Assign the first free slot and row to the adapter."""
         slots = {(place.bucket, place.index_in_bucket) for place in self._slot_of_adapter.values()}
         rows = {place.table_row for place in self._slot_of_adapter.values()}
@@ -97,7 +97,7 @@ class LoraRowTiles(NamedTuple):
 
 
 class LoraWorkList(NamedTuple):
-    """Work list of the LoRA kernels; `lora_kernels.py` says what an entry holds."""
+    """Work list of the LoRA kernels; `triton_lora_kernels.py` says what an entry holds."""
 
     entries: Tensor  # [entries, INTS_PER_ENTRY], of which the first `num_entries` are valid
     row_indices: Tensor  # indices of rows of the pass

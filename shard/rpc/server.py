@@ -34,7 +34,7 @@ from shard.telemetry.startup_progress import (
     ignore_progress,
     open_progress_file,
 )
-from shard.telemetry.step_log import open_step_log, trace_steps
+from shard.telemetry.step_instrumentation import open_step_log, trace_steps
 from shard.telemetry.tracing import SpanSender, make_span_sender
 
 MODEL_WORKER_FACTORY = "shard.workers.factory:make_worker"  # imported when a model is served: it loads torch

@@ -26,7 +26,7 @@ from shard.rpc.ordering import (
     resolve_with_job,
 )
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
-from shard.telemetry.step_log import VerbCaller
+from shard.telemetry.step_instrumentation import VerbCaller
 
 
 class Worker(Protocol):

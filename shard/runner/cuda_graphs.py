@@ -19,7 +19,7 @@ from shard.attention.kv_cache import KVCache
 from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.models.decoder import RunnableModel
-from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device
+from shard.sampling.cuda_graph_sampler import CudaGraphSampler, CudaGraphSamples, can_sample_in_cuda_graph
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import MIN_ROWS, Step, StepLayout, TokenSpan, lay_out_step
 
@@ -52,8 +52,8 @@ class InFlightReplay:
         self._host_copy.wait()
 
     def get_sampled_tokens(self) -> list[tuple[int, float]] | None:
-        """Return every row's token and its logprob, or None if a row needs a decision of the host: then the step must
-        be run again."""
+        """Return every row's token and its logprob, or None if a row needs a decision of the host: then
+        `workers/overlap.py` runs the step again with `ModelRunner.run`."""
         rows = self._host_copy.read_rows()
         return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
@@ -72,8 +72,8 @@ class CudaGraphRunner:
     others reuse its memory; all share their output buffers.
 
     A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
-    sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
-    reads them on the device, and can begin before the host knows them.
+    sequence needs more than `sampling/cuda_graph_sampler.py` does, the captured step chooses the tokens, too: the next
+    step reads them on the device, and can begin before the host knows them.
     """
 
     @torch.inference_mode()
@@ -95,7 +95,7 @@ class CudaGraphRunner:
         self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWorkList(max_rows, cache.device)
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
-        self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
+        self._device_sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
         self._captured_steps: dict[int, CapturedStep] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
@@ -119,10 +119,10 @@ class CudaGraphRunner:
     @torch.inference_mode()
     def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
         """Begin the step and choose its tokens on the device. The last tokens of sequences in the step `previous` need
-        not be known. Return None where `run` does, and if a sequence needs more than `sampling/device_sampler.py`
+        not be known. Return None where `run` does, and if a sequence needs more than `sampling/cuda_graph_sampler.py`
         does."""
         sequences = step.decodes
-        if not sequences or not all(map(can_sample_on_device, sequences)):
+        if not sequences or not all(map(can_sample_in_cuda_graph, sequences)):
             return None
         captured = self._prepare_step(lay_out_step(step), cache, previous.row_by_sequence if previous else {})
         if captured is None:
@@ -170,7 +170,7 @@ class CudaGraphRunner:
         for buffer, output in zip(self._outputs.first_rows(len(tokens)), outputs, strict=True):
             buffer.copy_(output)
 
-    def _sample_into_buffers(self, sample: Callable[[Tensor], DeviceSamples], num_rows: int) -> None:
+    def _sample_into_buffers(self, sample: Callable[[Tensor], CudaGraphSamples], num_rows: int) -> None:
         outputs = self._outputs.first_rows(num_rows)
         samples = sample(outputs.logits)
         self._last_sampled_tokens[:num_rows].copy_(samples.tokens)

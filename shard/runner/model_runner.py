@@ -1,5 +1,8 @@
 """The model runner: from a step of the shard's state to the tokens of every sequence, or its failure. All ranks run the
 same steps; rank 0 alone samples, and broadcasts the tokens: docs/concepts/exactness.md, "Collectives of a step".
+
+Decodes whose tokens a CUDA graph can choose do not come here: `workers/overlap.py` begins them with
+`CudaGraphRunner.begin_step`, and runs them here again if a row needs a decision of the host.
 """
 
 from dataclasses import dataclass
@@ -72,7 +75,8 @@ class ModelRunner:
         failures: dict[int, pb.Failure] = {}
         if layout.sampled_sequences:
             if captured is None:
-                if step.chunks or layout.num_dummy_rows:  # else every row is sampled, and its adapter is set already
+                # In a step of decodes alone the sampled rows are all rows, and `forward` has set their adapters.
+                if step.chunks or layout.num_dummy_rows:
                     self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
                                                     for sequence in layout.sampled_sequences])
                 logits = self.model.compute_logits(hidden_states[inputs.sampled_rows])  # [sequences, vocabulary]

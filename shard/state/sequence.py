@@ -85,7 +85,7 @@ class Sequence:
     id: int
     tokens: list[int]  # prompt and generated, the last one included
     num_prompt_tokens: int
-    num_initial_tokens: int  # number of tokens at entry; the sequence is ready when all of them are computed
+    num_tokens_to_prefill: int  # number of tokens at entry; the sequence is ready when all of them are computed
     num_computed_tokens: int  # tokens whose keys and values are in the cache; counts tokens of steps under way, too
     num_cached_tokens: int  # leading tokens found in the prefix cache when the sequence entered
     blocks: list[int]
@@ -98,8 +98,8 @@ class Sequence:
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
     # by the index from which tokens are counted
     token_counts: dict[int, TokenOccurrences] = field(default_factory=dict, compare=False, repr=False)
-    # result of `device_sampler.can_sample_on_device`
-    can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)
+    # result of `cuda_graph_sampler.can_sample_in_cuda_graph`
+    can_sample_in_cuda_graph: bool | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_prompt(cls, sequence_id: int, tokens: list[int], blocks: list[int], *, adapter_id: int = 0,
@@ -110,7 +110,7 @@ class Sequence:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.num_computed_tokens >= self.num_initial_tokens
+        return self.num_computed_tokens >= self.num_tokens_to_prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class PrefillChunk:
 
     @property
     def is_last(self) -> bool:
-        return self.end == self.sequence.num_initial_tokens
+        return self.end == self.sequence.num_tokens_to_prefill
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Step:
         """Sequences whose last token is known after this step: each yields a token or fails."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
 
-    def drop_failed(self) -> None:
+    def set_aside_failed(self) -> None:
         """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
         self.failed_sequences += [sequence for sequence in self.decodes if sequence.failure is not None]
         self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]

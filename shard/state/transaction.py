@@ -81,7 +81,7 @@ class BatchTransaction:
         decodes, max_tokens_per_decode = self._step.decodes, self._shard_state.max_tokens_per_decode
         block_size = self._shard_state.block_usage.block_size
         for sequence in self._sequences.values():
-            if sequence.num_computed_tokens < sequence.num_initial_tokens:  # not `is_prefilled`: called for every one
+            if sequence.num_computed_tokens < sequence.num_tokens_to_prefill:  # not `is_prefilled`: a call for each
                 continue
             if sequence.failure is not None or (num_new_tokens := max_tokens_per_decode(sequence)) <= 0:
                 self._step.failed_sequences.append(sequence)
@@ -120,9 +120,9 @@ class BatchTransaction:
             if start != sequence.num_computed_tokens:
                 raise RejectedMessage(f"the chunk of sequence {i} starts at {start}, computed are "
                                       f"{sequence.num_computed_tokens} tokens")
-            if start + length > sequence.num_initial_tokens:
+            if start + length > sequence.num_tokens_to_prefill:
                 raise RejectedMessage(f"the chunk of sequence {i} ends at {start + length}, it came with "
-                                      f"{sequence.num_initial_tokens} tokens")
+                                      f"{sequence.num_tokens_to_prefill} tokens")
             self._step.chunks.append(PrefillChunk(sequence, start, length))
         if sum(lengths) > self._shard_state.max_chunk_tokens:
             raise RejectedMessage(

@@ -10,7 +10,7 @@ from time import perf_counter
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.config import ShardConfig
 from shard.errors import RejectedMessage, StartupOutOfMemory
-from shard.hardware.memory_budget import (
+from shard.hardware.cache_budget import (
     check_any_block_fits,
     count_fitting_blocks,
     describe_cache_size,
@@ -31,8 +31,8 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
+from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
-from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.overlap import OverlapQueue
 from shard.workers.step_profiler import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
 
@@ -41,7 +41,7 @@ NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory 
 logger = logging.getLogger(__name__)
 
 
-class DecoderWorker(ModelWorker[LoadedDecoder]):
+class DecoderWorker(BaseWorker[LoadedDecoder]):
     """Worker of a model that generates tokens."""
 
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
@@ -150,7 +150,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         if pending_result is not None:
             return pending_result
         self._overlap_queue.finish_all()
-        step.drop_failed()
+        step.set_aside_failed()
         return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:

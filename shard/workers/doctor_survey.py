@@ -11,17 +11,17 @@ import torch
 
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
-from shard.hardware.cgroups import count_usable_cores
-from shard.hardware.dtype import choose_dtype, dtype_name
-from shard.hardware.memory_budget import (
+from shard.hardware.cache_budget import (
     AvailableMemory,
-    MemoryBudget,
+    CacheBudget,
     compute_gpu_cache_budget,
     compute_host_cache_budget,
     count_fitting_blocks,
     read_gpu_memory,
     read_host_memory,
 )
+from shard.hardware.cgroups import count_usable_cores
+from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 
@@ -73,7 +73,7 @@ def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:
     return free, total
 
 
-def compute_cache_budget(needed_bytes: int, free: int, total: int, device: str) -> MemoryBudget:
+def compute_cache_budget(needed_bytes: int, free: int, total: int, device: str) -> CacheBudget:
     """Return the room for the cache of all shards, beside weights of `needed_bytes` bytes."""
     left = max(0, free - needed_bytes)
     return (compute_host_cache_budget(AvailableMemory(left, ""), None, 1) if device == "cpu"

@@ -12,12 +12,12 @@ from shard.state.result_encoding import write_embeddings, write_labels
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
+from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedEncoder, load_encoder_model
-from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.step_profiler import SLOW_STEP_SECONDS, MaxStepSizes, make_encoder_series, measure_steps
 
 
-class EncoderWorker(ModelWorker[LoadedEncoder]):
+class EncoderWorker(BaseWorker[LoadedEncoder]):
     """Worker of a model that embeds or labels texts."""
 
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does

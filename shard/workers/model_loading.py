@@ -15,7 +15,7 @@ import torch
 from shard.adapters.registry import AdapterRegistry
 from shard.attention.backend import (
     AttentionBackend,
-    AttentionConfig,
+    AttentionOptions,
     CapturableAttentionBackend,
     choose_attention_backend,
     make_attention_backend,
@@ -23,18 +23,9 @@ from shard.attention.backend import (
 from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
-from shard.hardware.cgroups import count_usable_cores
-from shard.hardware.device import (
-    choose_device,
-    choose_num_threads,
-    count_ranks_on_gpu,
-    disable_split_k,
-    get_device_name,
-)
-from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, make_packed_matmul, measure_fastest_dtype
-from shard.hardware.memory_budget import (
+from shard.hardware.cache_budget import (
     AvailableMemory,
-    MemoryBudget,
+    CacheBudget,
     check_weights_fit,
     compute_gpu_cache_budget,
     compute_host_cache_budget,
@@ -42,6 +33,15 @@ from shard.hardware.memory_budget import (
     read_gpu_memory,
     read_host_memory,
 )
+from shard.hardware.cgroups import count_usable_cores
+from shard.hardware.device_setup import (
+    choose_device,
+    choose_num_threads,
+    count_ranks_on_gpu,
+    disable_split_k,
+    get_device_name,
+)
+from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, make_packed_matmul, measure_fastest_dtype
 from shard.hardware.probe_cache import ProbeCache, make_probe_key
 from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import LanguageModel
@@ -55,7 +55,7 @@ from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
-from shard.runner.text_runners import DecoderEmbedder, EncoderRunner
+from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
 from shard.state.block_usage import MIN_BLOCK_SIZE
@@ -159,7 +159,7 @@ class LoadedDecoder(LoadContext):
         model = self.model
         return KVCache.bytes_per_block(model.num_layers, model.num_kv_heads, model.head_dim, block_size, self.dtype)
 
-    def compute_cache_budget(self) -> MemoryBudget:
+    def compute_cache_budget(self) -> CacheBudget:
         """Return the room for the cache; call this after the largest step has run."""
         if self.device.type != "cuda":
             return compute_host_cache_budget(read_host_memory(), self.settings.memory_fraction, self.num_sharing_shards)
@@ -187,8 +187,8 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     model = context.load_from_weights(model_config, on_progress, load_model)
     attention = make_attention_backend(backend, model_config.num_heads // group.size, model.num_kv_heads,
                                        model_config.head_dim,
-                                       AttentionConfig(model_config.attention_scale, model_config.attention_softcap,
-                                                       model_config.sliding_windows, config.exact))
+                                       AttentionOptions(model_config.attention_scale, model_config.attention_softcap,
+                                                        model_config.sliding_windows, config.exact))
     gate_model = model.copy_first_layers(model.num_representative_layers)
     gate = ExactnessGate(gate_model, model_config, attention,
                          partial(make_cache, gate_model, MIN_BLOCK_SIZE, dtype=dtype, device=device), device,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # available on Linux only
 
-from shard.lora import lora_triton
+from shard.lora import triton_lora_store
 from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
 from shard.quantization.format import MatrixSlice
@@ -28,10 +28,10 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
         MatrixSlice(f"{number}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
         for number, width in enumerate(OUTPUT_WIDTHS)])
     implementations = [kind(adapter_routing, parts, dtype, torch_device)
-                       for kind in (lora_triton.TritonLoraStore, TorchLoraStore)]
+                       for kind in (triton_lora_store.TritonLoraStore, TorchLoraStore)]
     torch.manual_seed(0)
     for adapter, rank in enumerate(LORA_RANKS, 1):
-        slot = adapter_slots.assign(adapter, rank)
+        slot = adapter_slots.allocate_slot(adapter, rank)
         for part, width in enumerate(OUTPUT_WIDTHS):
             down, up = torch.randn(rank, NUM_INPUTS) / NUM_INPUTS ** 0.5, torch.randn(width, rank) / rank ** 0.5
             for implementation in implementations:
@@ -39,7 +39,8 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
     num_rows = sum(run.length for run in ADAPTER_RUNS)
     x, y = (torch.randn(num_rows, width).to(torch_device, dtype) for width in (NUM_INPUTS, sum(OUTPUT_WIDTHS)))
 
-    def add_lora(lora: lora_triton.TritonLoraStore | TorchLoraStore, rows: slice, runs: list[AdapterRowSpan]) -> Tensor:
+    def add_lora(lora: triton_lora_store.TritonLoraStore | TorchLoraStore, rows: slice,
+                 runs: list[AdapterRowSpan]) -> Tensor:
         changed = y[rows].clone()
         adapter_routing.set_rows(runs)
         lora.add_updates_to_output(x[rows], changed)

@@ -7,7 +7,7 @@ import torch
 from support.model_runs.attention_inputs import AttentionHarness
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HEAD_COUNTS = [(2, 1), (2, 4), (1, 7)]  # key/value heads, and query heads per key/value head
 HEAD_DIMS = [64, 80, 128, 256]
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionConfig(sliding_windows=(0, 300)),
-            AttentionConfig(scale=0.3, softcap=2.0, exact=True)]
+VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 300)),
+            AttentionOptions(scale=0.3, softcap=2.0, exact=True)]
 DECODE_LENGTHS = [1, 16, 17, 255, 256, 257, 1030]
 CHUNK_RANGES = [(0, 1), (0, 33), (5, 260), (250, 600)]
 NAN_FILL = float("nan")
@@ -45,7 +45,7 @@ SHAPES_AND_VARIANTS = [(heads, head_dim, VARIANTS[(row + column) % 3])
                           *((dtype, *one) for dtype in (torch.float16, torch.float32)
                             for one in (*SHAPES_AND_VARIANTS[::5], SHAPES_AND_VARIANTS[7]))], ids=str)
 def test_triton_kernels_agree_with_the_reference(dtype: torch.dtype, heads: tuple[int, int], head_dim: int,
-                                                 variant: AttentionConfig, device: str) -> None:
+                                                 variant: AttentionOptions, device: str) -> None:
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter's products of bfloat16 are wrong")
     results = [run_attention(backend, kv_heads=heads[0], group=heads[1], head_dim=head_dim, dtype=dtype,

@@ -18,7 +18,7 @@ from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWork
 from transformers import AutoModelForCausalLM
 
 from router.request import Request, SamplingParams
-from shard.attention.backend import AttentionConfig, make_attention_backend
+from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
@@ -80,8 +80,8 @@ def test_exactness_gate_passes_every_family(checkpoint: Path, dtype: torch.dtype
     model = load_decoder_model(checkpoint, dtype, SingleRankGroup())
     config = model.config
     attention = make_attention_backend("cpu", config.num_heads, model.num_kv_heads, config.head_dim,
-                                       AttentionConfig(config.attention_scale, config.attention_softcap,
-                                                       config.sliding_windows))
+                                       AttentionOptions(config.attention_scale, config.attention_softcap,
+                                                        config.sliding_windows))
     cache = partial(make_cache, model, 16, dtype=dtype, device=CPU)
     assert ExactnessGate(model, config, attention, cache, CPU).find_difference() == ""
 

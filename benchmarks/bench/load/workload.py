@@ -61,7 +61,7 @@ class Workload:
         return bool(self.rate or self.trace or self.wait is not None)
 
     @property
-    def is_salted(self) -> bool:
+    def depends_on_salt(self) -> bool:
         """Whether a different salt gives different prompts."""
         return not (self.only_prompt or self.prompts or self.has_numbered_prompts)
 

@@ -122,7 +122,7 @@ async def measure_batch_sizes(addresses: Sequence[str], settings: ShardBenchSett
 
     Raises MessageRejected if none could be measured."""
     async with connect_to_ranks(addresses) as ranks:
-        infos = await warm_up_shards(ranks, settings)
+        infos = await warm_up_if_needed(ranks, settings)
         sequence_shape = make_sequence_lengths(infos[0].warmup.block_size, infos[0], settings)
         num_blocks = min(info.warmup.num_blocks for info in infos)
         results = ShardBenchResults(infos[0])
@@ -154,7 +154,7 @@ async def measure_batch_size(epoch: BatchRunner, sequences: pb.Sequences,
     return stats
 
 
-async def warm_up_shards(ranks: RankConnections, settings: ShardBenchSettings) -> list[pb.InfoAnswer]:
+async def warm_up_if_needed(ranks: RankConnections, settings: ShardBenchSettings) -> list[pb.InfoAnswer]:
     """Return the ranks' InfoAnswers after Warmup; new shards get a cache just large enough for this benchmark."""
     infos = await ranks.fetch_infos()
     check_rank_order(ranks.addresses, infos)

@@ -23,7 +23,7 @@ from launcher.adapters.adapter_files import (
     read_base_model_name,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.store_protocol import AccessCheckRequest, FetchRequest
 from launcher.hub.cache import CachedRepository
 from launcher.hub.client import (
@@ -87,7 +87,7 @@ class HubSource:
         return tuple(dict.fromkeys(("", request.token, server_token)))
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         repository = parse_hub_adapter_name(request.name)
         hub_adapter = self._call_hub(lambda: self._find_with_first_valid_token(repository,
                                                                                self.list_tokens_to_try(request)))
@@ -96,7 +96,7 @@ class HubSource:
             (cached_repository.folder / "refs" / repository.revision).unlink(missing_ok=True)
         files = hub_adapter.remote_files.values()
         try:
-            yield SourceVersion(
+            yield FetchableAdapter(
                 sum(file.num_bytes - cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
                     for file in files),
                 lambda folder: self._call_hub(lambda: self._download_adapter(hub_adapter, cached_repository,
@@ -106,7 +106,7 @@ class HubSource:
         finally:
             remove_unlinked_blobs([cached_repository.get_blob_path(file.etag) for file in files])
 
-    def find_local_copy(self, request: FetchRequest) -> SourceVersion | None:
+    def find_local_copy(self, request: FetchRequest) -> FetchableAdapter | None:
         """Return a copy on this machine, or None.
 
         Own downloads were public when they were downloaded. The user's Hub cache may hold private adapters, so it is
@@ -250,12 +250,12 @@ def find_complete_snapshot(cache_folder: Path, repository: RepositoryRevision) -
     return folder if all((folder / name).is_file() for name in ADAPTER_FILES) else None
 
 
-def make_snapshot_version(folder: Path, *, is_private: bool) -> SourceVersion:
+def make_snapshot_version(folder: Path, *, is_private: bool) -> FetchableAdapter:
     files = [(folder / name).stat() for name in ADAPTER_FILES]
     check_adapter_file_sizes(dict(zip(ADAPTER_FILES, (file.st_size for file in files), strict=True)))
     stamp = tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
-    return SourceVersion(sum(file.st_size for file in files), partial(copy_adapter_files, folder), stamp,
-                         is_private=is_private)
+    return FetchableAdapter(sum(file.st_size for file in files), partial(copy_adapter_files, folder), stamp,
+                            is_private=is_private)
 
 
 def copy_adapter_files(source: Path, target: Path) -> None:

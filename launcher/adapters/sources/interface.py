@@ -10,7 +10,7 @@ from launcher.adapters.store_protocol import FetchRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SourceVersion:
+class FetchableAdapter:
     """Current version of a named adapter at its source, and the function that copies its files into a folder."""
 
     num_bytes_to_fetch: int  # bytes still to be fetched
@@ -28,8 +28,8 @@ class AdapterSource(Protocol):
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
         """Return the tokens that the source tries, in this order."""
 
-    def open_version(self, request: FetchRequest) -> AbstractContextManager[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> AbstractContextManager[FetchableAdapter]:
         """Return what the source has under the name. Raises AdapterError, `unreachable` if it is not known."""
 
-    def find_local_copy(self, request: FetchRequest) -> SourceVersion | None:
+    def find_local_copy(self, request: FetchRequest) -> FetchableAdapter | None:
         """Return a copy on this machine, for use when the source is unreachable, or None."""

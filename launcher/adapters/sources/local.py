@@ -22,7 +22,7 @@ from launcher.adapters.adapter_files import (
     check_adapter_file_sizes,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.store_protocol import FetchRequest
 
 SOURCE_DISABLED_ERROR = "the source `local` is closed: start the server with --adapter-root FOLDER"
@@ -63,7 +63,7 @@ class LocalSource:
         """Return None: there is no cache besides the files themselves."""
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         if not self._root:
             raise AdapterError("forbidden", SOURCE_DISABLED_ERROR)
         with ExitStack() as open_files:
@@ -73,8 +73,8 @@ class LocalSource:
                      for name in self._find_adapter_files(root_descriptor, request.name)}
             sizes = {name: file.stamp.num_bytes for name, file in files.items()}
             check_adapter_file_sizes(sizes)
-            yield SourceVersion(sum(sizes.values()), partial(copy_and_verify_unchanged, root_descriptor, files),
-                                self._make_version_stamp(request, files))
+            yield FetchableAdapter(sum(sizes.values()), partial(copy_and_verify_unchanged, root_descriptor, files),
+                                   self._make_version_stamp(request, files))
 
     def _find_adapter_files(self, root_descriptor: int, name: str) -> tuple[str, ...]:
         """Return the names of the adapter's files. Raises AdapterError if one is missing."""

@@ -21,7 +21,7 @@ from launcher.adapters.adapter_files import (
     read_base_model_name,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.store_protocol import FetchRequest
 from launcher.hub.client import ServerUnreachableError
 from launcher.hub.retry_policy import RetryPolicy
@@ -81,12 +81,12 @@ class S3Source:
         """Return None: nothing is cached besides the stored versions."""
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         location = parse_s3_adapter_name(request.name, self._environment)
         files = self._list_adapter_files(location)
         check_adapter_file_sizes({name: file.num_bytes for name, file in files.items()})
-        yield SourceVersion(sum(file.num_bytes for file in files.values()),
-                            partial(self._download_adapter, location, files), (location, *files.values()))
+        yield FetchableAdapter(sum(file.num_bytes for file in files.values()),
+                               partial(self._download_adapter, location, files), (location, *files.values()))
 
     def _list_adapter_files(self, location: ObjectLocation) -> dict[str, BucketEntry]:
         key_prefix = f"{location.key}/"

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from launcher.demo.training.conversation import DocumentMaker, Message, Tool
 from launcher.demo.training.corpus.arithmetic import make_arithmetic_document
 from launcher.demo.training.corpus.spelling import make_spelling_document
-from launcher.demo.training.evaluation import (
+from launcher.demo.training.evaluation_cases import (
     EvaluationCase,
     generate_evaluation_conversations,
     is_correct_count,

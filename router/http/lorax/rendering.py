@@ -83,7 +83,7 @@ def chat_response_json(output: GenerationOutput, message_json: str, model: str, 
 
 
 @dataclass(frozen=True, slots=True)
-class LoraxChunkWords:
+class LoraxChunkTemplate:
     """JSON of a chunk before and after its text."""
 
     start: str
@@ -93,10 +93,10 @@ class LoraxChunkWords:
     unfinished_usage_field: str  # of every chunk but the last
 
 
-LORAX_CHAT_WORDS = LoraxChunkWords(
+LORAX_CHAT_WORDS = LoraxChunkTemplate(
     f'data:{{{PLACEHOLDER_METADATA_JSON.format("chat.completion.chunk")},"choices":[{{"index":0,"delta":',
     '{"role":"assistant","content":', "}", "{}", "")
-LORAX_COMPLETION_WORDS = LoraxChunkWords(
+LORAX_COMPLETION_WORDS = LoraxChunkTemplate(
     f'data:{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{{"index":0,"text":',
     "", ',"logprobs":null', '"","logprobs":null', f',"usage":{format_usage(0, 0, USAGE_TEMPLATE)}')
 
@@ -106,7 +106,7 @@ class LoraxChunkStreamRenderer(ChunkStreamRenderer):
 
     __slots__ = ("_num_prompt_tokens", "_words")
 
-    def __init__(self, num_prompt_tokens: int, words: LoraxChunkWords) -> None:
+    def __init__(self, num_prompt_tokens: int, words: LoraxChunkTemplate) -> None:
         super().__init__(lorax_error_event)
         self._num_prompt_tokens = num_prompt_tokens
         self._words = words

@@ -86,7 +86,7 @@ class ResponseMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOutputOptions:
+class ChatIncludeOptions:
     """Optional parts of a response that the client asked for."""
 
     includes_usage: bool = False  # at the end of a stream
@@ -94,13 +94,13 @@ class ChatOutputOptions:
 
 
 def text_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput,
-                              output_options: ChatOutputOptions) -> str:
+                              output_options: ChatIncludeOptions) -> str:
     message = f'{{"role":"assistant","content":{quoted(output.final_event.text)}}}'
     return chat_completion_json(metadata, output, output_options, message,
                                 metadata.words.finish_reasons[output.final_event.finish_reason])
 
 
-def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatOutputOptions,
+def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatIncludeOptions,
                          message_json: str, finish_reason: str) -> str:
     logprobs = logprobs_json(output.tokens) if output_options.includes_logprobs else "null"
     choice = f'{{"index":0,"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
@@ -192,7 +192,7 @@ class OpenAIChatStreamRenderer(ChunkStreamRenderer):
     __slots__ = ("_chunk_prefix", "_event_prefix", "_finish_reason_json", "_later_chunk_prefix", "_num_prompt_tokens",
                  "_output_options", "_words")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions) -> None:
+    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatIncludeOptions) -> None:
         super().__init__(metadata.render_error_chunk)
         self._event_prefix = f'data: {{{metadata.to_json_fields("chat.completion.chunk")},"choices":['
         self._chunk_prefix = self._event_prefix + '{"index":0,"delta":{"role":"assistant","content":'

@@ -17,7 +17,7 @@ from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.rendering import (
     DONE_EVENT,
-    ChatOutputOptions,
+    ChatIncludeOptions,
     OpenAIChatStreamRenderer,
     OpenAICompletionStreamRenderer,
     ResponseMetadata,
@@ -299,7 +299,7 @@ class OpenAIRoutes(ServiceRoutes):
         metadata = ResponseMetadata.create(
             services, request.path, "chatcmpl",
             services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model)
-        output_options = ChatOutputOptions(
+        output_options = ChatIncludeOptions(
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs))
         parser = await create_response_parser(services, chat_request, validated_request)

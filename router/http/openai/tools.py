@@ -22,7 +22,7 @@ from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidTools
 from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
 from router.http.openai.rendering import (
-    ChatOutputOptions,
+    ChatIncludeOptions,
     OpenAIChatStreamRenderer,
     OpenAIWords,
     ResponseMetadata,
@@ -187,7 +187,7 @@ def reasoning_fields(text: str) -> str:
     return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
 
 
-def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatOutputOptions,
+def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatIncludeOptions,
                               parser: AnyResponseParser) -> str:
     parts = parse_complete_response(parser, raw_token_texts(output, parser))
     tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
@@ -220,7 +220,7 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
 
     __slots__ = ("_num_tool_calls", "_parser", "_role_field")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions,
+    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatIncludeOptions,
                  parser: AnyResponseParser) -> None:
         super().__init__(metadata, num_prompt_tokens, output_options)
         self._parser = parser

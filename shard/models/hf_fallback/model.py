@@ -57,7 +57,7 @@ class ServingAttentionCallback:
     attention: AttentionBackend
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Run attention for one layer. Mask and keyword arguments are unused: the backend's `AttentionConfig` covers
+        """Run attention for one layer. Mask and keyword arguments are unused: the backend's `AttentionOptions` covers
         them."""
         layer: Any = call.module.layer_idx
         queries, keys, values = (x[0].transpose(0, 1).to(self.cache.dtype).contiguous()  # [tokens, heads, head_dim]

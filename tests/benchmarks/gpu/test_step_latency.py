@@ -4,9 +4,9 @@ import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from benchmarks.gpu.step_latency import find_fitting_points
-from benchmarks.harness.random_inputs import BLOCK_SIZE
+from benchmarks.harness.random_step_inputs import BLOCK_SIZE
 from shard.config import ShardConfig
-from shard.hardware.memory_budget import MemoryBudget
+from shard.hardware.cache_budget import CacheBudget
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 
@@ -14,7 +14,7 @@ from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 def loaded_model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> LoadedDecoder:
     """Return a model with room for three blocks."""
     monkeypatch.setattr(LoadedDecoder, "compute_cache_budget",
-                        lambda self: MemoryBudget(3 * self.bytes_per_block(BLOCK_SIZE), "as the test says"))
+                        lambda self: CacheBudget(3 * self.bytes_per_block(BLOCK_SIZE), "as the test says"))
     return load_decoder_model(ShardConfig(model=str(make_tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
 
 

@@ -14,9 +14,9 @@ from benchmarks.harness.processes import (
     convert_sigterm_to_exit,
     read_machine_cpu_seconds,
     read_process_cpu_seconds,
+    read_server_port,
     run_child,
     run_children,
-    wait_for_port,
 )
 
 FAILING_PROGRAM = "import json, os, sys; os.write(json.loads(sys.argv[1])['ready_fd'], b'failed no luck\\n')"
@@ -79,13 +79,13 @@ def start_printing_process(text: str) -> "subprocess.Popen[bytes]":
 
 def test_port_is_read_from_the_banner() -> None:
     with start_printing_process("weft: warm-up\n  url     http://127.0.0.1:4711\n") as server:
-        assert wait_for_port(server) == 4711
+        assert read_server_port(server) == 4711
 
 
 def test_early_server_exit_ends_the_benchmark() -> None:
     with start_printing_process("no model") as server, pytest.raises(SystemExit,
                                                                      match="weft ended before it was ready"):
-        wait_for_port(server)
+        read_server_port(server)
 
 
 def test_sigterm_runs_cleanup() -> None:

@@ -21,7 +21,7 @@ from benchmarks.study.__main__ import (
 from benchmarks.study.models import make_simulated_model
 from benchmarks.study.plan import StudyPlan
 from benchmarks.study.records import RunRecordStore
-from benchmarks.study.runner import StudyFailed, StudyRunner
+from benchmarks.study.runner import AllRequestsFailed, StudyRunner
 
 DEFAULT_SETTINGS = StudySettings()
 
@@ -91,7 +91,7 @@ def test_results_measured_before_a_failure_are_kept_and_reported(
     def fail_after_speed(_: StudySettings, experiments: StudyRunner) -> None:
         FakeStudyServers().make_study_runner(experiments.folder).measure_server_speed(
             StudyPlan(make_simulated_model(1.0), SMALL_SCOPE))
-        raise StudyFailed("users: every request failed")
+        raise AllRequestsFailed("users: every request failed")
     monkeypatch.setattr(study, "measure_parts", fail_after_speed)
     monkeypatch.setattr(sys, "argv", ["study", "batching", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^benchmarks\.study: users: every request failed$"):

@@ -4,7 +4,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
-from benchmarks.study.plan import STUDY_PARTS, ServerSpeed, StudyPlan, StudyRun, StudyScope, add_window_policies
+from benchmarks.study.plan import (
+    STUDY_PARTS,
+    ServerSpeed,
+    StudyPlan,
+    StudyRun,
+    StudyScope,
+    insert_static_batching_windows,
+)
 from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 
 SERVER_SPEED = ServerSpeed(compat_latencies=((1.0, 0.02), (200.0, 4.0)),
@@ -27,11 +34,12 @@ def test_server_runs_all_levels_but_variants_only_some() -> None:
 
 def test_every_preset_is_run_with_every_policy() -> None:
     counts = Counter(run.workload for turn in STUDY_PLAN.iter_server_runs("workload") for run in turn.runs)
-    assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * len(add_window_policies(STUDY_PLAN.scope)))
+    num_policies = len(insert_static_batching_windows(STUDY_PLAN.scope))
+    assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * num_policies)
 
 
 def test_window_variants_follow_the_static_policy() -> None:
-    assert add_window_policies(StudyScope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
+    assert insert_static_batching_windows(StudyScope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
         "static", "static-1", "static-4", "mixed")
 
 

@@ -8,7 +8,7 @@ from support.fake_study import SMALL_SCOPE, FakeStudyServers
 from benchmarks.study.models import make_simulated_model
 from benchmarks.study.plan import ServerRuns, StudyPlan
 from benchmarks.study.records import RunRecordStore
-from benchmarks.study.runner import MAX_ATTEMPTS, StudyFailed
+from benchmarks.study.runner import MAX_ATTEMPTS, AllRequestsFailed
 
 
 def make_plan(servers: FakeStudyServers, folder: Path) -> StudyPlan:
@@ -85,7 +85,7 @@ def test_run_with_only_failures_is_not_saved(tmp_path: Path) -> None:
         return [replace(record, error="503: shards are gone") for record in records]
 
     turn = next(plan.iter_server_runs("compat"))
-    with pytest.raises(StudyFailed, match="503: shards are gone"):
+    with pytest.raises(AllRequestsFailed, match="503: shards are gone"):
         list(replace(servers.make_study_runner(tmp_path),
                      send_requests=send_failing_requests).iter_measured_runs(plan, turn))
     assert not RunRecordStore(tmp_path).get_path(turn.runs[0]).exists()

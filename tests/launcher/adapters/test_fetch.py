@@ -17,7 +17,7 @@ from support.checkpoints.adapter_files import (
 
 from launcher.adapters.errors import AdapterError
 from launcher.adapters.fetch import MAX_CONCURRENT_FETCHES, AdapterFetcher, FetchedAdapter
-from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.store import AdapterVersionStore
 from launcher.adapters.store_protocol import FetchRequest
 
@@ -44,7 +44,7 @@ class FakeAdapterSource:
         return tuple(dict.fromkeys(("", request.token)))
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         self.lookups.append(request)
         if self.failure:
             raise self.failure
@@ -53,18 +53,18 @@ class FakeAdapterSource:
             raise AdapterError("missing", "there is none")
         yield self.make_remote_version(request.name, self.seed_by_name[request.name], token)
 
-    def find_local_copy(self, request: FetchRequest) -> SourceVersion | None:
+    def find_local_copy(self, request: FetchRequest) -> FetchableAdapter | None:
         return self.make_remote_version(
             request.name, self.local_seed_by_name[request.name]) if request.name in self.local_seed_by_name else None
 
-    def make_remote_version(self, name: str, seed: int, token: str = "") -> SourceVersion:
+    def make_remote_version(self, name: str, seed: int, token: str = "") -> FetchableAdapter:
         def copy_files(folder: Path) -> None:
             self.num_copies += 1
             self.before_copy(name)
             write_files(folder, make_adapter_files(seed))
 
-        return SourceVersion(ADAPTER_BYTES, copy_files, seed if self.has_stamps else None, token,
-                             is_private=bool(token))
+        return FetchableAdapter(ADAPTER_BYTES, copy_files, seed if self.has_stamps else None, token,
+                                is_private=bool(token))
 
 
 class FetcherHarness:

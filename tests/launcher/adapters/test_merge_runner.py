@@ -159,7 +159,7 @@ def test_merges_run_one_at_a_time_and_end_with_the_store(harness: MergerHarness)
     first, second = harness.start("hang"), harness.start()
     while not harness.merger._child:
         assert not first.done()
-    harness.merger.kill_running_merge()
+    harness.merger.kill_and_refuse_merges()
     assert isinstance(first.exception(TIMEOUT_SECONDS), AdapterError)
     assert str(second.exception(TIMEOUT_SECONDS)) == "the server is stopping"
 

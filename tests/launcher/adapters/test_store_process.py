@@ -24,7 +24,7 @@ from support.servers.fake_hub import FakeHub
 
 from launcher.adapters.adapter_files import compute_digest
 from launcher.adapters.store import AdapterVersionStore
-from launcher.adapters.store_process import AdapterStoreSettings, RequestDispatcher, make_store_components
+from launcher.adapters.store_process import AdapterStoreSettings, StoreRequestDispatcher, make_store_components
 
 LARGE_BUDGET_BYTES = 10**9
 
@@ -87,7 +87,7 @@ def store_process(fake_hub: FakeHub, tmp_path: Path) -> Iterator[StoreProcess]:
 class DispatcherWithAnswers(NamedTuple):
     """Dispatcher and the queue of its answers."""
 
-    dispatcher: RequestDispatcher
+    dispatcher: StoreRequestDispatcher
     answers: Queue[Any]
 
     def request(self, line: bytes) -> Any:
@@ -100,7 +100,7 @@ def dispatcher(tmp_path: Path) -> Iterator[DispatcherWithAnswers]:
     answers: Queue[Any] = Queue()
     settings = AdapterStoreSettings(str(tmp_path), "", LARGE_BUDGET_BYTES, "http://127.0.0.1:9", "weft/1",
                                     "HF_HUB_OFFLINE", str(tmp_path))
-    with closing(RequestDispatcher(make_store_components(settings, "", {}), answers.put)) as request_dispatcher:
+    with closing(StoreRequestDispatcher(make_store_components(settings, "", {}), answers.put)) as request_dispatcher:
         yield DispatcherWithAnswers(request_dispatcher, answers)
 
 
@@ -134,7 +134,7 @@ def test_internal_errors_are_answered(dispatcher: DispatcherWithAnswers, monkeyp
     line = b'{"id": 5, "op": "pin", "digests": []}'
     monkeypatch.setattr(AdapterVersionStore, "replace_pins", raise_error)
     assert dispatcher.request(line)["kind"] == "unreachable"
-    monkeypatch.setattr(RequestDispatcher, "_start_request", raise_error)
+    monkeypatch.setattr(StoreRequestDispatcher, "_start_request", raise_error)
     assert dispatcher.request(line)["kind"] == "unreachable"
 
 

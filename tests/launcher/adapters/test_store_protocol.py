@@ -16,7 +16,7 @@ from launcher.adapters.store_protocol import (
     AccessCheckRequest,
     FetchRequest,
     MergeRequest,
-    PinRequest,
+    ReplacePinsRequest,
     make_adapter_version_reply,
     parse_request,
     parse_request_line,
@@ -39,8 +39,8 @@ def expect_error(request: Any) -> AdapterError:
      FetchRequest("hub", "org/name", "t", may_use_server_token=True, skips_name_cache=True)),
     (FETCH_REQUEST, FetchRequest("hub", "org/name")),
     (FETCH_REQUEST | {"op": "allowed", "token": "t"}, AccessCheckRequest("hub", "org/name", "t")),
-    ({"op": "pin", "digests": [DIGEST_A]}, PinRequest((DIGEST_A,))),
-    ({"op": "pin", "digests": []}, PinRequest(())),
+    ({"op": "pin", "digests": [DIGEST_A]}, ReplacePinsRequest((DIGEST_A,))),
+    ({"op": "pin", "digests": []}, ReplacePinsRequest(())),
     (MERGE_REQUEST, MergeRequest((DIGEST_A, DIGEST_B), (1.0, 0.5), "ties", 0.5, "total")),
 ])
 def test_requests_are_parsed(fields: dict[str, Any], expected: object) -> None:

@@ -71,7 +71,7 @@ class StreamsSetup:
     def detokenize(self, tokens_by_sequence: dict[int, bytes]) -> dict[int, int]:
         rows = {sequence_id: StepResultRow(list(tokens), [-0.5] * len(tokens))
                 for sequence_id, tokens in tokens_by_sequence.items()}
-        return self.client_streams.receive_result(StepResult(1, 0.0, rows, {}))
+        return self.client_streams.detokenize_result(StepResult(1, 0.0, rows, {}))
 
     def dispatch(self, *events: SchedulerEvent) -> None:
         self.client_streams.dispatch_events(events)
@@ -152,7 +152,7 @@ def test_undecodable_row_leaves_the_rest_of_its_step_intact(monkeypatch: pytest.
 def test_prompt_logprobs_go_to_the_stream_of_their_sequence() -> None:
     setup = StreamsSetup()
     first, second = setup.open(), setup.open()
-    setup.client_streams.receive_result(StepResult(1, 0.0, {}, {}, [PromptLogprobs(second, 1, [-1.0, -2.0])]))
+    setup.client_streams.detokenize_result(StepResult(1, 0.0, {}, {}, [PromptLogprobs(second, 1, [-1.0, -2.0])]))
     assert setup.streams[first].take_events() == []
     assert setup.streams[second].take_events() == [PromptLogprobsEvent(1, (-1.0, -2.0))]
 
@@ -160,7 +160,7 @@ def test_prompt_logprobs_go_to_the_stream_of_their_sequence() -> None:
 def test_pooling_output_is_delivered_when_its_sequence_finishes() -> None:
     setup = StreamsSetup()
     sequence_id = setup.open(kind=RequestKind.EMBED, max_new_tokens=0)
-    setup.client_streams.receive_result(StepResult(1, 0.0, {}, {}, pooling_outputs={sequence_id: [0.5, 1.5]}))
+    setup.client_streams.detokenize_result(StepResult(1, 0.0, {}, {}, pooling_outputs={sequence_id: [0.5, 1.5]}))
     assert setup.streams[sequence_id].take_events() == []
     setup.dispatch(SequenceFinished(sequence_id, FinishReason.LENGTH))
     timeline = setup.get_record(sequence_id).timeline
@@ -171,7 +171,7 @@ def test_answer_for_requests_that_have_ended_is_dropped_silently(caplog: pytest.
     setup = StreamsSetup()
     sequence_id = setup.open()
     setup.streams[sequence_id].close()
-    assert setup.client_streams.receive_result(StepResult(
+    assert setup.client_streams.detokenize_result(StepResult(
         1, 0.0, {sequence_id: StepResultRow([97], [-0.5])}, {}, [PromptLogprobs(sequence_id, 1, [-1.0])],
         {sequence_id: [0.5]})) == {}
     assert not caplog.records
@@ -341,7 +341,7 @@ def test_stream_ends_at_most_once_and_gets_nothing_afterwards(operations: list[t
 def test_request_is_counted_when_it_is_accepted_and_its_preemptions_when_it_ends(end: str) -> None:
     setup = StreamsSetup()
     sequence_id = setup.open()
-    setup.scheduler.get_timeline(sequence_id).enter_phase(RequestPhase.PREEMPTED, SUBMITTED_AT)
+    setup.scheduler.get_request_timeline(sequence_id).enter_phase(RequestPhase.PREEMPTED, SUBMITTED_AT)
     assert setup.get_sample("tgi_request_input_length_count") == 1
     assert setup.get_sample("tgi_request_yields") == 0
     ENDS[end](setup, sequence_id)

@@ -170,7 +170,7 @@ def test_recording_of_served_requests_replays_identically(tmp_path):
 def test_failing_engine_writes_a_recording(tmp_path, monkeypatch):
     async def scenario(weft):
         folder = await restart_with_recording(weft, tmp_path / "recordings")
-        monkeypatch.setattr(weft.engine._client_streams, "receive_result", None)
+        monkeypatch.setattr(weft.engine._client_streams, "detokenize_result", None)
         received, = await weft.collect_streams(make_text_request())
         assert isinstance(received.error, NotReady)
         recording, outcome = await replay_recording(folder, tmp_path / "recordings")
@@ -674,7 +674,7 @@ def test_two_servers_in_one_process_do_not_interfere(tmp_path):
 
 
 def make_adapter(weft, source="a", max_bytes=100):
-    return weft.engine.resource_controller.loader.get_or_create("adapter", source, max_bytes)
+    return weft.engine.resource_controller.loader.get_or_register("adapter", source, max_bytes)
 
 
 def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):

@@ -71,7 +71,7 @@ class ControllerSetup:
         self.controller.wake_load_waiters()
 
     def make_adapter(self, source: str = "a", max_bytes: int = 100) -> LoadableResource:
-        return self.controller.loader.get_or_create("adapter", source, max_bytes)
+        return self.controller.loader.get_or_register("adapter", source, max_bytes)
 
     def submit(self, resource: LoadableResource) -> int:
         """Submit a request that needs the adapter and return its sequence id."""
@@ -88,7 +88,7 @@ class ControllerSetup:
     async def run_commands(self) -> None:
         """Send the loads and unloads that the scheduler decides on, and wait for the shards' results."""
         self.scheduler.on_timer(0.0)
-        self.controller.send_resource_commands()
+        self.controller.execute_loads_and_unloads()
         while tasks := self.controller.loader._tasks:
             await asyncio.wait(tasks)
 
@@ -446,7 +446,7 @@ def test_loads_and_unloads_of_adapters_are_counted_and_successful_loads_timed() 
 
 def test_loads_and_unloads_of_grammars_are_not_counted_as_adapters() -> None:
     async def scenario(setup: ControllerSetup) -> None:
-        grammar = setup.controller.loader.get_or_create("grammar", "a")
+        grammar = setup.controller.loader.get_or_register("grammar", "a")
         assert await setup.load(grammar) == ""
         await setup.unload(grammar)
         assert setup.shards.calls == [("load", 1), ("unload", 1)]

@@ -92,13 +92,13 @@ def test_missing_file_is_reported_in_one_line(tmp_path):
     ('{"at": 1, "names": [5]}', "line 2 is no event of a recording"),
 ])
 def test_invalid_line_is_named(tmp_path, line, message):
-    (tmp_path / "file").write_text(json.dumps({"weft_recording": 3}) + f"\n{line}\n")
+    (tmp_path / "file").write_text(json.dumps({"weft_recording": 4}) + f"\n{line}\n")
     with pytest.raises(BadRecording, match=message):
         list(Recording(tmp_path / "file"))
 
 
 def test_truncated_last_line_is_ignored(tmp_path):
-    (tmp_path / "file").write_text(json.dumps({"weft_recording": 3}) + '\n{"at": 1.0}\n{"at": 2')
+    (tmp_path / "file").write_text(json.dumps({"weft_recording": 4}) + '\n{"at": 1.0}\n{"at": 2')
     recording = Recording(tmp_path / "file")
     assert list(recording) == [RecordedCall("plan", 1.0)]
     assert recording.is_truncated

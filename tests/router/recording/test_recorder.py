@@ -11,11 +11,11 @@ from router.recording.recorder import (
     MAX_SEGMENTS,
     RECORDED_CALLS,
     RecordingScheduler,
-    make_scheduler,
+    make_optionally_recorded_scheduler,
     summarize_events,
     summarize_plan,
 )
-from router.recording.state import restore_scheduler, table_to_json
+from router.recording.scheduler_snapshot import restore_scheduler, table_to_json
 from router.request import FinishReason, Request, RequestKind
 from router.scheduler.events import SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
@@ -62,8 +62,9 @@ def test_recorder_decides_like_a_scheduler():
 
 
 def test_recording_is_disabled_with_zero_seconds():
-    assert type(make_scheduler(SchedulerSettings(), SMALL_MODEL_INFO, 60.0, 0.0)) is RecordingScheduler
-    assert type(make_scheduler(SchedulerSettings(), SMALL_MODEL_INFO, 0.0, 0.0)) is Scheduler
+    for seconds, expected_class in ((60.0, RecordingScheduler), (0.0, Scheduler)):
+        scheduler = make_optionally_recorded_scheduler(SchedulerSettings(), SMALL_MODEL_INFO, seconds, 0.0)
+        assert type(scheduler) is expected_class
 
 
 def test_every_call_is_recorded_with_its_outcome():
@@ -136,7 +137,7 @@ def test_new_segment_starts_every_half_minute_with_a_snapshot():
     assert [segment.started_at for segment in segments] == [0.0, 31.0, 70.0]
     restored = [restore_scheduler(json.loads(table_to_json(segment.snapshot))) for segment in segments]
     assert [core.num_unfinished for core in restored] == [0, 1, 1]
-    assert len(restored[1]._steps_in_flight) == 1
+    assert len(restored[1]._plans_in_flight) == 1
 
 
 def test_segment_is_dropped_when_the_next_one_is_old_enough():

@@ -57,6 +57,6 @@ def test_prompt_is_charged_once_and_cached_tokens_never() -> None:
     charged: list[float] = []
     override_methods(fair_shares, charge_tenant=lambda _, cost: charged.append(cost))
     for computed, length in ((64, 32), (100, 36), (48, 48), (103, 55)):  # 32 cached; preempted at 100
-        sequence.num_sent_tokens = computed
+        sequence.num_scheduled_tokens = computed
         fair_shares.charge_prompt(sequence, length)
     assert charged == [32, 36]

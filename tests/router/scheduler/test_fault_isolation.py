@@ -14,7 +14,7 @@ def make_sequences(count):
 
 
 def get_admitted(fault_isolation, sequences, stuck=()):
-    first = fault_isolation.current_suspects(lambda sequence: sequence.id in stuck)
+    first = fault_isolation.suspects_allowed_to_start(lambda sequence: sequence.id in stuck)
     return [sequence.id for sequence in sequences if first is None or sequence.id in first]
 
 

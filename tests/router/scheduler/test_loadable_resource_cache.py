@@ -86,7 +86,7 @@ def test_request_waits_for_its_adapter_while_others_pass() -> None:
     setup = SchedulerWithShards()
     waits, passes = setup.submit(ADAPTER_A), setup.submit(None)
     assert setup.run_step() == (passes,)
-    assert setup.core.get_timeline(waits).phase is RequestPhase.ADAPTER
+    assert setup.core.get_request_timeline(waits).phase is RequestPhase.ADAPTER
     setup.execute_commands()
     assert setup.run_step() == (waits,)
 
@@ -133,7 +133,7 @@ def test_adapter_in_use_stays_for_its_cycle_and_until_its_requests_finish() -> N
     setup.now = 2.0
     later = setup.submit(ADAPTER_A)
     assert setup.take_commands() == []  # a running request uses it
-    assert setup.core.get_timeline(later).phase is RequestPhase.ADAPTER
+    assert setup.core.get_request_timeline(later).phase is RequestPhase.ADAPTER
     assert setup.run_step() == setup.run_step() == (runs,)
     assert setup.execute_commands() == [UnloadResource(ADAPTER_A)]
     assert setup.execute_commands() == [LoadResource(ADAPTER_B)]

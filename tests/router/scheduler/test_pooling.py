@@ -102,7 +102,7 @@ def test_pooling_request_does_not_wait_behind_requests_that_need_capacity() -> N
     run_step(core)
     waiting, embedded = submit(core, RequestKind.GENERATE, now=0.1), submit(core, RequestKind.EMBED, now=0.2)
     assert run_step(core, 0.3)[0].member_ids == (embedded,)
-    assert core.get_timeline(waiting).phase is RequestPhase.QUEUE
+    assert core.get_request_timeline(waiting).phase is RequestPhase.QUEUE
 
 
 def test_pooling_beyond_the_stall_limit_runs_after_decodes_took_half_its_time() -> None:
@@ -213,7 +213,7 @@ def test_pooling_request_waits_for_its_adapter() -> None:
     core, adapter = make_scheduler(), LoadableResource("adapter", 3)
     number = submit(core, adapter=adapter)
     assert core.plan(0.0) is None
-    assert core.get_timeline(number).phase is RequestPhase.ADAPTER
+    assert core.get_request_timeline(number).phase is RequestPhase.ADAPTER
     core.on_resource_loaded(adapter, 0.1)
     assert run_step(core, 0.2)[0].member_ids == (number,)
 

@@ -1,11 +1,11 @@
-"""Tests of PrefillBudget and PrefillTimeAllowance in router/scheduler/policies.py."""
+"""Tests of PrefillBudget and PrefillTimeLedger in router/scheduler/policies.py."""
 
 from math import inf
 
 import pytest
 
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, predict_chunk_seconds
+from router.scheduler.policies import PrefillBudget, PrefillTimeLedger, predict_chunk_seconds
 
 
 def make_cost_model(per_token=0.001):
@@ -36,7 +36,7 @@ def test_spending_reduces_the_budget():
 
 def chunk_length_beside(decodes, model, num_waiting=1, stall_seconds=0.05, prompt_allowance=None):
     """Return how many tokens of a long prompt may run in a step with these decodes."""
-    time_allowance = prompt_allowance or PrefillTimeAllowance()
+    time_allowance = prompt_allowance or PrefillTimeLedger()
     allowance = time_allowance.update_allowance(decodes, num_waiting, stall_seconds, model)
     return PrefillBudget(4096, 16, *allowance, model).max_chunk_length(0, 4096)
 
@@ -57,7 +57,7 @@ def test_slow_step_leaves_prompts_twice_its_time_despite_the_stall_limit(step):
 
 
 def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
-    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PrefillTimeAllowance()
+    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PrefillTimeLedger()
     lengths = []
     for _ in range(8):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
@@ -69,7 +69,7 @@ def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
 def test_saved_time_pays_for_one_block_at_most():
     """Regression: after a step that saved slightly less time than a block takes, the next step ran two blocks."""
     # A step saves 2.08 seconds; one block takes 2.1 seconds, two take 4.1.
-    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PrefillTimeAllowance()
+    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PrefillTimeLedger()
     lengths = []
     for _ in range(4):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))

@@ -33,7 +33,7 @@ def enter_computed(running_sequences, *sequences):
     batch = running_sequences.new_batch()
     for sequence in sequences:
         running_sequences.enter_batch(sequence, batch)
-        sequence.num_sent_tokens = sequence.num_initial_tokens
+        sequence.num_scheduled_tokens = sequence.num_tokens_to_prefill
         add_token(sequence)
     return batch
 
@@ -198,7 +198,7 @@ def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones()
                                       make_sharing_sequence(1, prompt=32, output=1), make_sequence(2, prompt=47))
     batch = running_sequences.new_batch()
     running_sequences.enter_batch(ends, batch)
-    ends.num_sent_tokens, ends.num_outputs_in_flight = ends.num_initial_tokens, 1
+    ends.num_scheduled_tokens, ends.num_outputs_in_flight = ends.num_tokens_to_prefill, 1
     enter_computed(running_sequences, grows)
     running_sequences.remove_finishing_sequence(ends)
     assert (running_sequences.block_pool.num_free, ends.state) == (1, SequenceState.FINISHING)

@@ -65,7 +65,7 @@ def test_later_request_waits_for_the_whole_group() -> None:
     for _ in range(4):
         complete_and_get_finished(core, plan := core.plan(0.1), 0.1)  # type: ignore[arg-type]
         assert not get_new_sequences(plan)  # type: ignore[arg-type]
-        assert core.get_timeline(late).phase is RequestPhase.STATIC_GROUP
+        assert core.get_request_timeline(late).phase is RequestPhase.STATIC_GROUP
     assert run_and_get_groups(core, 0.2) == [{late}]
 
 
@@ -79,7 +79,7 @@ def test_first_request_waits_for_others_during_the_window() -> None:
     core = make_scheduler(static_window_seconds=0.5)
     first = submit(core, now=1.0)
     assert core.plan(1.1) is None
-    assert (core.get_timeline(first).phase, core.wake_at) == (RequestPhase.STATIC_GROUP, 1.5)
+    assert (core.get_request_timeline(first).phase, core.wake_at) == (RequestPhase.STATIC_GROUP, 1.5)
     second = submit(core, now=1.4)
     assert core.plan(1.45) is None
     core.on_timer(1.5)

@@ -13,7 +13,7 @@ from router.scheduler.cost_model import StepLoad
 from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, StepDraft, StepInFlight, find_finish_point
+from router.scheduler.step import ChunkWrite, PlanInFlight, StepDraft, find_finish_point
 
 END_TOKEN = 9
 TEXT_TOKENS = st.integers(0, END_TOKEN)
@@ -21,8 +21,8 @@ TEXT_TOKENS = st.integers(0, END_TOKEN)
 
 def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
     """Return a sequence of which a part of the prompt is computed."""
-    return Sequence(Request(str(number), (1,) * prompt, 16), number, 0.0, num_initial_tokens=prompt,
-                    num_sent_tokens=num_computed)
+    return Sequence(Request(str(number), (1,) * prompt, 16), number, 0.0, num_tokens_to_prefill=prompt,
+                    num_scheduled_tokens=num_computed)
 
 
 def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -> Sequence:
@@ -34,20 +34,20 @@ def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -
     return sequence
 
 
-def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> StepInFlight:
+def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> PlanInFlight:
     draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
-    return draft.send(5)
+    return draft.mark_sent(5)
 
 
 def test_draft_without_a_step_has_a_number_and_no_load() -> None:
-    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).send(5) == StepInFlight(5)
-    assert StepInFlight(5).load is None
+    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).mark_sent(5) == PlanInFlight(5)
+    assert PlanInFlight(5).load is None
 
 
 def test_token_of_a_decode_counts_as_sent_and_in_flight() -> None:
     one = make_decoding(1, num_steps_in_flight=1)
     step = start_step(one)
-    assert (one.num_sent_tokens, one.num_outputs_in_flight, one.length) == (21, 2, 20)
+    assert (one.num_scheduled_tokens, one.num_outputs_in_flight, one.length) == (21, 2, 20)
     assert step.members == step.members_with_output == (one,)
     assert step.chunk_writes == ()
 
@@ -55,14 +55,14 @@ def test_token_of_a_decode_counts_as_sent_and_in_flight() -> None:
 def test_chunk_in_the_middle_of_a_prompt_yields_no_token() -> None:
     one = make_sequence(1, prompt=40)
     step = start_step(chunks=[(one, 39)])
-    assert (one.num_sent_tokens, one.num_outputs_in_flight) == (39, 0)
+    assert (one.num_scheduled_tokens, one.num_outputs_in_flight) == (39, 0)
     assert (step.members, step.members_with_output) == ((one,), ())
 
 
 def test_last_chunk_of_a_prompt_yields_a_token() -> None:
     one = make_sequence(1, prompt=40, num_computed=32)
     step = start_step(chunks=[(one, 8)])
-    assert (one.num_sent_tokens, one.num_outputs_in_flight) == (40, 1)
+    assert (one.num_scheduled_tokens, one.num_outputs_in_flight) == (40, 1)
     assert step.members_with_output == (one,)
 
 
@@ -70,7 +70,7 @@ def test_prompt_that_returns_is_complete_with_its_generated_tokens() -> None:
     one = make_sequence(1, prompt=20)
     one.generated += [7, 8]
     one.length += 2
-    one.num_initial_tokens = one.length
+    one.num_tokens_to_prefill = one.length
     assert start_step(chunks=[(one, 20)]).members_with_output == ()
     assert start_step(chunks=[(one, 2)]).members_with_output == (one,)
 
@@ -106,9 +106,9 @@ def test_sequences_advance_by_what_the_step_computes(decodes: list[tuple[int, in
     chunks = [(make_sequence(number, computed + length + left, computed), length)
               for number, (length, computed, left) in enumerate(prompts, len(decoding))]
     everyone = [*decoding, *(sequence for sequence, _ in chunks)]
-    before = [(sequence.num_sent_tokens, sequence.num_outputs_in_flight) for sequence in everyone]
+    before = [(sequence.num_scheduled_tokens, sequence.num_outputs_in_flight) for sequence in everyone]
     step = start_step(*decoding, chunks=chunks)
-    advances = [sequence.num_sent_tokens - computed
+    advances = [sequence.num_scheduled_tokens - computed
                 for sequence, (computed, _) in zip(everyone, before, strict=True)]
     yielding = [sequence for sequence, (_, num_steps) in zip(everyone, before, strict=True)
                 if sequence.num_outputs_in_flight == num_steps + 1]

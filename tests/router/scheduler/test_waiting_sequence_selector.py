@@ -44,7 +44,7 @@ def get_new_sequences(plan: StepPlan) -> list[int]:
 
 
 def get_phase(core: Scheduler, number: int) -> RequestPhase:
-    return core.get_timeline(number).phase
+    return core.get_request_timeline(number).phase
 
 
 def make_full_scheduler(num_ahead: int = 1, **settings: float) -> Scheduler:
@@ -152,7 +152,7 @@ def test_tenant_without_running_requests_preempts_others() -> None:
     run_step(core)
     newcomer = submit(core, now=1.0, tenant=quiet)
     assert get_new_sequences(run_step(core, 1.1)) == [newcomer]
-    assert RequestPhase.PREEMPTED in core.get_timeline(flood[2]).seconds_by_phase(2.0)
+    assert RequestPhase.PREEMPTED in core.get_request_timeline(flood[2]).seconds_by_phase(2.0)
     assert [sequence.id for sequence in core.running] == [*flood[:2], newcomer]
 
 

@@ -63,7 +63,7 @@ class LoaderSetup:
                                                                   everywhere | frozenset(leftovers)))
 
     async def load_grammar(self, source: str) -> LoadableResource:
-        resource = self.loader.get_or_create("grammar", source)
+        resource = self.loader.get_or_register("grammar", source)
         self.loader.execute_commands([LoadResource(resource)])
         await self.wait_for_tasks()
         return resource
@@ -84,26 +84,26 @@ def run_scenario(scenario: Callable[[LoaderSetup], Awaitable[Any]]) -> None:
 
 def test_source_keeps_its_number_as_long_as_it_is_in_use() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        first, second = setup.loader.get_or_create("grammar", "a"), setup.loader.get_or_create("grammar", "b")
+        first, second = setup.loader.get_or_register("grammar", "a"), setup.loader.get_or_register("grammar", "b")
         assert (first.id, second.id) == (1, 2)
-        assert setup.loader.get_or_create("grammar", "a") is first
+        assert setup.loader.get_or_register("grammar", "a") is first
         del first
         gc.collect()
-        assert setup.loader.get_or_create("grammar", "a").id == 3
+        assert setup.loader.get_or_register("grammar", "a").id == 3
     run_scenario(scenario)
 
 
 def test_resource_kinds_are_numbered_separately() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == LoadableResource("adapter", 1)
-        assert setup.loader.get_or_create("grammar", "a") == LoadableResource("grammar", 1)
+        assert setup.loader.get_or_register("adapter", "a", 7, is_pinned=True) == LoadableResource("adapter", 1)
+        assert setup.loader.get_or_register("grammar", "a") == LoadableResource("grammar", 1)
     run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
 def test_resources_are_identified_by_kind_and_number(kind: str, on_wire: "pb.Kind") -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        resource = setup.loader.get_or_create(kind, "source")
+        resource = setup.loader.get_or_register(kind, "source")
         setup.loader.execute_commands([LoadResource(resource)])
         await setup.wait_for_tasks()
         setup.loader.execute_commands([UnloadResource(resource)])
@@ -158,7 +158,7 @@ def test_missing_resources_are_reloaded_before_the_handshake_ends() -> None:
 
 def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        stays = setup.loader.get_or_create("adapter", "s", is_pinned=True)
+        stays = setup.loader.get_or_register("adapter", "s", is_pinned=True)
         assert await setup.loader.load_and_pin(stays) == ""
         await setup.load_grammar("a")
         setup.loader.end_epoch(resources_lost=True)
@@ -172,7 +172,7 @@ def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
 def test_failure_to_pin_a_resource_is_reported() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         setup.ranks.reason = "it is broken"
-        assert (await setup.loader.load_and_pin(setup.loader.get_or_create("adapter", "s", is_pinned=True))
+        assert (await setup.loader.load_and_pin(setup.loader.get_or_register("adapter", "s", is_pinned=True))
                 == "it is broken")
     run_scenario(scenario)
 
@@ -180,7 +180,7 @@ def test_failure_to_pin_a_resource_is_reported() -> None:
 def test_load_overtaken_by_a_loss_is_not_reported() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         setup.ranks.may_finish.clear()
-        resource = setup.loader.get_or_create("grammar", "a")
+        resource = setup.loader.get_or_register("grammar", "a")
         setup.loader.execute_commands([LoadResource(resource)])
         await asyncio.sleep(0)
         setup.loader.end_epoch(resources_lost=False)
@@ -201,7 +201,7 @@ def test_disconnected_shards_report_no_load_failure() -> None:
 
 def test_adapter_loads_are_counted_by_source_and_timed() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        resource = setup.loader.get_or_create("adapter", "a")
+        resource = setup.loader.get_or_register("adapter", "a")
         for reason in ("", "no", ""):
             setup.ranks.reason = reason
             setup.loader.execute_commands([LoadResource(resource)])
@@ -218,7 +218,7 @@ def test_number_of_counted_sources_is_limited(monkeypatch: pytest.MonkeyPatch) -
     async def scenario(setup: LoaderSetup) -> None:
         monkeypatch.setattr(resource_loader, "MAX_COUNTED_ADAPTERS", 2)
         for source in ("a", "b", "a", "c"):
-            setup.loader.execute_commands([LoadResource(setup.loader.get_or_create("adapter", source))])
+            setup.loader.execute_commands([LoadResource(setup.loader.get_or_register("adapter", source))])
             await setup.wait_for_tasks()
         assert [setup.loader.num_loads(source) for source in "abc"] == [2, 0, 1]
     run_scenario(scenario)

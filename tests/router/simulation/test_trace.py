@@ -75,7 +75,7 @@ def test_recording_that_does_not_replay_is_rejected(tmp_path):
     run_step(core, 0.5)
     recording = write_recording_file(core.copy_segments(), tmp_path / "file")
     changed = copy_recording_with_change(recording, tmp_path / "other",
-                                         lambda lines: lines[3].update(num_initial_tokens=[]) or lines.pop(3))
+                                         lambda lines: lines[3].update(num_tokens_to_prefill=[]) or lines.pop(3))
     with pytest.raises(BadRecording, match="does not replay"):
         read_trace(changed.path)
 

@@ -11,16 +11,22 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from torch import Tensor
 
 from shard.attention import cpu
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
-from shard.attention.cpu import CausalMask, GatherWindow, batch_decodes, round_up_gather_length, split_chunk_into_pieces
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
+from shard.attention.cpu import (
+    CausalMask,
+    SlidingWindowGatherRange,
+    batch_decodes,
+    round_up_gather_length,
+    split_chunk_into_pieces,
+)
 from shard.state.step import TokenSpan
 
-UNLIMITED_WINDOW = GatherWindow(0)
+UNLIMITED_WINDOW = SlidingWindowGatherRange(0)
 DTYPES = [torch.float32, torch.bfloat16]
 GATHER_LENGTH_BORDERS = [64, 128, 256, 512, 1024]  # number of tokens at which the gathered length changes
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionConfig(sliding_windows=(0, 40)),
-            AttentionConfig(sliding_windows=(0, 300)), AttentionConfig(scale=0.3, softcap=2.0),
-            AttentionConfig(softcap=1.5, sliding_windows=(0, 100))]
+VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 40)),
+            AttentionOptions(sliding_windows=(0, 300)), AttentionOptions(scale=0.3, softcap=2.0),
+            AttentionOptions(softcap=1.5, sliding_windows=(0, 100))]
 
 
 def attention_harnesses() -> st.SearchStrategy[AttentionHarness]:
@@ -96,7 +102,7 @@ def test_sliding_window_mask_begins_at_the_window(places: list[int], window: int
 @settings(max_examples=50)
 @given(st.integers(1, 5000), st.integers(0, 10_000), st.integers(1, 600))
 def test_all_tokens_of_a_piece_gather_the_same_slots_in_a_window(window: int, start: int, length: int) -> None:
-    gather_window = GatherWindow(window)
+    gather_window = SlidingWindowGatherRange(window)
     for piece in split_chunk_into_pieces(TokenSpan(0, start, length, [])):
         first, last = TokenSpan(0, piece.start, 1, []), TokenSpan(0, piece.end - 1, 1, [])
         assert (gather_window.first_position(first) == gather_window.first_position(last)
@@ -119,7 +125,7 @@ start_and_length_lists = st.lists(st.tuples(st.sampled_from([0, 30, 60, 120, 500
        start_and_length_lists, start_and_length_lists, st.sampled_from(VARIANTS))
 def test_cpu_attention_agrees_with_the_reference(  # noqa: PLR0917 - drawn arguments
         seed: int, dtype: torch.dtype, heads: tuple[int, int], decodes: list[tuple[int, int]],
-        chunks: list[tuple[int, int]], variant: AttentionConfig) -> None:
+        chunks: list[tuple[int, int]], variant: AttentionOptions) -> None:
     results = []
     for backend in ("cpu", "reference"):
         harness = AttentionHarness(backend, kv_heads=heads[0], group=heads[1], dtype=dtype, seed=seed, variant=variant)
@@ -187,7 +193,7 @@ def decode_one_by_one(harness: AttentionHarness, sequence: AttentionSequence, st
 @pytest.mark.parametrize(("border", "variant"),
                          [*((border, DEFAULT_ATTENTION_CONFIG) for border in GATHER_LENGTH_BORDERS), (64, VARIANTS[3]),
                           (256, VARIANTS[4]), (576, VARIANTS[1]), (832, VARIANTS[2])], ids=str)
-def test_result_does_not_depend_on_how_a_prompt_is_chunked(border: int, variant: AttentionConfig,
+def test_result_does_not_depend_on_how_a_prompt_is_chunked(border: int, variant: AttentionOptions,
                                                            dtype: torch.dtype) -> None:
     """The last tokens are cut, across a change of the gathered length or of where gathering begins; the tokens before
     them come from the prefix cache."""

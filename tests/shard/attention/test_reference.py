@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from support.model_runs.attention_inputs import LAYER, AttentionHarness, AttentionSequence
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
 
 BACKENDS = ["reference", "cpu", pytest.param("triton", marks=pytest.mark.skipif(
     find_spec("triton") is None, reason="it comes for Linux only"))]
 
 
 def compute_textbook_attention(sequence: AttentionSequence, position: int, group: int,
-                               variant: AttentionConfig = DEFAULT_ATTENTION_CONFIG) -> Tensor:
+                               variant: AttentionOptions = DEFAULT_ATTENTION_CONFIG) -> Tensor:
     """Compute one token's attention in float64, head by head and key by key: [heads * head_dim]."""
     first = max(0, position + 1 - variant.sliding_windows[LAYER]) if variant.sliding_windows else 0
     scale = variant.scale or 1 / math.sqrt(sequence.queries.shape[2])
@@ -49,9 +49,9 @@ def test_attention_matches_the_textbook_formula(backend: str, kv_heads: int, gro
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", [AttentionConfig(sliding_windows=(0, 3)), AttentionConfig(scale=0.7),
-                                     AttentionConfig(softcap=1.5), AttentionConfig(0.2, 0.5, (7, 4))], ids=str)
-def test_attention_variants_match_the_textbook_formula(backend: str, variant: AttentionConfig) -> None:
+@pytest.mark.parametrize("variant", [AttentionOptions(sliding_windows=(0, 3)), AttentionOptions(scale=0.7),
+                                     AttentionOptions(softcap=1.5), AttentionOptions(0.2, 0.5, (7, 4))], ids=str)
+def test_attention_variants_match_the_textbook_formula(backend: str, variant: AttentionOptions) -> None:
     harness = AttentionHarness(backend, variant=variant)
     sequence = harness.make_random_sequence(9)
     (chunk,) = harness.run_step(chunks=[(sequence, 0, 8)])

@@ -13,7 +13,7 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
 from shard.state.step import TokenSpan
 
 pytest.importorskip("triton")  # published for Linux only
@@ -31,10 +31,10 @@ from shard.attention.triton import (
 
 GPU_SPLIT = triton.SPLIT_POSITIONS
 SHORT_SPLIT = 128  # slots, half of a GPU's: the interpreter is slow
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionConfig(sliding_windows=(0, 40)),
-            AttentionConfig(sliding_windows=(0, SHORT_SPLIT + 36)),
-            AttentionConfig(scale=0.3, softcap=2.0, exact=True),
-            AttentionConfig(softcap=1.5, sliding_windows=(0, 50), exact=True)]
+VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 40)),
+            AttentionOptions(sliding_windows=(0, SHORT_SPLIT + 36)),
+            AttentionOptions(scale=0.3, softcap=2.0, exact=True),
+            AttentionOptions(softcap=1.5, sliding_windows=(0, 50), exact=True)]
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-5, torch.float16: 4e-3}
 HEAD_COUNTS = [(1, 1), (2, 2), (1, 7), (2, 4)]  # key/value heads, and query heads for each
 # of blocks, tiles and splits
@@ -74,7 +74,7 @@ def run_triton_and_reference(harness_options: dict[str, object], decodes: list[i
        length_lists, st.sampled_from(VARIANTS))
 def test_kernels_agree_with_the_reference(  # noqa: PLR0917 - drawn arguments
         seed: int, heads: tuple[int, int], head_dim: int, decodes: list[int], ends: list[int],
-        variant: AttentionConfig) -> None:
+        variant: AttentionOptions) -> None:
     chunks = [(end // 3, end) for end in ends]
     harness_options = {"kv_heads": heads[0], "group": heads[1], "head_dim": head_dim, "seed": seed,
                        "dtype": torch.float16, "variant": variant}
@@ -87,7 +87,7 @@ def test_kernels_agree_with_the_reference(  # noqa: PLR0917 - drawn arguments
 @given(st.integers(0, 2**32), st.sampled_from(HEAD_COUNTS), st.sampled_from([64, 80, 256]),
        st.sampled_from([1, 17, SHORT_SPLIT + 1]), st.sampled_from(VARIANTS))
 def test_kernels_agree_with_the_reference_in_float32(
-        seed: int, heads: tuple[int, int], head_dim: int, length: int, variant: AttentionConfig) -> None:
+        seed: int, heads: tuple[int, int], head_dim: int, length: int, variant: AttentionOptions) -> None:
     harness_options = {"kv_heads": heads[0], "group": heads[1], "head_dim": head_dim, "seed": seed, "variant": variant}
     for triton_output, reference_output in run_triton_and_reference(harness_options, [length], [(length // 2, length)]):
         torch.testing.assert_close(triton_output, reference_output, rtol=0, atol=TOLERANCE_BY_DTYPE[torch.float32])
@@ -106,7 +106,7 @@ def test_kernels_support_any_block_size(block_size: int) -> None:
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 150), max_size=3), st.lists(st.integers(1, 70), max_size=2),
        st.sampled_from(VARIANTS))
 def test_result_does_not_depend_on_other_rows(seed: int, decodes: list[int], chunks: list[int],
-                                              variant: AttentionConfig) -> None:
+                                              variant: AttentionOptions) -> None:
     harness = AttentionHarness("triton", kv_heads=1, seed=seed, dtype=torch.float16, variant=variant)
     sequence = harness.make_random_sequence(150)
     alone = [*harness.run_step(chunks=[(sequence, 0, 149)]), *harness.run_step([(sequence, 149)])]
@@ -121,7 +121,7 @@ def test_result_does_not_depend_on_other_rows(seed: int, decodes: list[int], chu
 @pytest.mark.slow
 @settings(max_examples=3)
 @given(st.integers(0, 2**32), st.sets(st.integers(1, 158), max_size=4), st.sampled_from(VARIANTS))
-def test_result_does_not_depend_on_chunking(seed: int, cuts: set[int], variant: AttentionConfig) -> None:
+def test_result_does_not_depend_on_chunking(seed: int, cuts: set[int], variant: AttentionOptions) -> None:
     """With `exact`, a decoded token is a chunk of one token, computed with as many rows in a matmul."""
     harness = AttentionHarness("triton", kv_heads=1, seed=seed, dtype=torch.float16,
                                variant=replace(variant, exact=True))
@@ -138,7 +138,7 @@ def test_result_does_not_depend_on_chunking(seed: int, cuts: set[int], variant: 
 def test_fewer_programs_than_splits_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured launch needs this: its number of splits is not known in advance."""
     harness = AttentionHarness("triton", dtype=torch.float16,
-                               variant=AttentionConfig(sliding_windows=(0, SHORT_SPLIT + 44)))
+                               variant=AttentionOptions(sliding_windows=(0, SHORT_SPLIT + 44)))
     decodes = [(part, part.length - 1)
                for part in map(harness.make_random_sequence, (3 * SHORT_SPLIT + 5, 1, SHORT_SPLIT + 1))]
     for sequence, before in decodes:

@@ -34,7 +34,7 @@ class AdaptedLinear:
         self.matrices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         generator = torch.Generator().manual_seed(0)
         for adapter, rank in RANK_BY_ADAPTER.items():
-            slot = adapter_slots.assign(adapter, rank)
+            slot = adapter_slots.allocate_slot(adapter, rank)
             for number, part in enumerate(self.lora_linear.parts[:1 + adapter % 2]):
                 down = torch.randn(rank, NUM_INPUTS, generator=generator)
                 up = torch.randn(part.shape[0], rank, generator=generator)
@@ -96,7 +96,7 @@ def test_one_adapter_allocates_memory_for_one_adapter_only() -> None:
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
 
     def put_adapter() -> None:
-        assert lora_linear.lora_weights.store_adapter(adapter_slots.assign(next(adapter_ids), 64), 0, down,
+        assert lora_linear.lora_weights.store_adapter(adapter_slots.allocate_slot(next(adapter_ids), 64), 0, down,
                                                       up) == down.nbytes + up.nbytes
 
     # memory may come in pages of 2 MiB; all slots need 16x

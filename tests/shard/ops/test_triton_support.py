@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention import triton
-from shard.lora import lora_triton
+from shard.lora import triton_lora_store
 from shard.lora.routing import INTS_PER_ENTRY, ROWS_PER_ENTRY
 from shard.ops import fused_ops, triton_support
 
@@ -31,7 +31,7 @@ for module, name, signature, constants, options, capability in json.loads(sys.ar
     assert compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"], name
 """
 ATTENTION_MODULE, POINTWISE_MODULE = "shard.attention.triton_kernels", "shard.ops.fused_kernels"
-ADAPTER_MODULE = "shard.lora.lora_kernels"
+ADAPTER_MODULE = "shard.lora.triton_lora_kernels"
 PARTIALS = dict.fromkeys(("max_exponents", "weight_sums", "value_sums"), "*fp32")
 CompileJob = tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]
 
@@ -99,17 +99,18 @@ POINTWISE_JOBS = [
 
 LORA_WORK_SIGNATURE = {**make_pointer_signature("dtype_example"), "address_tables": "*i64", "entries": "*i32",
                        "num_entries": "*i32", "row_indices": "*i32"}
-LORA_CONSTANTS = {"NUM_PARTS": 3, "ROWS": ROWS_PER_ENTRY, "RANKS": lora_triton.RANKS_PER_DOT,
+LORA_CONSTANTS = {"NUM_PARTS": 3, "ROWS": ROWS_PER_ENTRY, "RANKS": triton_lora_store.RANKS_PER_DOT,
                   "INTS_PER_ENTRY": INTS_PER_ENTRY}
 ADAPTER_JOBS = [
     (ADAPTER_MODULE, "lora_shrink",
      {**make_pointer_signature("x"), **LORA_WORK_SIGNATURE, "shrunk": "*fp32", "x_stride": "i32", "num_inputs": "i32",
       "shrunk_size": "i32"},
-     {**LORA_CONSTANTS, "SPLIT": lora_triton.INPUTS_PER_PROGRAM, "PIECE": lora_triton.INPUTS_PER_DOT}, {}),
+     {**LORA_CONSTANTS, "SPLIT": triton_lora_store.INPUTS_PER_PROGRAM, "PIECE": triton_lora_store.INPUTS_PER_DOT}, {}),
     *((ADAPTER_MODULE, "lora_expand",
        {"shrunk": "*fp32", **LORA_WORK_SIGNATURE, "output_blocks": "*i32", "y": kind, "y_stride": "i32",
         "shrunk_size": "i32", "num_splits": "i32"},
-       {**LORA_CONSTANTS, "BLOCK": lora_triton.OUTPUTS_PER_PROGRAM, "ALIGNMENT": lora_triton.COLUMN_ALIGNMENT}, {})
+       {**LORA_CONSTANTS, "BLOCK": triton_lora_store.OUTPUTS_PER_PROGRAM,
+        "ALIGNMENT": triton_lora_store.COLUMN_ALIGNMENT}, {})
       for kind in ("*bf16", "*fp32"))]
 
 
@@ -129,6 +130,6 @@ def test_kernels_are_used_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_support.import_kernels(torch.device("cpu")) is None
     assert triton_support.import_kernels(torch.device("cuda", 1)) == "shard.ops.fused_ops"
     assert triton_support.import_kernels(torch.device("cuda"),
-                                         "shard.lora.lora_triton") == "shard.lora.lora_triton"
+                                         "shard.lora.triton_lora_store") == "shard.lora.triton_lora_store"
     monkeypatch.setattr(triton_support, "has_triton", lambda: False)
     assert triton_support.import_kernels(torch.device("cuda")) is None

@@ -27,7 +27,7 @@ from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention import triton
-from shard.lora import lora_linear, lora_triton
+from shard.lora import lora_linear, triton_lora_store
 
 ADAPTER_OPTIONS = [{"r": 4}, {"r": 12, "target_modules": ["q_proj", "down_proj"]},
                    {"r": 4, "modules_to_save": ["lm_head"]}]
@@ -127,7 +127,7 @@ def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay
     """Model whose steps are captured before adapters are loaded; the last adapter replaces the head."""
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_linear, "import_kernels", lambda *_: lora_triton)
+        patch.setattr(lora_linear, "import_kernels", lambda *_: triton_lora_store)
         model = ReplayableModel(folder, adaptable=True)
         for number, more in enumerate(ADAPTER_OPTIONS, 1):
             model.adapter_registry.load(number, make_tiny_adapter(folder, seed=number, **more))

@@ -19,7 +19,7 @@ from shard.state.sequence import SamplingParams, Sequence
 def make_sequence(tokens: GenericSequence[int] = (1, 2, 3), blocks: GenericSequence[int] = (0, 1), cached: int = 0,
                   **identity: int) -> Sequence:
     identity = {"sampling_key": 0, "adapter_id": 0, "grammar_id": 0} | identity
-    return Sequence(id=7, tokens=list(tokens), num_prompt_tokens=len(tokens), num_initial_tokens=len(tokens),
+    return Sequence(id=7, tokens=list(tokens), num_prompt_tokens=len(tokens), num_tokens_to_prefill=len(tokens),
                     num_computed_tokens=cached, num_cached_tokens=cached, blocks=list(blocks),
                     sampling=SamplingParams(), wants_prompt_logprobs=False, **identity)
 

@@ -82,7 +82,7 @@ class RandomBatchWalk:
             self.prefill_sequence(self.draw(st.sampled_from(waiting)))
         elif unfinished and self.draw(st.booleans()):
             sequence = live_sequences[self.draw(st.sampled_from(unfinished))]
-            length = self.draw(st.integers(1, sequence.num_initial_tokens - sequence.num_computed_tokens))
+            length = self.draw(st.integers(1, sequence.num_tokens_to_prefill - sequence.num_computed_tokens))
             chunk_rows = [(sequence.id, sequence.num_computed_tokens, length)]
             self.add_answer(self.worker.prefill(make_prefill(self.find_batch(sequence.id), chunk_rows=chunk_rows,
                                                              alongside=self.draw(st.booleans()))))

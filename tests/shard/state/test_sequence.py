@@ -60,7 +60,7 @@ def test_omitted_columns_have_defaults() -> None:
 def test_generated_tokens_begin_where_the_prompt_ends() -> None:
     (sequence,) = read_sequences(make_sequences(SequenceRow(9, [1, 2, 3], [5], num_prompt_tokens=2,
                                                             sampling_key=2**64 - 1)), MESSAGE_LIMITS, 16, 8)
-    assert (sequence.num_prompt_tokens, sequence.num_initial_tokens, sequence.sampling_key) == (2, 3, 2**64 - 1)
+    assert (sequence.num_prompt_tokens, sequence.num_tokens_to_prefill, sequence.sampling_key) == (2, 3, 2**64 - 1)
 
 
 def test_sampling_columns_become_one_object_per_row() -> None:

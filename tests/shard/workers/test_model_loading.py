@@ -12,7 +12,7 @@ from support.checkpoints.small_checkpoints import TOKEN_LABELS, make_tiny_checkp
 from support.model_runs.encoder_reference import make_random_text
 
 from shard.config import ShardConfig
-from shard.hardware.memory_budget import AvailableMemory
+from shard.hardware.cache_budget import AvailableMemory
 from shard.parallel.group import SingleRankGroup
 from shard.workers import model_loading
 from shard.workers.model_loading import load_decoder_model, load_encoder_model

@@ -10,7 +10,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from shard.attention.backend import AttentionConfig, make_attention_backend
+from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
@@ -49,8 +49,8 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
                     dtype=dtype, device=CPU)
     attention = make_attention_backend(backend, model.config.num_heads // group.size, model.num_kv_heads,
                                        model.head_dim,
-                                       AttentionConfig(model.config.attention_scale, model.config.attention_softcap,
-                                                       model.config.sliding_windows))
+                                       AttentionOptions(model.config.attention_scale, model.config.attention_softcap,
+                                                        model.config.sliding_windows))
     with torch.inference_mode():
         inputs = build_forward_inputs(lay_out_step(Step(chunks=chunks)), cache, attention, CPU)
         hidden = model.forward(inputs, cache, attention).clone()

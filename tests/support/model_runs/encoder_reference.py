@@ -15,7 +15,7 @@ from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
 from shard.models.registry import load_encoder, read_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.pooling import Pooling
-from shard.runner.text_runners import EncoderRunner
+from shard.runner.pooling_runners import EncoderRunner
 from shard.state.sequence import PoolingText
 
 TEXT_LENGTHS = (1, 2, 17, 63, 100, 5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shard.adapters.registry import AdapterRegistry
-from shard.attention.backend import AttentionBackend, AttentionConfig, make_attention_backend
+from shard.attention.backend import AttentionBackend, AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
@@ -82,8 +82,8 @@ class ReplayableModel:
         with CheckpointReader(folder, torch.float32, device, config.quantization, quantize,
                               lora_targets=adapter_registry.lora_targets) as weights:
             self.model = load_model(config, weights, SingleRankGroup())
-        variant, num_kv_heads = AttentionConfig(config.attention_scale, config.attention_softcap,
-                                                config.sliding_windows), self.model.num_kv_heads
+        variant, num_kv_heads = AttentionOptions(config.attention_scale, config.attention_softcap,
+                                                 config.sliding_windows), self.model.num_kv_heads
         attentions: list[Any] = [make_attention_backend(name, config.num_heads, num_kv_heads, config.head_dim, variant)
                                  for name in ("reference", "triton")]
         reference_attention, self.attention = attentions

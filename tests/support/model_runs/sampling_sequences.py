@@ -12,7 +12,7 @@ from shard.state.sequence import SamplingParams, Sequence
 def make_sampling_sequence(*, prompt: GenericSequence[int] = (1, 2, 3), output: GenericSequence[int] = (), key: int = 0,
                            **sampling: Any) -> Sequence:
     tokens = [*prompt, *output]
-    return Sequence(id=key, tokens=tokens, num_prompt_tokens=len(prompt), num_initial_tokens=len(prompt),
+    return Sequence(id=key, tokens=tokens, num_prompt_tokens=len(prompt), num_tokens_to_prefill=len(prompt),
                     num_computed_tokens=len(tokens) - 1, num_cached_tokens=0, blocks=[], sampling_key=key,
                     sampling=SamplingParams(**sampling), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
 

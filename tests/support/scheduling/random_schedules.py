@@ -31,7 +31,7 @@ any_sampling_params = st.builds(
     min_tokens=or_default(st.integers(1, 5)))
 
 
-# Parameters for which the token is chosen on the device (sampling/device_sampler.py); none has a grammar or an adapter.
+# Parameters for which a CUDA graph chooses the token (sampling/cuda_graph_sampler.py): no grammar, no adapter.
 device_sampling_params = st.one_of(
     st.just(SamplingParams()),
     st.builds(SamplingParams, temperature=st.just(1.0), raw_logprobs=st.booleans(),

@@ -12,7 +12,7 @@ from support.scheduling.simulated_world import add_block_hashes
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.recording.file import Recording, make_header, write_recording
-from router.recording.recorder import RecordingScheduler, RecordingSegment
+from router.recording.recorder import RecordingScheduler, SnapshotWithCalls
 from router.request import Request
 from router.scheduler.settings import SchedulerSettings
 
@@ -37,7 +37,7 @@ class ShortSegmentRecorder(UnboundedRecorder):
         return super().plan(now)
 
 
-def write_recording_file(segments: list[RecordingSegment], path: Path, model_info: ModelInfo = SMALL_MODEL_INFO,
+def write_recording_file(segments: list[SnapshotWithCalls], path: Path, model_info: ModelInfo = SMALL_MODEL_INFO,
                          config: RouterConfig | None = None) -> Recording:
     with path.open("w") as lines:
         write_recording(lines, make_header(config or RouterConfig(), model_info, "a test"), segments)

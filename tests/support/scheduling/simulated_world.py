@@ -195,7 +195,7 @@ class SimulatedWorld:
         assert isinstance(events[0], RequestAccepted)
         client.sequence_id = events[0].sequence_id
         self.clients[client.sequence_id] = client
-        self.timelines.append(self.scheduler.get_timeline(client.sequence_id) if len(events) == 1 else None)
+        self.timelines.append(self.scheduler.get_request_timeline(client.sequence_id) if len(events) == 1 else None)
         self._apply_events(events[1:], None)
         for resource in client.request.needed_resources:
             if self.resource_presence.get(resource) is False:
@@ -536,7 +536,7 @@ class SimulatedWorld:
             assert sequence.num_outputs_in_flight >= 0
         assert states[SequenceState.WAITING] == len(scheduler.waiting)
         assert states[SequenceState.RUNNING] == len(running)
-        assert len(scheduler._steps_in_flight) <= self.settings.look_ahead
+        assert len(scheduler._plans_in_flight) <= self.settings.look_ahead
         expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
         assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
@@ -569,7 +569,7 @@ class SimulatedWorld:
         scheduler = self.scheduler
         assert not len(scheduler.sequences)
         assert not len(scheduler.running)
-        assert not scheduler._steps_in_flight
+        assert not scheduler._plans_in_flight
         assert not scheduler._fault_isolation.suspect_sets
         assert not scheduler._fair_shares._num_unfinished
         assert scheduler.wake_at is None
@@ -603,6 +603,6 @@ class SimulatedWorld:
 
     def make_state_digest(self) -> tuple[Any, ...]:
         scheduler = self.scheduler
-        return (tuple((s.id, s.state, tuple(s.blocks), s.num_sent_tokens, s.num_outputs_in_flight, tuple(s.generated))
-                      for s in scheduler.sequences), tuple(scheduler.running.block_pool._free_blocks),
-                len(scheduler._steps_in_flight))
+        return (tuple((s.id, s.state, tuple(s.blocks), s.num_scheduled_tokens, s.num_outputs_in_flight,
+                       tuple(s.generated)) for s in scheduler.sequences),
+                tuple(scheduler.running.block_pool._free_blocks), len(scheduler._plans_in_flight))

@@ -2,7 +2,7 @@
 
 The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
 seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
-`router.scheduler.policies.PrefillTimeAllowance`), and they are left out only while what they earned is less than
+`router.scheduler.policies.PrefillTimeLedger`), and they are left out only while what they earned is less than
 the cost of a block.
 """
 
@@ -52,7 +52,7 @@ class WaitingLawChecker:
         phases.
         """
         if scheduler.settings.mixed:
-            return scheduler._steps_in_flight[-1].has_turned_new_sequence_away
+            return scheduler._plans_in_flight[-1].has_turned_new_sequence_away
         if scheduler.settings.static or scheduler._fault_isolation.suspect_sets:
             return False
         selector = scheduler.selector

@@ -184,7 +184,7 @@ class InProcessHttpWeft(InProcessWeft):
                                                                            self.engine.resource_controller.loader)
         self.validator = RequestValidator(self.config, self.engine.model_info, self.tokenizer,
                                           simulated_model_template(),
-                                          self.engine.resource_controller.loader.get_or_create,
+                                          self.engine.resource_controller.loader.get_or_register,
                                           adapter_registry=adapters)
         self.server = HttpServer(create_app(self.engine, self.validator, self.config, ApiKeys.from_config(self.config),
                                             ServedModel()))

@@ -15,7 +15,8 @@ class FakeResourceNumbering:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
+    def get_or_register(self, kind: str, source: str, max_bytes: int = 0, *,
+                        is_pinned: bool = False) -> LoadableResource:
         return LoadableResource(kind, self._numbers.setdefault(source, len(self._numbers) + 1), max_bytes=max_bytes,
                                 is_pinned=is_pinned)
 

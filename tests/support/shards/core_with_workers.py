@@ -167,7 +167,7 @@ class ScheduleRun:
             self._scheduler.on_resource_loaded(resource, 0.0)
         self._outputs = [ReceivedOutput() for _ in scheduled_requests]
         self._index_by_sequence: dict[int, int] = {}
-        self._steps_in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._plans_in_flight: deque[tuple[StepPlan, Any]] = deque()
         self.num_losses = 0
 
     def run_to_end(self) -> list[ReceivedOutput]:
@@ -177,8 +177,8 @@ class ScheduleRun:
             if step in self._loss_steps:
                 self._lose_shards()
             self._send_plans()
-            if self._steps_in_flight:
-                self._process_answer(*self._steps_in_flight.popleft())
+            if self._plans_in_flight:
+                self._process_answer(*self._plans_in_flight.popleft())
             elif step > last_arrival and not self._scheduler.num_unfinished:
                 return self._outputs
         raise AssertionError("the weave has no end")
@@ -203,7 +203,7 @@ class ScheduleRun:
             self._count_tokens(plan)
             for message in encode_plan(plan):
                 answer = self._workers.call_all_ranks(WORKER_METHODS[type(message)], message)[0]
-            self._steps_in_flight.append((plan, answer))
+            self._plans_in_flight.append((plan, answer))
 
     def _count_tokens(self, plan: StepPlan) -> None:
         for prefill in (message for message in plan.messages if isinstance(message, Prefill)):
@@ -241,7 +241,7 @@ class ScheduleRun:
 
     def _lose_shards(self) -> None:
         """Lose the state of the shards; steps in flight get no answer."""
-        self._steps_in_flight.clear()
+        self._plans_in_flight.clear()
         self._scheduler.on_shards_lost(ShardLossReason.DEFECT, 0.0)
         self._scheduler.on_shards_ready(self._model_info, self._workers.start_next_epoch(), 0.0)
 

@@ -6,7 +6,7 @@ Tables only; x is the subject of a question and y the answer.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from launcher.demo.training.corpus.word_definitions import DEFINITIONS_BY_WORD
+from launcher.demo.training.corpus.definitions_by_word import DEFINITIONS_BY_WORD
 from launcher.demo.training.corpus.words import (
     ANIMAL_BABIES,
     ANIMAL_FOODS,

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
+from launcher.demo.training.corpus.definitions_by_word import DEFINITIONS_BY_WORD
 from launcher.demo.training.corpus.sources.wordnet import WordMeaning, read_first_meanings
 from launcher.demo.training.corpus.templates import (
     add_article,
@@ -14,7 +15,6 @@ from launcher.demo.training.corpus.templates import (
     expand_random_template,
     vary_question,
 )
-from launcher.demo.training.corpus.word_definitions import DEFINITIONS_BY_WORD
 
 MAX_WORDS = 16
 COUNTED_SUBJECTS = {3, 5, 6, 8, 17, 18, 20,

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
 from launcher.demo.training.corpus.counting import write_number_in_words
-from launcher.demo.training.corpus.json_fields import (
+from launcher.demo.training.corpus.json_templates import (
     FIELDS_BY_NESTED_OBJECT,
     FIELDS_BY_SUBJECT,
     KINDS_BY_FIELD,

@@ -134,7 +134,7 @@ def make_story_sentences(story_cast: StoryCast, rng: Random, sort: str = "story"
 def make_story_conversation(rng: Random) -> Conversation:
     """Return a request that names up to three elements of a story, the story, and perhaps further turns."""
     sort, requested = rng.choice(STORY_SORTS), choose_requested_elements(rng)
-    story_cast = invent_cast_words(choose_cast(rng), rng)
+    story_cast = randomly_rename_cast(choose_cast(rng), rng)
     if not requested & {"kind", "trait"} and "name" in requested:
         story_cast = replace(story_cast, kind="girl" if story_cast.is_female else "boy",
                              friend=add_article(rng.choice(ANIMALS)))
@@ -157,7 +157,7 @@ def make_story_request(description: str, sort: str, rng: Random) -> str:
     return expand_random_template(STORY_REQUESTS, rng, about=description, **make_slot_forms(sort=sort))
 
 
-def invent_cast_words(story_cast: StoryCast, rng: Random) -> StoryCast:
+def randomly_rename_cast(story_cast: StoryCast, rng: Random) -> StoryCast:
     """Replace name or kind by made-up words now and then, so that the model learns to copy instead of guessing."""
     if rng.random() < 0.1:
         name = capitalize_first_letter(invent_word(rng))
@@ -211,7 +211,7 @@ def make_continuation_conversation(rng: Random) -> Conversation:
 
 
 def make_story_text(rng: Random) -> str:
-    return " ".join(make_story_sentences(invent_cast_words(choose_cast(rng), rng), rng))
+    return " ".join(make_story_sentences(randomly_rename_cast(choose_cast(rng), rng), rng))
 
 
 def make_titled_story_text(rng: Random) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.checkpoints.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
-from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.sources.local import LocalSource, open_below_root
 from launcher.adapters.store_protocol import FetchRequest
 
@@ -40,7 +40,7 @@ class LocalSourceHarness:
         assert list(self.target_folder.iterdir()) == []
         return refused.value
 
-    def get_remote_version(self, name: str = "team/one", *, skips_name_cache: bool = False) -> SourceVersion:
+    def get_remote_version(self, name: str = "team/one", *, skips_name_cache: bool = False) -> FetchableAdapter:
         with self.source.open_version(FetchRequest("local", name, skips_name_cache=skips_name_cache)) as version:
             return version
 

@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
-    ChatOutputOptions,
+    ChatIncludeOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     text_chat_completion_json,
@@ -29,7 +29,7 @@ def make_final_event(text, num_tokens=2, reason=FinishReason.LENGTH):
 
 
 def render_chunks(*bursts, includes_usage=False):
-    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatOutputOptions(includes_usage))
+    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions(includes_usage))
     text = b"".join(chunks.render(list(burst)) for burst in bursts).decode()
     assert text.endswith("\n\n")
     lines = text.removesuffix("\n\n").split("\n\n")
@@ -42,7 +42,7 @@ def chunk_contents(chunks):
 
 
 def test_chunk_fields_are_in_tgi_order():
-    assert OpenAIChatStreamRenderer(METADATA, 3, ChatOutputOptions()).render([TOKEN_EVENT]) == (
+    assert OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions()).render([TOKEN_EVENT]) == (
         b'data: {"object":"chat.completion.chunk","id":"chatcmpl-1","created":1700000000,"model":"the \\"loom\\"",'
         b'"system_fingerprint":"0.1.0-native","choices":[{"index":0,"delta":{"role":"assistant","content":"h"},'
         b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n')
@@ -104,7 +104,7 @@ def test_prompt_logprobs_are_not_sent():
 
 @pytest.mark.parametrize("text", ['"\\', "\n\r\0", "\u2028\x85", "é😀"])
 def test_chunk_is_one_ascii_line(text):
-    line = OpenAIChatStreamRenderer(METADATA, 3, ChatOutputOptions()).render(
+    line = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions()).render(
         [TokenEvent(1, text, -0.5, False)]).decode().removesuffix("\n\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
@@ -128,7 +128,7 @@ def test_a_cancelled_request_has_no_last_chunk():
 
 @pytest.mark.parametrize("event", [make_final_event("h"), FailedEvent(GenerationFailed("broken"))])
 def test_renderer_is_finished_after_the_final_event(event):
-    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatOutputOptions())
+    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions())
     chunks.render([TOKEN_EVENT])
     assert not chunks.is_finished
     chunks.render([event])
@@ -138,7 +138,7 @@ def test_renderer_is_finished_after_the_final_event(event):
 def test_full_completion_fields_are_in_tgi_order():
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2, 3), 5), None), [TOKEN_EVENT], [],
                               make_final_event("hé", reason=FinishReason.STOP_STRING))
-    completion = json.loads(text_chat_completion_json(METADATA, answer, ChatOutputOptions()))
+    completion = json.loads(text_chat_completion_json(METADATA, answer, ChatIncludeOptions()))
     assert list(completion) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert completion == METADATA_JSON | {
         "object": "chat.completion",

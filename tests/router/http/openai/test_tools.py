@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidRequest, InvalidTools
-from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
+from router.http.openai.rendering import ChatIncludeOptions, ResponseMetadata
 from router.http.openai.tools import (
     Function,
     NamedToolChoice,
@@ -97,13 +97,13 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
-    [choice] = json.loads(tool_chat_completion_json(METADATA, answer, ChatOutputOptions(**output_options),
+    [choice] = json.loads(tool_chat_completion_json(METADATA, answer, ChatIncludeOptions(**output_options),
                                                     StreamingResponseParser(HERMES_FORMAT, prompt)))["choices"]
     return choice
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatOutputOptions(**output_options),
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatIncludeOptions(**output_options),
                                           StreamingResponseParser(HERMES_FORMAT, prompt))
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     bursts = [chunks.render([token])
@@ -189,7 +189,7 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     token_events = [*split_into_token_events(text), end_token]
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
-    assert "the end" not in tool_chat_completion_json(METADATA, answer, ChatOutputOptions(),
+    assert "the end" not in tool_chat_completion_json(METADATA, answer, ChatIncludeOptions(),
                                                       StreamingResponseParser(HERMES_FORMAT, ""))
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatOutputOptions(), StreamingResponseParser(HERMES_FORMAT, ""))
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatIncludeOptions(), StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])

@@ -92,7 +92,7 @@ def run_scenario(scenario: Scenario, folder: Path, *, has_adapters: bool = True,
         if adapters is not None:
             await adapters.preload(engine.resource_controller.loader.load_and_pin)
         with closing(RequestValidator(config, engine.model_info, weft.tokenizer, simulated_model_template(),
-                                      engine.resource_controller.loader.get_or_create,
+                                      engine.resource_controller.loader.get_or_register,
                                       adapter_registry=adapters)) as validator:
             app = create_app(engine, validator, config, ApiKeys.from_config(config), ServedModel("weft/loom"))
             server = TestServer(app)

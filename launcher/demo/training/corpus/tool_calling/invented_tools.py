@@ -2,7 +2,7 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.json_fields import KINDS_BY_FIELD
+from launcher.demo.training.corpus.json_templates import KINDS_BY_FIELD
 from launcher.demo.training.corpus.request_variations import capitalize_first_letter, join_words
 from launcher.demo.training.corpus.tool_calling.tool_template import ToolTemplate
 from launcher.demo.training.corpus.values import THINGS, invent_word

@@ -9,7 +9,7 @@ from support.corpus_checks import find_flawed_lines, is_deterministic, iter_ques
 from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import counting
 from launcher.demo.training.corpus.counting import WEIGHTED_MAKERS, write_number_in_words
-from launcher.demo.training.evaluation import is_correct_count
+from launcher.demo.training.evaluation_cases import is_correct_count
 
 NUMBER_BY_WORDS = {write_number_in_words(number): number for number in range(101)}
 WORD_PATTERN = re.compile(r"\d+|[a-z]+(?:-[a-z]+)?")

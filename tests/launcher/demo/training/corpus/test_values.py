@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from launcher.demo.training.corpus.values import PERSON_NAMES, VALUE_KINDS, invent_word
-from launcher.demo.training.evaluation import is_value_valid
+from launcher.demo.training.evaluation_cases import is_value_valid
 
 
 @pytest.mark.parametrize("kind", VALUE_KINDS)

@@ -10,7 +10,7 @@ from support.corpus_checks import draw_talks, find_flawed_lines, get_message_tex
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message
 from launcher.demo.training.corpus.tool_calling import conversations
 from launcher.demo.training.corpus.tool_calling.conversations import TOOL_SCENARIOS, WEIGHTED_MAKERS
-from launcher.demo.training.evaluation import ToolCall, find_tool_call_violation
+from launcher.demo.training.evaluation_cases import ToolCall, find_tool_call_violation
 
 
 def iter_calls(talk: Conversation) -> Iterator[ToolCall]:

@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 from torch import cuda
 
 from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
-from shard.hardware.device import use_one_thread
+from shard.hardware.cache_budget import is_out_of_memory
+from shard.hardware.device_setup import use_one_thread
 from shard.hardware.dtype import dtype_name
-from shard.hardware.memory_budget import is_out_of_memory
 from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits, PoolingText
@@ -33,7 +33,7 @@ def exit_process() -> None:
     os._exit(70)
 
 
-class ModelWorker(Generic[AnyLoadedModel]):
+class BaseWorker(Generic[AnyLoadedModel]):
     """Base class of DecoderWorker and EncoderWorker."""
 
     def __init__(self, loaded_model: AnyLoadedModel, limits: ModelLimits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does

@@ -12,7 +12,7 @@ from support.servers.span_sender import RecordingSpanSender
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
-from shard.telemetry.step_log import open_step_log, trace_steps
+from shard.telemetry.step_instrumentation import open_step_log, trace_steps
 
 FIRST_TRACEPARENT, SECOND_TRACEPARENT = f"00-{'1' * 32}-{'1' * 16}-01", f"00-{'2' * 32}-{'2' * 16}-01"
 

@@ -13,7 +13,7 @@ from shard.parallel.group import SingleRankGroup
 from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.workers.model_worker import ModelWorker
+from shard.workers.base_worker import BaseWorker
 
 SINGLE_RANK = SingleRankGroup()
 MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
@@ -49,9 +49,9 @@ class FakeLoadedModel:
 
 
 def make_worker(adapter_registry: FakeAdapterRegistry | None = None, group: SingleRankGroup = SINGLE_RANK,
-                exit: Callable[[], object] = lambda: None) -> Any:  # noqa: A002 - as ModelWorker names it
+                exit: Callable[[], object] = lambda: None) -> Any:  # noqa: A002 - as BaseWorker names it
     model: Any = FakeLoadedModel(adapter_registry or FakeAdapterRegistry(), group)
-    return ModelWorker[Any](model, MESSAGE_LIMITS, exit)
+    return BaseWorker[Any](model, MESSAGE_LIMITS, exit)
 
 
 def make_load_request(kind: Any = pb.KIND_ADAPTER) -> pb.LoadRequest:

@@ -11,7 +11,7 @@ import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
 from test_simulation import make_random_world
 
-from router.recording.state import (
+from router.recording.scheduler_snapshot import (
     KEPT_FIELDS,
     PLACEHOLDER_END_TOKEN,
     STATE_CLASSES,
@@ -38,7 +38,7 @@ TRANSIENT_CLASSES = {
     "AdapterStatus", "BlockGrant", "Concat", "Decode", "Filter", "NewSequence", "PoolingStep", "Prefill",
     "PrefillBudget", "PrefillChunk", "PromptLogprobs", "RequestAccepted", "RequestRejected",
     "SequenceExpired", "SequenceFailed", "SequenceFinished", "ShardLossReason", "StepDraft", "StepPlan", "StepPolicy",
-    "StepResult", "StepResultRow", "TimeAllowance", "TokensGenerated"}
+    "StepResult", "StepResultRow", "PrefillTimeAllowance", "TokensGenerated"}
 
 
 def as_json(table):

@@ -1,4 +1,4 @@
-"""LoRA matrices of all adapters for one linear, multiplied by the Triton kernels of `lora_kernels.py`.
+"""LoRA matrices of all adapters for one linear, multiplied by the Triton kernels of `triton_lora_kernels.py`.
 
 Two launches per linear, for any number of adapters.
 """
@@ -10,9 +10,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from shard.hardware.device import device_guard
+from shard.hardware.device_setup import device_guard
 from shard.hardware.device_transfers import to_device_int32
-from shard.lora.lora_kernels import lora_expand, lora_shrink
 from shard.lora.lora_linear import FusedLinearPart
 from shard.lora.routing import (
     INTS_PER_ENTRY,
@@ -23,6 +22,7 @@ from shard.lora.routing import (
     AdapterSlot,
     LoraWorkList,
 )
+from shard.lora.triton_lora_kernels import lora_expand, lora_shrink
 
 RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
 INPUTS_PER_PROGRAM = 1024  # inputs per shrink program

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.demo.training.corpus.json_fields import (
+from launcher.demo.training.corpus.json_templates import (
     FIELDS_BY_NESTED_OBJECT,
     FIELDS_BY_SUBJECT,
     KINDS_BY_FIELD,

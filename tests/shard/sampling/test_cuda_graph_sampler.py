@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 from torch import Tensor
 
-from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device
+from shard.sampling.cuda_graph_sampler import CudaGraphSampler, CudaGraphSamples, can_sample_in_cuda_graph
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import Sequence
 
@@ -34,8 +34,8 @@ logit_matrices = some.builds(
 
 
 @pytest.fixture(scope="module")
-def device_sampler() -> DeviceSampler:
-    return DeviceSampler(NUM_ROWS, VOCABULARY_SIZE, torch.device("cpu"))
+def cuda_graph_sampler() -> CudaGraphSampler:
+    return CudaGraphSampler(NUM_ROWS, VOCABULARY_SIZE, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +43,23 @@ def sampler() -> Sampler:
     return Sampler(VOCABULARY_SIZE)
 
 
-def sample_on_device(device_sampler: DeviceSampler, logits: Tensor, sequences: list[Sequence]) -> DeviceSamples:
+def sample_on_device(cuda_graph_sampler: CudaGraphSampler, logits: Tensor,
+                     sequences: list[Sequence]) -> CudaGraphSamples:
     if not any(sequence.sampling.temperature for sequence in sequences):
-        return device_sampler.sample_greedy(logits)
-    device_sampler.write_parameters(sequences)
-    return device_sampler.sample_random(logits)
+        return cuda_graph_sampler.sample_greedy(logits)
+    cuda_graph_sampler.write_parameters(sequences)
+    return cuda_graph_sampler.sample_random(logits)
 
 
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(sequence_lists, logit_matrices)
-def test_valid_rows_match_the_sampler(device_sampler: DeviceSampler, sampler: Sampler, rows: list[Sequence],
+def test_valid_rows_match_the_sampler(cuda_graph_sampler: CudaGraphSampler, sampler: Sampler, rows: list[Sequence],
                                       logits: Tensor) -> None:
     """Rows beyond those of the sequences may hold anything."""
-    rows = [sequence for sequence in rows if can_sample_on_device(sequence)]
+    rows = [sequence for sequence in rows if can_sample_in_cuda_graph(sequence)]
     before = logits.clone()
-    device_samples = sample_on_device(device_sampler, logits, rows)
+    device_samples = sample_on_device(cuda_graph_sampler, logits, rows)
     assert torch.equal(logits, before)
     expected = sampler.sample(logits[:len(rows)].clone(), rows)
     for row, is_valid in enumerate(device_samples.is_valid.tolist()[:len(rows)]):
@@ -67,26 +68,27 @@ def test_valid_rows_match_the_sampler(device_sampler: DeviceSampler, sampler: Sa
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}])
-def test_usual_rows_are_all_valid(device_sampler: DeviceSampler, options: dict[str, Any]) -> None:
+def test_usual_rows_are_all_valid(cuda_graph_sampler: CudaGraphSampler, options: dict[str, Any]) -> None:
     rows = [make_sampling_sequence(key=number, **options) for number in range(NUM_ROWS)]
-    assert sample_on_device(device_sampler, make_random_logits(NUM_ROWS, VOCABULARY_SIZE, 1, 5.0), rows).is_valid.all()
+    logits = make_random_logits(NUM_ROWS, VOCABULARY_SIZE, 1, 5.0)
+    assert sample_on_device(cuda_graph_sampler, logits, rows).is_valid.all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("non_finite", [float("nan"), float("inf"), -float("inf")])
-def test_row_with_non_finite_logits_is_not_valid(device_sampler: DeviceSampler, non_finite: float,
+def test_row_with_non_finite_logits_is_not_valid(cuda_graph_sampler: CudaGraphSampler, non_finite: float,
                                                  temperature: float) -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE, 2, 8.0)
     logits[1, 77] = non_finite
     rows = [make_sampling_sequence(key=number, temperature=temperature, top_k=5) for number in range(3)]
-    assert sample_on_device(device_sampler, logits, rows).is_valid.tolist() == [True, False, True]
+    assert sample_on_device(cuda_graph_sampler, logits, rows).is_valid.tolist() == [True, False, True]
 
 
-def test_row_that_few_candidates_do_not_decide_is_not_valid(device_sampler: DeviceSampler) -> None:
+def test_row_that_few_candidates_do_not_decide_is_not_valid(cuda_graph_sampler: CudaGraphSampler) -> None:
     """Rows without a filter never need more candidates."""
     rows = [make_sampling_sequence(temperature=1.0, top_p=0.9), make_sampling_sequence(temperature=1.0, key=1),
             make_sampling_sequence(temperature=1.0, top_k=64)]
-    assert sample_on_device(device_sampler, make_random_logits(3, VOCABULARY_SIZE, 5, 0.1),
+    assert sample_on_device(cuda_graph_sampler, make_random_logits(3, VOCABULARY_SIZE, 5, 0.1),
                             rows).is_valid.tolist() == [False, True, True]
 
 
@@ -95,8 +97,8 @@ def test_row_that_few_candidates_do_not_decide_is_not_valid(device_sampler: Devi
     {"min_tokens": 3, "end_tokens": (2,)}, {"banned_tokens": (2,)}, {"biased_tokens": (2,), "biases": (1.0,)},
     {"temperature": 0.5, "raw_logprobs": True}])
 def test_other_sampling_options_are_not_sampled_on_the_device(options: dict[str, Any]) -> None:
-    assert not can_sample_on_device(make_sampling_sequence(**options))
-    assert can_sample_on_device(make_sampling_sequence())
+    assert not can_sample_in_cuda_graph(make_sampling_sequence(**options))
+    assert can_sample_in_cuda_graph(make_sampling_sequence())
     constrained = make_sampling_sequence()
     constrained.grammar_id = 1
-    assert not can_sample_on_device(constrained)
+    assert not can_sample_in_cuda_graph(constrained)

@@ -23,7 +23,7 @@ from shard.state.sequence import Sequence
 PADDING_VALUES = [*[0.0] * len(FILTERS), 0.0, 0.0, 1.0]
 
 
-class DeviceSamples(NamedTuple):
+class CudaGraphSamples(NamedTuple):
     """Results of a captured sampling: one entry per row."""
 
     tokens: Tensor  # [rows]
@@ -31,16 +31,16 @@ class DeviceSamples(NamedTuple):
     is_valid: Tensor  # [rows] bool; if false, `sampler.py` must decide
 
 
-def can_sample_on_device(sequence: Sequence) -> bool:
+def can_sample_in_cuda_graph(sequence: Sequence) -> bool:
     """Whether the sequence needs no more than this module does, which does not change while the sequence runs."""
-    if sequence.can_sample_on_device is None:
-        sequence.can_sample_on_device = not (
+    if sequence.can_sample_in_cuda_graph is None:
+        sequence.can_sample_in_cuda_graph = not (
             sequence.grammar_id or sequence.sampling.top_n_tokens or needs_processing(sequence)
             or (sequence.sampling.raw_logprobs and changes_logits(sequence)))
-    return sequence.can_sample_on_device
+    return sequence.can_sample_in_cuda_graph
 
 
-class DeviceSampler:
+class CudaGraphSampler:
     """Sampler for captured steps of up to `max_rows` rows. Sampling parameters are in columns with fixed addresses."""
 
     def __init__(self, max_rows: int, vocabulary_size: int, device: torch.device) -> None:
@@ -56,13 +56,13 @@ class DeviceSampler:
             *list_parameters(sampling_params, uniforms),
             [compute_logit_divisor(params.temperature) for params in sampling_params]])
 
-    def sample_greedy(self, logits: Tensor) -> DeviceSamples:
+    def sample_greedy(self, logits: Tensor) -> CudaGraphSamples:
         """Pick the best token of every row. The logits are not changed."""
         tokens = self._candidate_finder.find_best(logits)
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        return DeviceSamples(tokens, logprobs, are_finite(logits, logprobs))
+        return CudaGraphSamples(tokens, logprobs, are_finite(logits, logprobs))
 
-    def sample_random(self, logits: Tensor) -> DeviceSamples:
+    def sample_random(self, logits: Tensor) -> CudaGraphSamples:
         """Draw a token for every row. The logits are not changed."""
         *filters, uniforms, raw, divisors = [column[:len(logits)] for column in self._parameter_columns.device_lists]
         scaled_logits = logits / divisors.float()[:, None]
@@ -70,8 +70,8 @@ class DeviceSampler:
                                                             NUM_FEW_CANDIDATES)
         selection = select_tokens(candidates, uniforms, raw.bool(), {
             name: column.float() for name, column in zip(FILTERS, filters, strict=True)}, is_captured=True)
-        return DeviceSamples(selection.tokens, selection.logprobs,
-                             selection.is_decided & are_finite(logits, selection.logprobs))
+        return CudaGraphSamples(selection.tokens, selection.logprobs,
+                                selection.is_decided & are_finite(logits, selection.logprobs))
 
 
 def are_finite(logits: Tensor, logprobs: Tensor) -> Tensor:  # [rows] bool

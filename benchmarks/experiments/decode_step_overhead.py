@@ -1,7 +1,7 @@
 """Cost of a decode step beyond its matmuls: the whole step against the model's own packed matmuls and head alone.
 
 Both run in turns on the same random weights in a real shape, with the same number of rows.
-`python -P -m benchmarks.experiments.decode_step --help` lists the settings. The last line is JSON.
+`python -P -m benchmarks.experiments.decode_step_overhead --help` lists the settings. The last line is JSON.
 """
 
 import statistics
@@ -15,8 +15,9 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from benchmarks.harness import experiment
+from benchmarks.harness.gpu_timing import measure_seconds
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
-from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, measure_seconds, num_blocks_for
+from benchmarks.harness.random_step_inputs import make_random_cache, make_random_sequence, num_blocks_for
 from benchmarks.harness.results import format_json_line, report_results, save_report
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
-from benchmarks.experiments.decode_step import (
+from benchmarks.experiments.decode_step_overhead import (
     DecodeStepSettings,
     format_table,
     make_matmul_runner,
@@ -45,7 +45,7 @@ def test_results_are_a_table_and_a_summary(loaded_model: LoadedDecoder, monkeypa
         run()
         return next(seconds)
 
-    monkeypatch.setattr("benchmarks.experiments.decode_step.measure_seconds", fake_timed)
+    monkeypatch.setattr("benchmarks.experiments.decode_step_overhead.measure_seconds", fake_timed)
     settings = DecodeStepSettings(batch=(1, 4), context=40, repeat=2)
     points = [measure(loaded_model, settings, batch) for batch in settings.batch]
     assert [line.split()[0] for line in format_table(points).splitlines()] == ["batch", "1", "4"]

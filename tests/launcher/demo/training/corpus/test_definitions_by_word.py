@@ -1,6 +1,6 @@
 """Tests that definitions read well after "A zebra is"."""
 
-from launcher.demo.training.corpus.word_definitions import DEFINITIONS_BY_WORD
+from launcher.demo.training.corpus.definitions_by_word import DEFINITIONS_BY_WORD
 
 
 def test_definitions_start_with_an_article() -> None:

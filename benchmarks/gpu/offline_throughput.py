@@ -48,7 +48,7 @@ class RequestLengths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlacement:
+class ModelLoadOptions:
     """Folder of a model, and the device and dtype with which it is loaded."""
 
     folder: str  # of the model
@@ -85,7 +85,7 @@ def run_in_new_process(function: Callable[CallParameters, CallResult], *args: Ca
 
 # -- over HTTP
 
-def measure_http_throughput(placement: ModelPlacement, request_lengths: Sequence[RequestLengths]) -> float:
+def measure_http_throughput(placement: ModelLoadOptions, request_lengths: Sequence[RequestLengths]) -> float:
     """Return the tokens per second of a server over HTTP, after a warm-up."""
     router_settings = {"compat": "lorax", "max_batch_size": len(request_lengths), "max_concurrent_requests": 2
                        * len(request_lengths), "max_batch_prefill_tokens": MAX_PREFILL_TOKENS}
@@ -111,7 +111,7 @@ async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLeng
 
 # -- transformers
 
-def measure_transformers_throughput(placement: ModelPlacement,
+def measure_transformers_throughput(placement: ModelLoadOptions,
                                     request_lengths: Sequence[RequestLengths]) -> tuple[float, str]:
     """Return the tokens per second of `transformers`, after a warm-up, and its attention implementation."""
     dtype = torch.bfloat16 if placement.dtype == "auto" else getattr(torch, placement.dtype)
@@ -152,7 +152,7 @@ def run_transformers_requests(manager: Any, request_lengths: Sequence[RequestLen
 
 # -- a shard alone
 
-def measure_shard_throughput(placement: ModelPlacement, num_requests: int, request_lengths: RequestLengths) -> float:
+def measure_shard_throughput(placement: ModelLoadOptions, num_requests: int, request_lengths: RequestLengths) -> float:
     """Return the tokens per second of a shard alone, for requests of equal length.
 
     Prompts run in as few steps as a router would send; decode steps are timed with half of each answer in the cache."""

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
-from benchmarks.gpu import throughput
-from benchmarks.gpu.throughput import (
-    ModelPlacement,
+from benchmarks.gpu import offline_throughput
+from benchmarks.gpu.offline_throughput import (
+    ModelLoadOptions,
     RequestLengths,
     count_output_tokens,
     draw_request_lengths,
@@ -18,7 +18,7 @@ from benchmarks.gpu.throughput import (
 )
 from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 
-SIMULATED_PLACEMENT = ModelPlacement("", "cpu")
+SIMULATED_PLACEMENT = ModelLoadOptions("", "cpu")
 
 
 def test_random_lengths_are_in_range_and_repeatable() -> None:
@@ -47,20 +47,20 @@ def test_rejected_request_is_an_error() -> None:
 
 
 def test_transformers_throughput_is_measured(tmp_path: Path) -> None:
-    rate, attention = measure_transformers_throughput(ModelPlacement(str(make_tiny_checkpoint(tmp_path)), "cpu",
-                                                                     "float32"), draw_request_lengths(3, 2, 6))
+    rate, attention = measure_transformers_throughput(ModelLoadOptions(str(make_tiny_checkpoint(tmp_path)), "cpu",
+                                                                       "float32"), draw_request_lengths(3, 2, 6))
     assert rate > 0
     assert attention
 
 
 def test_shard_throughput_uses_prefills_and_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill_lengths = list[list[int]]()
-    monkeypatch.setattr(throughput, "MAX_PREFILL_TOKENS", 25)
-    monkeypatch.setattr(throughput.StepTimer, "time_prefill",
+    monkeypatch.setattr(offline_throughput, "MAX_PREFILL_TOKENS", 25)
+    monkeypatch.setattr(offline_throughput.StepTimer, "time_prefill",
                         lambda _, lengths, repeat: prefill_lengths.append(lengths) or [0.5] * repeat)
-    monkeypatch.setattr(throughput.StepTimer, "time_decode_steps",
+    monkeypatch.setattr(offline_throughput.StepTimer, "time_decode_steps",
                         lambda _, batch, context, repeat: [batch + context] * repeat)
-    rate = measure_shard_throughput(ModelPlacement(str(make_tiny_checkpoint(tmp_path)), "cpu"), 5,
+    rate = measure_shard_throughput(ModelLoadOptions(str(make_tiny_checkpoint(tmp_path)), "cpu"), 5,
                                     RequestLengths(10, 6))
     assert prefill_lengths == [[10, 10], [10, 10], [10]]
     assert rate == 5 * 6 / (3 * 0.5 + 5 * (5 + 13))

@@ -29,29 +29,29 @@ class AvailableMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBudget:
+class CacheBudget:
     """Bytes that one shard's cache may take, and why."""
 
     bytes: int
     reason: str
 
 
-def compute_host_cache_budget(available: AvailableMemory, fraction: float | None, num_shards: int) -> MemoryBudget:
+def compute_host_cache_budget(available: AvailableMemory, fraction: float | None, num_shards: int) -> CacheBudget:
     """Return the room on the host. A step's work space is ignored: it is small compared with what stays available."""
     share = DEFAULT_HOST_FRACTION if fraction is None else fraction
     shared = f", shared by {num_shards} shards" if num_shards > 1 else ""
-    return MemoryBudget(int(available.bytes * share) // num_shards,
-                        f"{share:.0%} of the {format_gib(available.bytes)} {available.source}{shared}")
+    return CacheBudget(int(available.bytes * share) // num_shards,
+                       f"{share:.0%} of the {format_gib(available.bytes)} {available.source}{shared}")
 
 
-def compute_gpu_cache_budget(free: int, total: int, fraction: float | None, num_sharing_shards: int) -> MemoryBudget:
+def compute_gpu_cache_budget(free: int, total: int, fraction: float | None, num_sharing_shards: int) -> CacheBudget:
     """Return the room on a GPU that `num_sharing_shards` shards use. The largest step has run, and its work space is
     still allocated."""
     reserved = int(total * (1 - (DEFAULT_GPU_FRACTION if fraction is None else fraction)))
     shared = f", shared by {num_sharing_shards} shards" if num_sharing_shards > 1 else ""
-    return MemoryBudget(max(0, free - reserved) // num_sharing_shards,
-                        f"the {format_gib(free)} of {format_gib(total)} that the GPU has left beside weights and the "
-                        f"work of a step, less {format_gib(reserved)} that stay free{shared}")
+    return CacheBudget(max(0, free - reserved) // num_sharing_shards,
+                       f"the {format_gib(free)} of {format_gib(total)} that the GPU has left beside weights and the "
+                       f"work of a step, less {format_gib(reserved)} that stay free{shared}")
 
 
 def check_weights_fit(needed_bytes: int, available: AvailableMemory, num_shards: int) -> None:
@@ -65,12 +65,12 @@ def check_weights_fit(needed_bytes: int, available: AvailableMemory, num_shards:
             "smaller model")
 
 
-def count_fitting_blocks(budget: MemoryBudget, block_bytes: int, num_reserved_blocks: int) -> int:
+def count_fitting_blocks(budget: CacheBudget, block_bytes: int, num_reserved_blocks: int) -> int:
     """Return how many blocks fit beside the reserved ones, at least 0."""
     return max(0, budget.bytes // block_bytes - num_reserved_blocks)
 
 
-def check_any_block_fits(num_blocks: int, budget: MemoryBudget, block_bytes: int, num_reserved_blocks: int) -> None:
+def check_any_block_fits(num_blocks: int, budget: CacheBudget, block_bytes: int, num_reserved_blocks: int) -> None:
     if num_blocks < 1:
         raise StartupOutOfMemory(
             f"there is no room for a cache: {num_reserved_blocks + 1} blocks of {block_bytes} bytes are the least, "
@@ -78,7 +78,7 @@ def check_any_block_fits(num_blocks: int, budget: MemoryBudget, block_bytes: int
             f"choose more shards or a smaller model")
 
 
-def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_blocks: int, budget: MemoryBudget) -> str:
+def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_blocks: int, budget: CacheBudget) -> str:
     """Return why the cache has `num_blocks` blocks, where `num_fitting_blocks` fit here and `num_useful_blocks` could
     be used."""
     if num_blocks == num_fitting_blocks:

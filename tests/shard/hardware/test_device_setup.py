@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shard.config import ShardConfig
-from shard.hardware.device import (
+from shard.hardware.device_setup import (
     WORKSPACE_VARIABLES,
     choose_device,
     choose_num_threads,

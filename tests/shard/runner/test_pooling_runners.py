@@ -22,7 +22,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 from support.shards.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
 from transformers import AutoModel, AutoModelForTokenClassification
 
-from shard.attention.backend import AttentionConfig, make_attention_backend
+from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import TransientKVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRouting, AdapterSlots
@@ -31,7 +31,7 @@ from shard.parallel.group import RankGroup, SingleRankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import Pooling
-from shard.runner.text_runners import DecoderEmbedder, EncoderRunner
+from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PoolingText
 from shard.workers.decoder import DecoderWorker
@@ -144,8 +144,8 @@ def make_embedder(checkpoint: Path, group: RankGroup, *, width: int = 64, poison
         model.embedding.weight[POISON_TOKEN] = torch.nan  # type: ignore[attr-defined]  # tests know the concrete class
     config = model.config
     attention = make_attention_backend("cpu", config.num_heads // group.size, model.num_kv_heads, config.head_dim,
-                                       AttentionConfig(config.attention_scale, config.attention_softcap,
-                                                       config.sliding_windows))
+                                       AttentionOptions(config.attention_scale, config.attention_softcap,
+                                                        config.sliding_windows))
     cache = partial(make_cache, model, 16, dtype=torch.float32, device=CPU, cache_type=TransientKVCache)
     runner = ModelRunner(model, attention, Sampler(config.vocabulary_size, CPU), group,
                          AdapterRouting(CPU, AdapterSlots()), device=CPU)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.demo.training.evaluation import (
+from launcher.demo.training.evaluation_cases import (
     ToolCall,
     find_tool_call_violation,
     is_correct_count,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.lora import exactness_check, lora_linear, lora_triton
+from shard.lora import exactness_check, lora_linear, triton_lora_store
 from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
 from shard.lora.routing import (
     MAX_PADDED_RANK,
@@ -28,9 +28,9 @@ from shard.quantization.format import MatrixSlice
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}
 # fewer than on a GPU: the interpreter is slow, and two pieces test as much as sixteen
-SHORT_SPLIT = 2 * lora_triton.INPUTS_PER_DOT
+SHORT_SPLIT = 2 * triton_lora_store.INPUTS_PER_DOT
 NUM_INPUTS = SHORT_SPLIT + 100  # so that sums have two splits, the second of which is not full
-OUTPUT_WIDTHS = 40, 3, lora_triton.OUTPUTS_PER_PROGRAM + 9
+OUTPUT_WIDTHS = 40, 3, triton_lora_store.OUTPUTS_PER_PROGRAM + 9
 RANK_BY_ADAPTER = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
 ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
 
@@ -38,7 +38,7 @@ ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.int
 @pytest.fixture(autouse=True, scope="module")
 def shorten_splits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_triton, "INPUTS_PER_PROGRAM", SHORT_SPLIT)
+        patch.setattr(triton_lora_store, "INPUTS_PER_PROGRAM", SHORT_SPLIT)
         yield
 
 
@@ -58,8 +58,8 @@ class LoraPair:
             MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
             for width in OUTPUT_WIDTHS])
         self.triton_lora, self.torch_lora = (kind(self.adapter_routing, parts, dtype, CPU)
-                                             for kind in (lora_triton.TritonLoraStore, TorchLoraStore))
-        self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank)
+                                             for kind in (triton_lora_store.TritonLoraStore, TorchLoraStore))
+        self.slot_by_adapter = {adapter: adapter_slots.allocate_slot(adapter, rank)
                                 for adapter, rank in RANK_BY_ADAPTER.items()}
         torch.manual_seed(0)
         for adapter, rank in RANK_BY_ADAPTER.items():
@@ -126,9 +126,9 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(CPU, adapter_slots)
     parts = group_slices_into_parts([MatrixSlice("q.weight", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
-    triton_lora, x, y = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32,
-                                                    CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
-    slots, matrices = [adapter_slots.assign(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
+    triton_lora, x, y = triton_lora_store.TritonLoraStore(adapter_routing, parts, torch.float32,
+                                                          CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
+    slots, matrices = [adapter_slots.allocate_slot(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
         torch.randn(8, NUM_INPUTS), torch.randn(40, 8))
     triton_lora.store_adapter(slots[0], 0, *matrices)
 
@@ -139,10 +139,10 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
                 expand[grid](*tensors, **constants)
             return launch
 
-    expand = lora_triton.lora_expand
+    expand = triton_lora_store.lora_expand
     adapter_routing.set_rows([AdapterRowSpan(1, 1), AdapterRowSpan(2, 1)])
     with monkeypatch.context() as patch:
-        patch.setattr(lora_triton, "lora_expand", LoadAdapterBeforeExpand())
+        patch.setattr(triton_lora_store, "lora_expand", LoadAdapterBeforeExpand())
         triton_lora.add_updates_to_output(x, changed := y.clone())
     assert torch.equal(changed[1], y[1])
     assert not torch.equal(changed[0], y[0])
@@ -157,9 +157,10 @@ def test_programs_share_work_where_the_number_of_entries_is_unknown(
     lora_pair.adapter_routing.set_rows(runs)
     work = lora_pair.adapter_routing.rows.lora_work
     assert work is not None
-    monkeypatch.setattr(lora_triton, "TARGET_PROGRAMS", programs)
-    assert lora_triton.choose_num_programs(work, 1000) == 5
-    assert [lora_triton.choose_num_programs(static_work.view_rows(6), grid_size) for grid_size in (1, 3, 6)] == shared
+    monkeypatch.setattr(triton_lora_store, "TARGET_PROGRAMS", programs)
+    assert triton_lora_store.choose_num_programs(work, 1000) == 5
+    assert [triton_lora_store.choose_num_programs(static_work.view_rows(6), grid_size)
+            for grid_size in (1, 3, 6)] == shared
     assert lora_pair.adapter_routing.write_static_work(static_work, adapters)
     changed = y.clone()
     lora_pair.adapter_routing.set_rows((), static_work.view_rows(6))
@@ -173,8 +174,8 @@ def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.Monk
     parts = group_slices_into_parts([
         MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
         for width in OUTPUT_WIDTHS])
-    triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
-                                                    CPU), adapter_slots.assign(1, 5)
+    triton_lora, slot = triton_lora_store.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
+                                                          CPU), adapter_slots.allocate_slot(1, 5)
     triton_lora.store_adapter(slot, 0, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[0], 5))  # compiles
     allocated, original_zeros = list[Tensor](), triton_lora._make_zeros
 
@@ -206,7 +207,7 @@ def test_cleared_slot_adds_nothing_and_its_next_adapter_only_its_own() -> None:
     lora_pair = LoraPair(torch.float32)
     x, y = lora_pair.make_random_rows([AdapterRowSpan(5, 2)])
     lora_pair.triton_lora.clear_slot(lora_pair.slot_by_adapter[5])
-    lora_pair.triton_lora.clear_slot(AdapterSlots().assign(9, 128))  # a slot that was never used
+    lora_pair.triton_lora.clear_slot(AdapterSlots().allocate_slot(9, 128))  # a slot that was never used
     assert torch.equal(lora_pair.add_lora(x, y, [AdapterRowSpan(5, 2)]), y)
     down, up = torch.randn(33, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[1], 33)
     for lora in (lora_pair.triton_lora, lora_pair.torch_lora):
@@ -225,7 +226,7 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     parts = group_slices_into_parts([
         MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
         for width in OUTPUT_WIDTHS])
-    triton_lora = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32, CPU)
+    triton_lora = triton_lora_store.TritonLoraStore(adapter_routing, parts, torch.float32, CPU)
     x, y = torch.randn(6, NUM_INPUTS), torch.randn(6, sum(OUTPUT_WIDTHS))
 
     def replay() -> Tensor:
@@ -237,10 +238,10 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     with torch.inference_mode():  # as at warm-up
         assert torch.equal(replay(), y)
     for adapter, rank in enumerate((3, 40, 3), 1):
-        triton_lora.store_adapter(adapter_slots.assign(adapter, rank),
+        triton_lora.store_adapter(adapter_slots.allocate_slot(adapter, rank),
                                   1, torch.randn(rank, NUM_INPUTS) / NUM_INPUTS ** 0.5,
                                   torch.randn(OUTPUT_WIDTHS[1], rank))
-    adapter_slots.assign(4, 16)  # has no matrices for this linear
+    adapter_slots.allocate_slot(4, 16)  # has no matrices for this linear
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
         assert adapter_routing.write_static_work(static_work, adapters)
         launched = y.clone()
@@ -252,7 +253,8 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
 
 
 @pytest.mark.parametrize("place", [
-    AdapterSlot(RankBucket(2 * MAX_PADDED_RANK, 0), 0, 0), AdapterSlot(RankBucket(8, 0), 0, lora_triton.MAX_ADAPTERS)])
+    AdapterSlot(RankBucket(2 * MAX_PADDED_RANK, 0), 0, 0),
+    AdapterSlot(RankBucket(8, 0), 0, triton_lora_store.MAX_ADAPTERS)])
 def test_too_many_adapters_and_too_large_ranks_are_rejected(lora_pair: LoraPair, place: AdapterSlot) -> None:
     with pytest.raises(RuntimeError, match="1024 adapters can be on a GPU at once, and none of a rank above 1024"):
         lora_pair.triton_lora.store_adapter(place, 0, torch.zeros(1, NUM_INPUTS), torch.zeros(OUTPUT_WIDTHS[0], 1))
@@ -262,8 +264,8 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
     """The memory of the matrices is freed as soon as the slot is cleared."""
     adapter_slots = AdapterSlots()
     parts = group_slices_into_parts([MatrixSlice("q.weight", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
-    triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
-                                                    CPU), adapter_slots.assign(1, 8)
+    triton_lora, slot = triton_lora_store.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
+                                                          CPU), adapter_slots.allocate_slot(1, 8)
     with pytest.raises(RuntimeError):
         triton_lora.store_adapter(slot, 0, torch.randn(8, NUM_INPUTS), torch.randn(41, 8))
     assert not any(table.any() for table in triton_lora._address_tables)
@@ -272,8 +274,8 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
 
 
 def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
+    monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: triton_lora_store)
     linear = lora_linear.LoraLinear(lambda x: x, AdapterRouting(CPU, AdapterSlots()),
                                     [MatrixSlice("q.weight", (24, 72), range(24), range(72))], torch.float32, CPU)
-    assert isinstance(linear.lora_weights, lora_triton.TritonLoraStore)
+    assert isinstance(linear.lora_weights, triton_lora_store.TritonLoraStore)
     assert exactness_check.find_batch_dependence([linear], torch.float32, CPU) == ""

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.errors import StartupOutOfMemory
-from shard.hardware.memory_budget import (
+from shard.hardware.cache_budget import (
     AvailableMemory,
-    MemoryBudget,
+    CacheBudget,
     check_any_block_fits,
     check_weights_fit,
     compute_gpu_cache_budget,
@@ -109,7 +109,7 @@ def test_cpu_shards_share_half_of_the_available_memory() -> None:
 
 def test_single_shard_gets_the_whole_budget() -> None:
     assert (compute_host_cache_budget(HOST_MEMORY, 0.8, 1)
-            == MemoryBudget(16 * GIB, "80% of the 20.00 GiB that the system has available"))
+            == CacheBudget(16 * GIB, "80% of the 20.00 GiB that the system has available"))
 
 
 def test_a_tenth_of_gpu_memory_stays_free() -> None:
@@ -137,13 +137,13 @@ def test_budgets_of_all_shards_fit_in_the_available_memory(size: int, fraction: 
 def test_blocks_and_reserved_blocks_fill_the_budget(size: int, block_bytes: int, num_reserved: int) -> None:
     if size < (num_reserved + 1) * block_bytes:
         return
-    used_bytes = (count_fitting_blocks(MemoryBudget(size, ""), block_bytes, num_reserved) + num_reserved) * block_bytes
+    used_bytes = (count_fitting_blocks(CacheBudget(size, ""), block_bytes, num_reserved) + num_reserved) * block_bytes
     assert size - block_bytes < used_bytes <= size
 
 
 def test_budget_below_one_block_is_an_error_with_advice() -> None:
     with pytest.raises(StartupOutOfMemory, match=r"3 blocks of 1000 bytes are the least, .* \(why\); raise --memory-f"):
-        check_any_block_fits(count_fitting_blocks(MemoryBudget(2999, "why"), 1000, 2), MemoryBudget(2999, "why"),
+        check_any_block_fits(count_fitting_blocks(CacheBudget(2999, "why"), 1000, 2), CacheBudget(2999, "why"),
                              1000, 2)
 
 
@@ -167,4 +167,4 @@ def test_cache_size_is_described() -> None:
     (2000, "what --max-batch-total-tokens allows, or what fits on the shard with the least room"),
 ])
 def test_number_of_cache_blocks_is_explained(num_blocks: int, expected: str) -> None:
-    assert explain_num_blocks(num_blocks, 4096, 3000, MemoryBudget(GIB, "because of the memory")) == expected
+    assert explain_num_blocks(num_blocks, 4096, 3000, CacheBudget(GIB, "because of the memory")) == expected

@@ -1,13 +1,9 @@
-"""Random inputs for timing a model's steps, and a timer that waits for the GPU.
+"""Random sequences and cache contents for timing a model's steps.
 
 Tokens and cache contents are random because matmuls of equal rows, or of zeros, take different times.
 """
 
-from collections.abc import Callable
 from random import Random
-from time import perf_counter
-
-import torch
 
 from shard.attention.kv_cache import KVCache
 from shard.state.sequence import Sequence
@@ -36,17 +32,3 @@ def make_random_sequence(number: int, num_tokens: int, num_computed: int, vocabu
     sequence = Sequence.from_prompt(number, tokens, block_ids)
     sequence.num_computed_tokens = num_computed
     return sequence
-
-
-def measure_seconds(run: Callable[[], object]) -> float:
-    """Return the seconds that `run` takes, including the work that it queues on the GPU."""
-    started_at = perf_counter()
-    run()
-    synchronize_gpu()
-    return perf_counter() - started_at
-
-
-def synchronize_gpu() -> None:
-    """Wait until the GPU has finished all queued work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
