@@ -74,7 +74,7 @@ def test_secret_settings_are_left_out():
 @pytest.mark.parametrize(("text", "message"), [
     ("", "is empty"), ("no\n", "line 1 is not JSON"), ("[1]\n", "line 1 is no JSON object"),
     ("{}\n", "is no recording: its first line does not say so"),
-    ('{"weft_recording": 7}\n', "has format 7, this weft reads 3"),
+    ('{"weft_recording": 7}\n', "has format 7, this weft reads 4"),
 ])
 def test_invalid_recording_is_reported_in_one_line(tmp_path, text, message):
     (tmp_path / "file").write_text(text)
