@@ -104,8 +104,8 @@ class ChunkWrite:
 
 @dataclass(frozen=True, slots=True)
 class PlanInFlight:
-    """What the scheduler keeps of a plan until its answer: mostly of a step, or else of Filters and Concats alone (no
-    members, no load)."""
+    """A plan that the scheduler waits to see answered: mostly a step, or else Filters and Concats alone (no members, no
+    load)."""
 
     last_message_number: int
     members: tuple[Sequence, ...] = ()
