@@ -26,6 +26,7 @@ from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.commands import (
     bench_command,
     chat_command,
+    explain_command,
     make_adapters_app,
     make_models_app,
     replay_command,
@@ -321,6 +322,7 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     app.command(serve_command, name=SERVE_COMMAND, help_epilogue="" if shows_all else epilogue)
     app.command(run_command, name=RUN_COMMAND, help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
+    app.command(explain_command, name="explain")
     app.command(make_models_app())
     app.command(download_command, name="download")
     app.command(replay_command, name="replay")

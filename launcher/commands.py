@@ -40,12 +40,23 @@ def chat_command(
         api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
-    url = url if "://" in url else f"http://{url}"
-    settings = chat.ChatSettings(url, model, system, max_tokens, temperature, seed)
+    settings = chat.ChatSettings(complete_url(url), model, system, max_tokens, temperature, seed)
     raise SystemExit(terminal.run_chat(settings, api_key))
 
 
-def list_adapters(*, url: UrlFlag = DEFAULT_SERVER_URL, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+def explain_command(
+        request_id: Annotated[str, Parameter(help="Value of the answer's header x-request-id.")],
+        url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+    """Show what a request spent its time on: one of the last 1,000 of a server, or one that still runs."""
+    client = import_module("launcher.client.explain")
+    raise SystemExit(client.run_explain_command(complete_url(url), request_id, api_key, as_json=as_json))
+
+
+def complete_url(url: str) -> str:
+    return url if "://" in url else f"http://{url}"
+
+
+def list_adapters(url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """List the adapters of a server and their status."""
     run_adapters_command_and_exit(api_key, do="ls", url=url, as_json=as_json)
 

@@ -82,7 +82,7 @@ def test_environment_is_installed_once(checkout: TemporaryCheckout) -> None:
     output = checkout.run_make(".venv/ready", "PIP_ARGS=--one --two").stdout
     assert checkout.read_log()[0] == "made"
     assert checkout.read_log()[1].endswith("--one --two -c constraints.txt -e .[dev]")
-    assert "torch: as PIP_ARGS says" in output
+    assert "torch: the build that PIP_ARGS selects" in output
     assert checkout.run_make(".venv/ready").returncode == 0
     assert len(checkout.read_log()) == 2
 
@@ -99,7 +99,7 @@ def test_serving_installs_no_development_tools(checkout: TemporaryCheckout) -> N
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA GPU, for which CUDA's build is taken")
 @pytest.mark.parametrize(("program", "build", "is_named"), [
     (WORKING_PYTHON, "torch: for CPUs, 0.2 GB, since this machine has no NVIDIA GPU", True),
-    (WORKING_PYTHON.replace("esac", "*urllib*) exit 1;; esac"), "torch: what pip's settings say", False)],
+    (WORKING_PYTHON.replace("esac", "*urllib*) exit 1;; esac"), "torch: the build that pip chooses", False)],
     ids=["the index of CPU builds answers", "it does not"])
 def test_torch_for_cpus_is_chosen_where_its_index_answers(
         checkout: TemporaryCheckout, program: str, build: str, is_named: bool) -> None:

@@ -1,0 +1,57 @@
+"""`weft explain`, against a scripted server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from launcher.client.chat import ChatRequestFailed
+from launcher.client.explain import fetch_explanation, format_explanation, run_explain_command
+
+EXPLANATION: dict[str, Any] = {
+    "id": "slow-1", "tenant": "", "state": "over", "prompt_tokens": 4, "cached_tokens": 0, "generated_tokens": 30,
+    "total_ms": 20_000.0, "intervals": [], "by_cause": {"validation": 0.5, "queue": 12_000.0, "decode": 7_999.5},
+    "causes": {"validation": "It was checked.", "queue": "Others were\x1b[2J before it.",
+               "decode": "Tokens were made."}}
+
+
+def fetch_from_server(status: int, response_json: Any, request_id: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the client's result, and path and key of the requests that the server received."""
+    received: list[tuple[str, str]] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        received.append((request.rel_url.raw_path, request.headers.get("Authorization", "")))
+        return web.json_response(response_json, status=status)
+
+    async def main() -> dict[str, Any]:
+        app = web.Application()
+        app.add_routes([web.get("/{path:.*}", serve)])
+        async with TestServer(app) as server:
+            return await fetch_explanation(str(server.make_url("/v1")), request_id, "sk-one")
+    return asyncio.run(main()), received
+
+
+def test_request_id_is_escaped_and_the_key_is_sent() -> None:
+    result, received = fetch_from_server(200, EXPLANATION, "a/b c")
+    assert result == EXPLANATION
+    assert received == [("/v1/requests/a%2Fb%20c/explain", "Bearer sk-one")]
+
+
+def test_unknown_request_raises_with_the_reason_of_the_server() -> None:
+    with pytest.raises(ChatRequestFailed, match="the server answered 404: there is no request of this id"):
+        fetch_from_server(404, {"error": "there is no request of this id", "error_type": "not_found"}, "a")
+
+
+def test_longest_cause_is_listed_first_with_its_share() -> None:
+    assert format_explanation(EXPLANATION).splitlines() == [
+        "slow-1 (over): 20.0 s, 4 prompt tokens, 0 of them cached, 30 generated",
+        "queue          12.0 s  60 %  Others were[2J before it.",
+        "decode      7999.5 ms  40 %  Tokens were made.",
+        "validation     0.5 ms   0 %  It was checked."]
+
+
+def test_server_that_does_not_run_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_explain_command("http://127.0.0.1:9", "a", "", as_json=False) == 1
+    assert capsys.readouterr().err.startswith("weft: cannot reach http://127.0.0.1:9")
