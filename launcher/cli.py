@@ -36,7 +36,7 @@ from launcher.commands import (
 )
 from launcher.compat.migrate import translate_command_line
 from launcher.doctor import command as doctor
-from launcher.environment import (
+from launcher.environment_variables import (
     adapter_store_folder,
     has_gpu,
     hub_cache_folder,

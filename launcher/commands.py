@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
-from launcher.environment import hub_cache_folder, python_module_command
+from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.cached_models import format_models_table, iterate_cached_models, remove_cached_model
 from launcher.hub.progress_bar import format_bytes
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV

@@ -20,7 +20,7 @@ from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import RaisingArgumentParser, translate
 from launcher.doctor import checks
-from launcher.environment import hub_cache_folder
+from launcher.environment_variables import hub_cache_folder
 from launcher.hub.resolve import find_model
 from launcher.output import PLAIN_OUTPUT, Output
 

@@ -15,7 +15,7 @@ RECIPES: dict[str, tuple[int, str]] = {  # the most places, and what an addition
     "A model architecture": (2, r"falcon"),
     "A quantisation": (2, r"parse_gptq_config|gptq"),
     "A backend of attention": (2, r"CpuAttention"),
-    "An HTTP dialect": (3, r"EffectiveBatchingApiRoutes|effective_batching_api"),
+    "An HTTP dialect": (3, r"BatchingStudyCompatRoutes|batching_study_compat"),
     "A metric": (2, r"tgi_request_yields"),
     "A policy": (2, r"RecomputePolicy"),
 }

@@ -23,7 +23,7 @@ from benchmarks.bench.load.prompts import choose_token_counter, make_local_token
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.load.workload import draw_request_specs, make_requests
 from benchmarks.bench.report.html import render_html
-from benchmarks.bench.report.overhead import measure_overhead
+from benchmarks.bench.report.load_generator_overhead import measure_overhead
 from benchmarks.bench.report.plots import import_matplotlib
 from benchmarks.bench.report.progress import BenchProgress, show_progress
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names, to_csv, to_json

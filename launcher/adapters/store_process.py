@@ -37,7 +37,7 @@ from launcher.adapters.store_protocol import (
     parse_request,
     parse_request_line,
 )
-from launcher.environment import python_module_command
+from launcher.environment_variables import python_module_command
 from launcher.output import PLAIN_OUTPUT
 
 MERGE_COMMAND = python_module_command("shard.adapters.merge_command")

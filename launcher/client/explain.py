@@ -37,9 +37,12 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     causes = sorted(explanation["by_cause"].items(), key=lambda item: -item[1])
     table = align_columns([[cause, format_milliseconds(ms), f"{100 * ms / total_ms if total_ms else 0:.0f} %"]
                            for cause, ms in causes])
-    lines = [f"{row}  {explanation['causes'][cause]}"
-             for row, (cause, _) in zip(table.splitlines(), causes, strict=True)]
-    return "\n".join([summary, *lines]).translate(REMOVED_CONTROL_CHARACTERS | {ord("\n"): "\n"})
+    lines = [summary]
+    for row, (cause, _) in zip(table.splitlines(), causes, strict=True):
+        lines.append(f"{row}  {explanation['causes'][cause]}")
+        lines += [f"  meanwhile others were in `{other}` for {format_milliseconds(ms)}: {explanation['causes'][other]}"
+                  for other, ms in explanation.get("meanwhile", {}).get(cause, {}).items()]
+    return "\n".join(lines).translate(REMOVED_CONTROL_CHARACTERS | {ord("\n"): "\n"})
 
 
 def format_milliseconds(milliseconds: float) -> str:

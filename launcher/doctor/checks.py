@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, files, requires, version
 from pathlib import Path
 
 from launcher.doctor.findings import Finding, format_gib, make_finding_unless, make_ok_finding
-from launcher.environment import find_offline_variable, find_token_source, hub_cache_folder
+from launcher.environment_variables import find_offline_variable, find_token_source, hub_cache_folder
 from launcher.supervisor.supervisor import LaunchError, bind_listener
 
 REQUIREMENT_PATTERN = re.compile(r"([\w.-]+)\s*([^;]*)(;.*)?")

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.doctor import checks, diagnosis
 from launcher.doctor.findings import Finding, compute_exit_code
-from launcher.environment import hub_cache_folder, python_module_command
+from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.resolve import ModelNotCachedError, find_model
 from launcher.settings import LaunchConfig
 from router.config import RouterConfig

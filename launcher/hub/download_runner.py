@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.environment import hub_cache_folder, python_module_command, read_hub_access
+from launcher.environment_variables import hub_cache_folder, python_module_command, read_hub_access
 from launcher.hub.resolve import (
     HUB_NAME_PATTERN,
     ModelNotCachedError,

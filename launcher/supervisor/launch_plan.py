@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from launcher.environment import python_module_command
+from launcher.environment_variables import python_module_command
 from launcher.hub.resolve import ResolvedModel
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from shard.config import ShardConfig

@@ -21,6 +21,7 @@ from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import decode_answer
 from router.shards.failures import ShardsLost
@@ -149,6 +150,10 @@ class Engine:
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
+
+    def request_timelines(self) -> list[RequestTimeline]:
+        """Return the timelines of all unfinished and recently finished requests."""
+        return self._client_streams.request_records.timelines()
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""

@@ -42,7 +42,7 @@ class ResourceController:
             raise NotReady(self._stop_reason)
         if reason := self._scheduler.resource_cache.why_never_fits(resource):
             return reason
-        self._scheduler.request_load(resource, now())
+        self._scheduler.request_resource_load(resource, now())
         self._wake_engine()
         if resource in self._scheduler.resource_cache.available:
             return ""
@@ -53,9 +53,9 @@ class ResourceController:
             raise result
         return result
 
-    def request_unload(self, resource: LoadableResource) -> None:
+    def request_resource_unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
-        self._scheduler.request_unload(resource, now())
+        self._scheduler.request_resource_unload(resource, now())
         self.wake_load_waiters()
         self._wake_engine()
 
@@ -75,7 +75,7 @@ class ResourceController:
             if resource in self._scheduler.resource_cache.available:
                 self._resolve_waiters(resource)
             elif reason := self._scheduler.resource_cache.why_never_fits(resource):
-                self._scheduler.request_unload(resource, now())
+                self._scheduler.request_resource_unload(resource, now())
                 self._resolve_waiters(resource, reason)
             elif resource not in self._scheduler.waiting.requested_loads:
                 self._resolve_waiters(resource, UNLOADED_WHILE_WAITING)

@@ -21,8 +21,8 @@ from router.http.lorax.routes import (
 )
 from router.http.openai.routes import ChatRequest, CompletionRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
-from router.http.routes.effective_batching_api import StudyInferenceRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import RequestBody, json_response

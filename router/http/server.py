@@ -22,8 +22,8 @@ from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.routes import OpenAIRoutes
 from router.http.routes.adapters import AdapterRoutes
+from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
-from router.http.routes.effective_batching_api import EffectiveBatchingApiRoutes
 from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
@@ -94,7 +94,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
 def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first."""
     tgi_routes, openai_routes = TgiRoutes(services), OpenAIRoutes(services)
-    study_routes = EffectiveBatchingApiRoutes(services).routes() if services.config.dialect == "batching" else []
+    study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
     routes = [*study_routes, *tgi_routes.routes(), *openai_routes.routes()]
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, openai_routes.chat,

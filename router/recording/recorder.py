@@ -119,8 +119,8 @@ class RecordingScheduler(Scheduler):
 # How the arguments of the other calls are recorded, without the time.
 RECORDED_CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
     **dict.fromkeys(("cancel", "suspend", "resume", "on_timer", "on_shards_ready"), lambda *arguments: arguments),
-    **dict.fromkeys(("on_resource_loaded", "on_resource_failed", "on_resource_unloaded", "request_load",
-                     "request_unload"), lambda resource, *others: (*get_resource_fields(resource), *others)),
+    **dict.fromkeys(("on_resource_loaded", "on_resource_failed", "on_resource_unloaded", "request_resource_load",
+                     "request_resource_unload"), lambda resource, *others: (*get_resource_fields(resource), *others)),
     "submit": lambda request: (redact_request(request),),
     "on_shards_lost": lambda loss_reason: (loss_reason.name,),
 }

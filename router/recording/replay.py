@@ -176,7 +176,7 @@ def decode_step_arguments(order: int, epoch: int, seconds: float, *unusual: Any)
 ARGUMENT_DECODERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     **dict.fromkeys(("cancel", "suspend", "resume", "on_timer", "plan", "take_resource_commands"),
                     lambda *arguments: arguments),
-    **dict.fromkeys(("on_resource_loaded", "on_resource_unloaded", "request_load", "request_unload"),
+    **dict.fromkeys(("on_resource_loaded", "on_resource_unloaded", "request_resource_load", "request_resource_unload"),
                     lambda *resource_fields: (LoadableResource(*resource_fields),)),
     "on_resource_failed": lambda *arguments: (LoadableResource(*arguments[:-1]), arguments[-1]),
     "submit": lambda request: (request_from_json(request),),

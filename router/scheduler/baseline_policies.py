@@ -100,7 +100,7 @@ class RecomputePolicy(StepPolicy):
         for sequence in returning:
             running.remove_sequence(sequence, SequenceState.PREEMPTED)
         draft.messages_before += running.take_pending_filters()
-        draft.batch = running.batches[0] if running.batches else running.new_batch()
+        draft.batch = running.batches[0] if running.batches else running.make_empty_batch()
         # In priority order, up to the first that does not fit with its new token; no reserve of blocks is kept. Their
         # chunks are those of unfinished prompts.
         for index, sequence in enumerate(returning):

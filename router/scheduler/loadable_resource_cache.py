@@ -105,17 +105,18 @@ class LoadableResourceCache:
                 elif resource not in self._cached:
                     self._requested_unloads.pop(resource, None)
 
-    def request_load(self, resource: LoadableResource) -> None:
+    def request_resource_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
         self.was_ever_needed = True
         self._requested_unloads.pop(resource, None)
         if resource not in self.available:
-            self._queue.request_load(resource)
+            self._queue.request_resource_load(resource)
 
-    def request_unload(self, resource: LoadableResource) -> None:
+    def request_resource_unload(self, resource: LoadableResource) -> None:
         """Unload the resource once no unfinished sequence needs it, unless it is pinned.
 
-        This takes back a `request_load`; a later `request_load`, or a new sequence that needs the resource, cancels it.
+        This takes back a `request_resource_load`. A later one, or a new sequence that needs the resource, cancels the
+        unload.
         """
         self._queue.cancel_load_request(resource)
         if not resource.is_pinned and (resource in self._cached or resource in self._num_users):

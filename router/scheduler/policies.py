@@ -224,7 +224,7 @@ class MixedPolicy(StepPolicy):
         self.draft_decodes([s for batch in running.batches for s in batch.sequences.values()
                             if s.num_scheduled_tokens >= s.num_tokens_to_prefill], draft)
         draft.messages_before += running.take_pending_filters()
-        draft.batch = running.batches[0] if running.batches else running.new_batch()
+        draft.batch = running.batches[0] if running.batches else running.make_empty_batch()
         has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
         left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
         if not left_prompt_out or draft.chunks:
@@ -291,7 +291,7 @@ class PausePolicy(StepPolicy):
         if is_new:
             if not self._should_start_prefill() or self.scheduler.selector.peek_next_sequence() is None:
                 return
-            self._prefill_batch, self._num_decode_steps = self.scheduler.running.new_batch(), 0
+            self._prefill_batch, self._num_decode_steps = self.scheduler.running.make_empty_batch(), 0
         draft.batch = self._prefill_batch
         self.add_prompt_chunks(draft, self.token_budget(), self._fits_uncut if is_new else lambda _: False)
         self._decode_next = True

@@ -67,7 +67,7 @@ class RunningSequences:
         for batch in self.batches:
             yield from batch
 
-    def new_batch(self) -> Batch:
+    def make_empty_batch(self) -> Batch:
         """Return a new batch; it is registered when its first sequence enters."""
         self._last_batch_id += 1
         return Batch(self._last_batch_id)

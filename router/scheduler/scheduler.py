@@ -157,14 +157,15 @@ class Scheduler:
         self.resource_cache.record_unloaded(resource, now)
         return []
 
-    def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+    def request_resource_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Load the resource even if no request needs it."""
-        self.resource_cache.request_load(resource)
+        self.resource_cache.request_resource_load(resource)
         return []
 
-    def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
-        """Unload the resource once no unfinished request needs it, unless one comes, or `request_load`, before."""
-        self.resource_cache.request_unload(resource)
+    def request_resource_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+        """Unload the resource once no unfinished request needs it, unless before that one comes or
+        `request_resource_load` is called."""
+        self.resource_cache.request_resource_unload(resource)
         return []
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002

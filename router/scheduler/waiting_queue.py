@@ -157,7 +157,7 @@ class WaitingQueue:
         if not tenant_queue.demand.num_sequences:
             del self._tenant_queues[tenant]
 
-    def request_load(self, resource: LoadableResource) -> None:
+    def request_resource_load(self, resource: LoadableResource) -> None:
         """List the resource in `set_aside_by_resource`, even if no sequence waits for it, until it is loaded or
         `cancel_load_request` is called."""
         self.requested_loads[resource] = None

@@ -77,7 +77,7 @@ class RunStats:
                     times.num_tokens += count
                     self.num_tokens += count
 
-    def record_shards_lost(self) -> None:
+    def reset_preemption_tracking(self) -> None:
         """Start counting preemptions afresh: a sequence that starts again after a loss was not preempted."""
         self._started_sequences.clear()
 

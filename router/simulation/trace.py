@@ -175,7 +175,7 @@ class TraceBuilder(Replay):
                 self._stats.record_events(result, call.recorded_at)
             case "on_shards_lost":
                 self._timing_collector.clear_steps_in_flight()
-                self._stats.record_shards_lost()
+                self._stats.reset_preemption_tracking()
             case "cancel":
                 self._record_cancellation(call.arguments[0], call.recorded_at)
         self._ended_sequences.update(event.sequence_id for event in result

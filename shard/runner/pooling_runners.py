@@ -13,7 +13,7 @@ from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.model_runner import ModelRunner, zero_non_finite_sequences
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
-from shard.state.result_encoding import TokenLabels
+from shard.state.result_encoding import TokenClassification
 from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
@@ -34,12 +34,13 @@ class EncoderRunner:
                                                 [len(text.tokens) for text in texts])
 
     @torch.inference_mode()
-    def label_tokens(self, texts: list[PoolingText]) -> list[TokenLabels | None]:
+    def label_tokens(self, texts: list[PoolingText]) -> list[TokenClassification | None]:
         """Return the labels of each text's tokens; None where a probability is not finite."""
         probabilities = self.model.compute_label_probabilities(self._compute_hidden_states(texts))  # [tokens, labels]
         scores, labels = probabilities.max(-1)
         is_finite = probabilities.isfinite().all(-1)
-        return [TokenLabels(labels[rows].tolist(), scores[rows].tolist()) if bool(is_finite[rows].all()) else None
+        return [TokenClassification(labels[rows].tolist(), scores[rows].tolist())
+                if bool(is_finite[rows].all()) else None
                 for rows in iter_text_slices([len(text.tokens) for text in texts])]
 
     def _compute_hidden_states(self, texts: list[PoolingText]) -> Tensor:

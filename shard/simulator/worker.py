@@ -31,7 +31,7 @@ from shard.simulator.simulated_outputs import (
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
-    TokenLabels,
+    TokenClassification,
     write_embeddings,
     write_labels,
     write_prompt_logprobs,
@@ -155,7 +155,8 @@ class SimulatedWorker:
                 write_embeddings(answer, [make_embedding(text, model.embedding_width, model.seed) if text else None
                                           for text in results])
             else:
-                write_labels(answer, [TokenLabels(*make_labels(text, model.num_labels, model.seed)) if text else None
+                write_labels(answer, [TokenClassification(*make_labels(text, model.num_labels, model.seed))
+                                      if text else None
                                       for text in results])
             corrupt_embed_answer(answer, faults.get("wrong", ""), len(texts))
         self._sleep_for_step(request, faults, step_seconds, extra_seconds)

@@ -27,7 +27,7 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLabels:
+class TokenClassification:
     """Labels of a text's tokens: one entry per token."""
 
     labels: list[int]
@@ -72,7 +72,7 @@ def write_embeddings(answer: pb.EmbedAnswer, embeddings: Sequence[list[float] | 
     answer.values.extend(chain.from_iterable(rows))
 
 
-def write_labels(answer: pb.EmbedAnswer, labels_by_text: Sequence[TokenLabels | None]) -> None:
+def write_labels(answer: pb.EmbedAnswer, labels_by_text: Sequence[TokenClassification | None]) -> None:
     """Write the labels of each text; None marks a text that failed."""
     rows = [row for row in labels_by_text if row is not None]
     _write_text_failures(answer, labels_by_text)

@@ -34,7 +34,7 @@ from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 from shard.workers.overlap import OverlapQueue
-from shard.workers.step_profiler import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
+from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
 
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 

@@ -14,7 +14,7 @@ from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedEncoder, load_encoder_model
-from shard.workers.step_profiler import SLOW_STEP_SECONDS, MaxStepSizes, make_encoder_series, measure_steps
+from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, make_encoder_series, measure_steps
 
 
 class EncoderWorker(BaseWorker[LoadedEncoder]):

@@ -166,7 +166,7 @@ class AdapterRoutes(ServiceRoutes):
         if entry.version.folder not in {other.version.folder for other in self._registry.get_entries().values()}:
             resource = self._registry.get_resource_in_use(entry.version)
             if resource is not None:
-                self._services.engine.resource_controller.request_unload(resource)
+                self._services.engine.resource_controller.request_resource_unload(resource)
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
         resource_statuses, aliases = self._services.engine.resource_controller.adapter_statuses, self._registry.aliases

@@ -3,9 +3,10 @@
 request."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
+from itertools import chain
 from time import monotonic as clock
 from typing import Any
 
@@ -16,9 +17,10 @@ from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
 from router.http.transport.services import ServiceRoutes
-from router.scheduler.sequence import RequestPhase
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
+from router.telemetry.timeline_overlap import measure_overlaps
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 VERSION = version("weft")
@@ -27,8 +29,8 @@ VALIDATION_PHASE = "validation"
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
     VALIDATION_PHASE: "The body was read, checked and tokenised.",
-    RequestPhase.QUEUE: "Other requests were before it in the queue. What the first of them waited for delayed it, "
-                        "too.",
+    RequestPhase.QUEUE: "Other requests were before it in the queue. `meanwhile` has what the first of them waited "
+                        "for.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -45,7 +47,8 @@ PHASE_DESCRIPTIONS = {
     RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
     RequestPhase.NO_SHARDS: "The processes of the model were not there.",
     RequestPhase.PREFILL: "Its prompt was computed, in steps with the prompts and tokens of others.",
-    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others.",
+    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others. `meanwhile` has "
+                         "how long prompts of others were computed.",
 }
 
 
@@ -100,7 +103,8 @@ class InfoRoutes(ServiceRoutes):
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
                      f"{MAX_FINISHED_RECORDS} that ended")
-        return json_response(timeline_json(record, clock()))
+        timelines = self._services.engine.request_timelines()
+        return json_response(timeline_json(record, clock(), timelines))
 
     def _listed_adapters(self) -> dict[str, str]:
         """Return the names of adapters at their source, by the names that clients use.
@@ -192,7 +196,9 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
     return families
 
 
-def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
+def timeline_json(record: RequestRecord, now: float,
+                  all_timelines: Iterable[RequestTimeline] = ()) -> dict[str, Any]:
+    """Return the JSON of an explanation. `all_timelines` are those of all known requests."""
     # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
     intervals: list[dict[str, Any]] = []
     for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),
@@ -202,6 +208,7 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
     by_cause: dict[str, float] = {}
     for interval in intervals:
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
+    overlaps = measure_overlaps(record.timeline, all_timelines, now)
     return {
         "id": record.id,
         "tenant": record.tenant_name,
@@ -212,9 +219,15 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
         "by_cause": by_cause,
-        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in by_cause},
+        "meanwhile": {phase: {other: round_ms(seconds) for other, seconds in by_phase_of_others.items()}
+                      for phase, by_phase_of_others in overlaps.items()},
+        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in [*by_cause, *chain.from_iterable(overlaps.values())]},
     }
 
 
 def elapsed_ms(arrived_at: float, moment: float) -> float:
-    return round((moment - arrived_at) * 1000 * FRACTIONS_PER_MS) / FRACTIONS_PER_MS
+    return round_ms(moment - arrived_at)
+
+
+def round_ms(seconds: float) -> float:
+    return round(seconds * 1000 * FRACTIONS_PER_MS) / FRACTIONS_PER_MS

@@ -14,7 +14,8 @@ EXPLANATION: dict[str, Any] = {
     "id": "slow-1", "tenant": "", "state": "over", "prompt_tokens": 4, "cached_tokens": 0, "generated_tokens": 30,
     "total_ms": 20_000.0, "intervals": [], "by_cause": {"validation": 0.5, "queue": 12_000.0, "decode": 7_999.5},
     "causes": {"validation": "It was checked.", "queue": "Others were\x1b[2J before it.",
-               "decode": "Tokens were made."}}
+               "decode": "Tokens were made.", "blocks": "There was no room."},
+    "meanwhile": {"queue": {"blocks": 11_000.0}}}
 
 
 def fetch_from_server(status: int, response_json: Any, request_id: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -48,6 +49,7 @@ def test_longest_cause_is_listed_first_with_its_share() -> None:
     assert format_explanation(EXPLANATION).splitlines() == [
         "slow-1 (over): 20.0 s, 4 prompt tokens, 0 of them cached, 30 generated",
         "queue          12.0 s  60 %  Others were[2J before it.",
+        "  meanwhile others were in `blocks` for 11.0 s: There was no room.",
         "decode      7999.5 ms  40 %  Tokens were made.",
         "validation     0.5 ms   0 %  It was checked."]
 

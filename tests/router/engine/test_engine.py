@@ -684,7 +684,7 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
         assert weft.engine.resource_controller.adapter_statuses == {resource: AdapterStatus("here", 0)}
         assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
         removed = weft.watch_scheduler_calls("on_resource_unloaded")
-        weft.engine.resource_controller.request_unload(resource)
+        weft.engine.resource_controller.request_resource_unload(resource)
         assert await removed.get() == resource
         assert weft.engine.resource_controller.adapter_statuses == {}
         samples = parse_metrics(weft.engine.metrics_page())

@@ -98,7 +98,7 @@ class ControllerSetup:
         return await task
 
     async def unload(self, resource: LoadableResource) -> None:
-        self.controller.request_unload(resource)
+        self.controller.request_resource_unload(resource)
         await self.run_commands()
 
     def get_samples(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ def test_caller_waits_for_a_load_behind_the_unload_under_way() -> None:
     async def scenario(setup: ControllerSetup) -> None:
         adapter = setup.make_adapter()
         await setup.load(adapter)
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         setup.scheduler.on_timer(0.0)  # decides on the unload
         [task] = await setup.start_loading(adapter)
         await setup.run_commands()
@@ -267,7 +267,7 @@ def test_unload_answers_the_callers_that_wait_behind_the_unload_under_way() -> N
     async def scenario(setup: ControllerSetup) -> None:
         adapter = setup.make_adapter()
         await setup.load(adapter)
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         setup.scheduler.on_timer(0.0)  # decides on the unload
         [task] = await setup.start_loading(adapter)
         await setup.unload(adapter)
@@ -282,7 +282,7 @@ def test_unload_answers_the_callers_at_once_while_the_shards_are_lost() -> None:
         [task] = await setup.start_loading(adapter := setup.make_adapter())
         setup.scheduler.on_timer(0.0)  # decides on the load
         setup.scheduler.on_shards_lost(ShardLossReason.DEFECT, 0.0)
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         assert await task == UNLOADED_WHILE_WAITING
     run_scenario(scenario)
 
@@ -291,7 +291,7 @@ def test_unload_answers_the_callers_although_a_request_still_needs_the_adapter()
     async def scenario(setup: ControllerSetup) -> None:
         sequence_id = setup.submit(adapter := setup.make_adapter())
         [task] = await setup.start_loading(adapter)
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         setup.scheduler.cancel(sequence_id, 0.0)
         await setup.run_commands()
         assert (await task, setup.shards.calls) == (UNLOADED_WHILE_WAITING, [])
@@ -301,7 +301,7 @@ def test_unload_answers_the_callers_although_a_request_still_needs_the_adapter()
 def test_load_of_another_caller_after_the_unload_succeeds() -> None:
     async def scenario(setup: ControllerSetup) -> None:
         [first] = await setup.start_loading(adapter := setup.make_adapter())
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         [second] = await setup.start_loading(adapter)
         await setup.run_commands()
         assert (await first, await second, setup.shards.calls) == (UNLOADED_WHILE_WAITING, "", [("load", 1)])
@@ -368,7 +368,7 @@ async def run_operation(setup: ControllerSetup, callers: list[LoadCaller], opera
         for caller in callers:
             if caller.adapter is adapter and not caller.task.done():
                 caller.possible_results.add(UNLOADED_WHILE_WAITING)
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
     elif operation == "decide":
         setup.scheduler.on_timer(0.0)
     elif operation == "run":
@@ -414,7 +414,7 @@ def test_engine_is_woken_by_every_request_for_a_load_or_an_unload() -> None:
         adapter = setup.make_adapter()
         await setup.load(adapter)
         assert setup.num_wakes == 1
-        setup.controller.request_unload(adapter)
+        setup.controller.request_resource_unload(adapter)
         assert setup.num_wakes == 2
     run_scenario(scenario)
 

@@ -66,6 +66,9 @@ class ScriptedEngine:
             stream.put(event)
         return stream
 
+    def request_timelines(self) -> list[RequestTimeline]:
+        return self.request_records.timelines()
+
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)
 

@@ -224,9 +224,9 @@ def test_load_failure_fails_its_requests_and_the_next_request_retries() -> None:
 
 def test_adapter_loaded_without_a_request_is_unloaded_first() -> None:
     setup = SchedulerWithShards(max_active_adapters=1)
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     assert setup.execute_commands() == [LoadResource(ADAPTER_A)]
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     assert setup.take_commands() == []
     setup.submit(ADAPTER_B)
     assert setup.execute_commands() == [UnloadResource(ADAPTER_A)]
@@ -234,7 +234,7 @@ def test_adapter_loaded_without_a_request_is_unloaded_first() -> None:
 
 def test_requested_load_continues_after_its_request_was_cancelled() -> None:
     setup = SchedulerWithShards()
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     setup.core.cancel(setup.submit(ADAPTER_A), 0.0)
     assert setup.execute_commands() == [LoadResource(ADAPTER_A)]
 
@@ -242,9 +242,9 @@ def test_requested_load_continues_after_its_request_was_cancelled() -> None:
 def test_adapter_requested_while_unloading_is_loaded_again() -> None:
     setup = SchedulerWithShards()
     setup.run_request(ADAPTER_A)
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     assert setup.take_commands() == [UnloadResource(ADAPTER_A)]
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     assert setup.take_commands() == []
     setup.core.on_resource_unloaded(ADAPTER_A, 0.0)
     assert setup.execute_commands() == [LoadResource(ADAPTER_A)]
@@ -252,7 +252,7 @@ def test_adapter_requested_while_unloading_is_loaded_again() -> None:
 
 def test_requested_load_is_repeated_after_a_shard_loss_but_not_after_a_failure() -> None:
     setup = SchedulerWithShards()
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     setup.take_commands()
     setup.core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     setup.core.on_shards_ready(MODEL_INFO, 2, 0.0)
@@ -266,7 +266,7 @@ def test_dropped_adapter_is_unloaded_when_no_request_needs_it() -> None:
     runs, waits = setup.submit(ADAPTER_A, output=2), setup.submit(ADAPTER_A)
     setup.execute_commands()
     setup.run_step()
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     assert setup.take_commands() == []
     assert setup.run_step() == (runs,)
     assert setup.take_commands() == []
@@ -277,17 +277,17 @@ def test_dropped_adapter_is_unloaded_when_no_request_needs_it() -> None:
 
 def test_adapter_dropped_while_loading_is_unloaded_once_it_is_loaded() -> None:
     setup = SchedulerWithShards()
-    setup.core.request_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
     assert setup.take_commands() == [LoadResource(ADAPTER_A)]
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     setup.core.on_resource_loaded(ADAPTER_A, 0.0)
     assert setup.take_commands() == [UnloadResource(ADAPTER_A)]
 
 
 def test_adapter_dropped_before_loading_is_not_loaded() -> None:
     setup = SchedulerWithShards()
-    setup.core.request_load(ADAPTER_A, 0.0)
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_load(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     assert setup.take_commands() == []
 
 
@@ -295,7 +295,7 @@ def test_dropping_an_absent_or_pinned_adapter_has_no_effect() -> None:
     setup, stays = SchedulerWithShards(), make_adapter(9, is_pinned=True)
     setup.core.on_resource_loaded(stays, 0.0)
     for resource in (ADAPTER_A, stays):
-        setup.core.request_unload(resource, 0.0)
+        setup.core.request_resource_unload(resource, 0.0)
     assert setup.take_commands() == []
     statuses = setup.core.resource_cache.adapter_statuses
     assert {resource: standing.state for resource, standing in statuses.items()} == {stays: "here"}
@@ -308,7 +308,7 @@ def test_new_request_keeps_a_dropped_adapter() -> None:
     setup.submit(ADAPTER_A, output=2)
     setup.execute_commands()
     setup.run_step()
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     setup.submit(ADAPTER_A)
     for _ in range(3):
         setup.run_step()
@@ -321,7 +321,7 @@ def test_dropped_adapter_does_not_stop_draining() -> None:
     setup.execute_commands()
     plan = setup.core.plan(0.0)
     setup.core.cancel(number, 0.0)
-    setup.core.request_unload(ADAPTER_A, 0.0)
+    setup.core.request_resource_unload(ADAPTER_A, 0.0)
     waits = setup.submit(ADAPTER_B)
     assert setup.take_commands() == []
     setup.core.cancel(waits, 0.0)
@@ -456,8 +456,8 @@ def test_frequent_loads_and_unloads_do_not_affect_requests() -> None:
                                   world.now)
             world._send_plans_and_moves()
 
+    method_names = ("request_resource_load", "request_resource_unload", "request_resource_unload")
     for turn in range(400):
-        world.schedule_at(turn / 100,
-                          partial(call_scheduler, rng.choice(("request_load", "request_unload", "request_unload"))))
+        world.schedule_at(turn / 100, partial(call_scheduler, rng.choice(method_names)))
     check_adapter_world(world, 60, 16)
     world.check_replay()

@@ -30,7 +30,7 @@ def add_token(sequence):
 
 def enter_computed(running_sequences, *sequences):
     """Enter the sequences into one new batch, with their prompts computed and a first token each."""
-    batch = running_sequences.new_batch()
+    batch = running_sequences.make_empty_batch()
     for sequence in sequences:
         running_sequences.enter_batch(sequence, batch)
         sequence.num_scheduled_tokens = sequence.num_tokens_to_prefill
@@ -40,7 +40,7 @@ def enter_computed(running_sequences, *sequences):
 
 def test_new_sequence_takes_the_blocks_of_its_prompt():
     running_sequences = make_running_sequences()
-    running_sequences.enter_batch(make_sequence(1, prompt=33), running_sequences.new_batch())
+    running_sequences.enter_batch(make_sequence(1, prompt=33), running_sequences.make_empty_batch())
     assert running_sequences.block_pool.num_free == 17
 
 
@@ -113,7 +113,7 @@ def test_first_sequence_is_never_preempted():
 def test_often_preempted_sequence_gets_all_blocks_it_can_need():
     running_sequences, sequence = make_running_sequences(), make_sequence(1, output=64)
     sequence.num_preemptions = SETTINGS.max_preemptions
-    running_sequences.enter_batch(sequence, running_sequences.new_batch())
+    running_sequences.enter_batch(sequence, running_sequences.make_empty_batch())
     assert len(sequence.blocks) == running_sequences.max_num_blocks(sequence) == 5
 
 
@@ -196,7 +196,7 @@ def make_sharing_sequence(number, prompt=48, output=16, tenant="many"):
 def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones():
     running_sequences, ends, grows = (make_running_sequences(num_blocks=6, reserved_block_fraction=0.0),
                                       make_sharing_sequence(1, prompt=32, output=1), make_sequence(2, prompt=47))
-    batch = running_sequences.new_batch()
+    batch = running_sequences.make_empty_batch()
     running_sequences.enter_batch(ends, batch)
     ends.num_scheduled_tokens, ends.num_outputs_in_flight = ends.num_tokens_to_prefill, 1
     enter_computed(running_sequences, grows)
@@ -221,7 +221,7 @@ def test_shared_blocks_count_as_free_if_both_users_are_preempted():
     running_sequences = make_running_sequences(num_blocks=9, reserved_block_fraction=0.0)
     everyone = [make_sequence(0), make_sharing_sequence(1, prompt=16), make_sharing_sequence(2, prompt=16),
                 make_sharing_sequence(3, prompt=65), make_sharing_sequence(4, prompt=65)]
-    batch = running_sequences.new_batch()
+    batch = running_sequences.make_empty_batch()
     for sequence in everyone:
         running_sequences.enter_batch(sequence, batch)
         running_sequences.cache_full_blocks(sequence, len(sequence.request.prompt))

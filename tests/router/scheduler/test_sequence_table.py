@@ -51,7 +51,7 @@ class ResultHarness:
 
     def enter_batch(self, sequence: Sequence) -> None:
         self.running.enter_batch(sequence, self.running.batches[0] if self.running.batches
-                                 else self.running.new_batch())
+                                 else self.running.make_empty_batch())
 
     def num_published_blocks(self, sequence: Sequence) -> int:
         return len(self.running.block_pool.find_cached_prefix(sequence.request.block_hashes))

@@ -122,7 +122,7 @@ def test_sequences_advance_by_what_the_step_computes(decodes: list[tuple[int, in
 
 
 def enter_batch(running: RunningSequences, sequence: Sequence) -> list[int]:
-    running.enter_batch(sequence, running.batches[0] if running.batches else running.new_batch())
+    running.enter_batch(sequence, running.batches[0] if running.batches else running.make_empty_batch())
     return sequence.blocks
 
 

@@ -43,7 +43,7 @@ def test_rejections_and_preemptions_are_counted_but_losses_are_no_preemptions():
     stats.record_submission([RequestAccepted(3)], 0.0)
     stats.record_plan(make_prefill_plan(3), 1.0)
     stats.record_plan(make_prefill_plan(3), 2.0)
-    stats.record_shards_lost()
+    stats.reset_preemption_tracking()
     stats.record_plan(make_prefill_plan(3), 3.0)
     stats.record_plan(StepPlan(1, 4, (Decode(1),), (3,), (3,), 0.1), 4.0)
     assert (stats.num_requests, stats.num_rejected, stats.num_preemptions) == (2, 1, 1)

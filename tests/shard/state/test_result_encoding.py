@@ -14,7 +14,7 @@ from shard.pb import shard_pb2 as pb
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
-    TokenLabels,
+    TokenClassification,
     write_embeddings,
     write_labels,
     write_prompt_logprobs,
@@ -171,7 +171,7 @@ def test_each_text_gets_its_vector_or_fails(vectors: list[list[float] | None]) -
 def test_each_token_gets_its_label_or_the_text_fails(texts: list[list[tuple[int, float]] | None]) -> None:
     answer = pb.EmbedAnswer()
     columns = [None if text is None else tuple(map(list, zip(*text, strict=True))) for text in texts]
-    write_labels(answer, [None if text is None else TokenLabels(*text) for text in columns])
+    write_labels(answer, [None if text is None else TokenClassification(*text) for text in columns])
     result = read_texts_by_router(answer, RequestKind.CLASSIFY, [len(text or ()) for text in texts])
     assert result.pooling_outputs == {i: TokenClassificationOutput(*text) for i, text in enumerate(columns)
                                       if text is not None}
@@ -192,6 +192,6 @@ def test_answer_has_no_width_if_all_texts_failed() -> None:
 
 def test_labels_are_counted_per_text() -> None:
     answer = pb.EmbedAnswer()
-    write_labels(answer, [TokenLabels([2, 0], [0.5, 0.25]), None, TokenLabels([1], [1.0])])
+    write_labels(answer, [TokenClassification([2, 0], [0.5, 0.25]), None, TokenClassification([1], [1.0])])
     assert answer == pb.EmbedAnswer(num_labels=[2, 1], labels=[2, 0, 1], scores=[0.5, 0.25, 1.0], failed=[1],
                                     failures=[pb.NON_FINITE])

@@ -397,7 +397,7 @@ def test_load_pending_at_shutdown_is_rejected(tmp_path: Path) -> None:
     """Report shutdown to a load that waits for the only adapter slot, which a running request uses."""
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_and_use_adapter("org/a")
-        load_requests = setup.weft.watch_scheduler_calls("request_load")
+        load_requests = setup.weft.watch_scheduler_calls("request_resource_load")
         loading = asyncio.create_task(setup.send_request("POST", "/v1/adapters", id="org/b"))
         await load_requests.get()
         setup.engine._fail_all_requests("the server is shutting down")
@@ -409,7 +409,7 @@ def test_load_learns_that_its_adapter_was_unloaded_while_it_waited(tmp_path: Pat
     """The only adapter slot is used by a running request."""
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_and_use_adapter("org/a")
-        load_requests = setup.weft.watch_scheduler_calls("request_load")
+        load_requests = setup.weft.watch_scheduler_calls("request_resource_load")
         loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/b"))
         await load_requests.get()
         assert (await setup.send_request("DELETE", "/v1/adapters/org/b"))[0] == 200
@@ -424,7 +424,7 @@ def test_adapter_deleted_while_a_new_version_waits_is_unloaded_in_both_versions(
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_and_use_adapter("org/a")
         setup.store.versions["org/a"] = "2"
-        load_requests = setup.weft.watch_scheduler_calls("request_load")
+        load_requests = setup.weft.watch_scheduler_calls("request_resource_load")
         loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/a"))
         await load_requests.get()
         assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200

@@ -37,6 +37,7 @@ def test_finished_request_is_explained_from_arrival_to_end():
         "id": "mine", "tenant": "a", "state": "over", "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 2,
         "total_ms": 7000.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
+        "meanwhile": {},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
                    for cause in ("validation", "queue", "prefill", "decode", "yielded")},
     }
@@ -47,6 +48,16 @@ def test_unfinished_request_is_explained_until_now():
     explanation = timeline_json(make_record((2.0, RequestPhase.PREFILL)), now=2.25)
     assert (explanation["state"], explanation["total_ms"]) == ("running", 2250.0)
     assert explanation["intervals"][-1]["ms"] == 250.0
+
+
+def test_what_the_first_in_the_queue_waits_for_is_named():
+    record = make_record((2.0, RequestPhase.PREFILL), (2.5, RequestPhase.DECODE), ended_at=7.0)
+    first = make_record((1.25, RequestPhase.NO_FREE_BLOCKS), (1.75, RequestPhase.PREFILL), (3.0, RequestPhase.DECODE))
+    explanation = timeline_json(record, 100.0, [record.timeline, first.timeline])
+    assert explanation["meanwhile"] == {"queue": {"blocks": 500.0}, "prefill": {"prefill": 500.0},
+                                        "decode": {"prefill": 500.0}}
+    assert explanation["causes"]["blocks"] == PHASE_DESCRIPTIONS[RequestPhase.NO_FREE_BLOCKS]
+    assert json.loads(json.dumps(explanation)) == explanation
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.tool_calling.action_tools import CHORE_TOOLS
 from launcher.demo.training.corpus.tool_calling.invented_tools import invent_tool
 from launcher.demo.training.corpus.tool_calling.lookup_tools import LOOKUP_TOOLS
-from launcher.demo.training.corpus.tool_calling.tool_template import (
+from launcher.demo.training.corpus.tool_calling.tool_scenario import (
     ArgumentValues,
-    ToolTemplate,
+    ToolScenario,
     draw_values,
     parse_parameter_spec,
 )
@@ -58,7 +58,7 @@ TWO_REQUESTS_TEMPLATES = (
     "{first} After that: {second}")
 
 
-def choose_offered_tools(rng: Random, *scenarios: ToolTemplate, excluded_names: Sequence[str] = ()) -> list[Tool]:
+def choose_offered_tools(rng: Random, *scenarios: ToolScenario, excluded_names: Sequence[str] = ()) -> list[Tool]:
     """Return the tools of the scenarios and up to three others, in random order."""
     describes_parameters = rng.random() < 0.2
     tools = [scenario.make_tool(describes_parameters=describes_parameters) for scenario in scenarios]
@@ -79,11 +79,11 @@ def choose_other_tools(rng: Random, *excluded_names: str) -> list[Tool]:
         rng.choice([scenario for scenario in TOOL_SCENARIOS if scenario.tool_name not in excluded_names]).make_tool()]
 
 
-def draw_tool_scenario(rng: Random) -> ToolTemplate:
+def draw_tool_scenario(rng: Random) -> ToolScenario:
     return invent_tool(rng) if rng.random() < 0.35 else rng.choice(TOOL_SCENARIOS)
 
 
-def make_request_and_values(rng: Random, scenario: ToolTemplate) -> tuple[str, ArgumentValues]:
+def make_request_and_values(rng: Random, scenario: ToolScenario) -> tuple[str, ArgumentValues]:
     """Return a request and its values, mostly in plain words, sometimes with the names of tool and parameters."""
     if rng.random() > 0.08:
         return scenario.make_request(rng)
@@ -111,7 +111,7 @@ def make_tool_message(content: Any) -> Message:
     return {"role": "tool", "content": json.dumps(content)}
 
 
-def make_reasoning(scenario: ToolTemplate, conclusion: str, *, has_reasoning: bool) -> str:
+def make_reasoning(scenario: ToolScenario, conclusion: str, *, has_reasoning: bool) -> str:
     return f"The user wants me to {lowercase_first_letter(scenario.description)}. {conclusion}" if has_reasoning else ""
 
 
@@ -130,7 +130,7 @@ def make_answered_call_conversation(rng: Random) -> Conversation:
                         choose_offered_tools(rng, scenario), has_reasoning)
 
 
-def make_first_call_turns(rng: Random, *, has_reasoning: bool) -> tuple[list[Message], ToolTemplate, ArgumentValues]:
+def make_first_call_turns(rng: Random, *, has_reasoning: bool) -> tuple[list[Message], ToolScenario, ArgumentValues]:
     scenario = draw_tool_scenario(rng)
     question, values = make_request_and_values(rng, scenario)
     work = make_reasoning(scenario, f"{scenario.tool_name} fits.", has_reasoning=has_reasoning)
@@ -138,7 +138,7 @@ def make_first_call_turns(rng: Random, *, has_reasoning: bool) -> tuple[list[Mes
             make_tool_call_message((scenario.tool_name, values), reasoning=work)], scenario, values
 
 
-def make_result_and_reply(rng: Random, scenario: ToolTemplate, values: ArgumentValues, *,
+def make_result_and_reply(rng: Random, scenario: ToolScenario, values: ArgumentValues, *,
                           has_reasoning: bool) -> list[Message]:
     """Return the result of a tool and the reply to it."""
     work = f"{scenario.tool_name} has answered." if has_reasoning else ""
@@ -177,7 +177,7 @@ def make_parallel_calls_conversation(rng: Random) -> Conversation:
                         choose_offered_tools(rng, *dict.fromkeys(scenarios)))
 
 
-def make_results_and_reply(rng: Random, requested: Sequence[tuple[ToolTemplate, ArgumentValues]]) -> list[Message]:
+def make_results_and_reply(rng: Random, requested: Sequence[tuple[ToolScenario, ArgumentValues]]) -> list[Message]:
     results = [(scenario, values, scenario.make_result(rng, values)) for scenario, values in requested]
     reply = " ".join(scenario.make_reply(rng, values, result) for scenario, values, result in results)
     return [*(make_tool_message(result) for *_, result in results), make_assistant_message(reply)]
@@ -206,7 +206,7 @@ def make_missing_value_conversation(rng: Random) -> Conversation:
                         has_reasoning)
 
 
-def make_supplied_value_turns(rng: Random, scenario: ToolTemplate, values: ArgumentValues, name: str) -> list[Message]:
+def make_supplied_value_turns(rng: Random, scenario: ToolScenario, values: ArgumentValues, name: str) -> list[Message]:
     supplied_values = draw_values(rng, scenario.parameter_spec, [name])
     answer = fill_slots(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")),
                         {"value": supplied_values[name]})

@@ -4,7 +4,7 @@ from random import Random
 
 from launcher.demo.training.corpus.json_templates import KINDS_BY_FIELD
 from launcher.demo.training.corpus.request_variations import capitalize_first_letter, join_words
-from launcher.demo.training.corpus.tool_calling.tool_template import ToolTemplate
+from launcher.demo.training.corpus.tool_calling.tool_scenario import ToolScenario
 from launcher.demo.training.corpus.values import THINGS, invent_word
 
 TOOL_VERBS = (
@@ -23,14 +23,14 @@ ARGUMENT_TEMPLATES = (
     "{field}: {slot}")
 
 
-def invent_tool(rng: Random) -> ToolTemplate:
+def invent_tool(rng: Random) -> ToolScenario:
     verb = invent_word(rng) if rng.random() < 0.25 else rng.choice(TOOL_VERBS)
     noun = invent_word(rng) if rng.random() < 0.35 else rng.choice(TOOL_NOUNS)
     kinds = choose_parameters(rng)
     optional = rng.choice(list(kinds)) if len(kinds) > 1 and rng.random() < 0.3 else ""
     parameter_spec = " ".join(f"{name}:{kind}{'?' if name == optional else ''}" for name, kind in kinds.items())
     requested_names = [name for name in kinds if name != optional or rng.random() < 0.5]
-    return ToolTemplate(choose_tool_name(rng, verb, noun), f"{capitalize_first_letter(verb)} the {noun}",
+    return ToolScenario(choose_tool_name(rng, verb, noun), f"{capitalize_first_letter(verb)} the {noun}",
                         parameter_spec, (make_request_template(rng, verb, noun, requested_names),),
                         (f"Done. The {noun} is ready.",))
 

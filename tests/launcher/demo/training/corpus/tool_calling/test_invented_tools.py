@@ -3,7 +3,7 @@
 from random import Random
 
 from launcher.demo.training.corpus.tool_calling.invented_tools import invent_tool
-from launcher.demo.training.corpus.tool_calling.tool_template import parse_parameter_spec
+from launcher.demo.training.corpus.tool_calling.tool_scenario import parse_parameter_spec
 
 
 def test_tool_names_rarely_repeat() -> None:

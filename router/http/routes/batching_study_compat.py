@@ -78,7 +78,7 @@ class LatencyStats:
                        for length, (count, seconds) in self._totals_by_num_tokens.items())
 
 
-class EffectiveBatchingApiRoutes(ServiceRoutes):
+class BatchingStudyCompatRoutes(ServiceRoutes):
     """Handlers of the effective-batching study's API, enabled by --dialect batching."""
 
     def __init__(self, services: Services, now: Callable[[], float] = time.monotonic) -> None:

@@ -6,15 +6,15 @@ import pytest
 
 from launcher.demo.training.corpus.request_variations import list_slots, split_implied_values
 from launcher.demo.training.corpus.tool_calling.conversations import TOOL_SCENARIOS
-from launcher.demo.training.corpus.tool_calling.tool_template import OK_RESULT, ToolTemplate, parse_parameter_spec
+from launcher.demo.training.corpus.tool_calling.tool_scenario import OK_RESULT, ToolScenario, parse_parameter_spec
 from launcher.demo.training.corpus.values import VALUE_KINDS
 
-LIGHT_TOOL = ToolTemplate("set_light", "Turn a light on or off", "room:room on:yes size:size?",
+LIGHT_TOOL = ToolScenario("set_light", "Turn a light on or off", "room:room on:yes size:size?",
                           ("Light on in the {room} #on=true", "{size} light on in the {room}! #on=true"),
                           ("The {room} is bright. #on=true", "The {room} is dark. #on=false"))
-PRICE_TOOL = ToolTemplate("get_price", "Get a price", "item:thing", ("Price of a {item}?",), ("It costs {price}.",),
+PRICE_TOOL = ToolScenario("get_price", "Get a price", "item:thing", ("Price of a {item}?",), ("It costs {price}.",),
                           "price:price")
-ADD_TOOL = ToolTemplate("add", "Add", "a:number b:number", ("{a} and {b}?",), ("{result}",),
+ADD_TOOL = ToolScenario("add", "Add", "a:number b:number", ("{a} and {b}?",), ("{result}",),
                         compute_result=lambda values: {"result": values["a"] + values["b"]})
 
 
@@ -66,7 +66,7 @@ def get_argument_names(template: str) -> set[str]:
 
 
 @pytest.mark.parametrize("scenario", TOOL_SCENARIOS, ids=lambda scenario: scenario.tool_name)
-def test_every_request_template_gives_the_needed_arguments(scenario: ToolTemplate) -> None:
+def test_every_request_template_gives_the_needed_arguments(scenario: ToolScenario) -> None:
     known = {name for name, *_ in parse_parameter_spec(scenario.parameter_spec)}
     needed = {name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec) if is_required}
     assert [template for template in scenario.request_templates
@@ -74,14 +74,14 @@ def test_every_request_template_gives_the_needed_arguments(scenario: ToolTemplat
 
 
 @pytest.mark.parametrize("scenario", TOOL_SCENARIOS, ids=lambda scenario: scenario.tool_name)
-def test_vague_requests_lack_an_argument_and_have_a_question(scenario: ToolTemplate) -> None:
+def test_vague_requests_lack_an_argument_and_have_a_question(scenario: ToolScenario) -> None:
     needed = {name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec) if is_required}
     assert [template for template in scenario.vague_requests if needed <= get_argument_names(template)] == []
     assert bool(scenario.vague_requests) == bool(scenario.missing_value_question)
 
 
 @pytest.mark.parametrize("scenario", TOOL_SCENARIOS, ids=lambda scenario: scenario.tool_name)
-def test_every_tool_answer_has_a_reply(scenario: ToolTemplate) -> None:
+def test_every_tool_answer_has_a_reply(scenario: ToolScenario) -> None:
     rng = Random(1)
     for _ in range(30):
         _, values = scenario.make_request(rng)

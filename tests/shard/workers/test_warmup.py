@@ -5,7 +5,7 @@ from math import inf
 from shard.parallel.group import SingleRankGroup
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText
-from shard.workers.step_profiler import MaxStepSizes, make_encoder_series, measure_steps
+from shard.workers.warmup import MaxStepSizes, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:

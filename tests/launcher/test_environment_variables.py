@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import (
+from launcher.environment_variables import (
     HubAccess,
     find_offline_variable,
     find_token_source,

@@ -24,7 +24,7 @@ OK_RESULT = {"ok": True}
 
 
 @dataclass(frozen=True, slots=True)
-class ToolTemplate:
+class ToolScenario:
     """Tool with templates of the requests that call it and of the replies to its results."""
 
     tool_name: str  # of the tool

@@ -1,4 +1,4 @@
-"""Tests of router/http/routes/effective_batching_api.py."""
+"""Tests of router/http/routes/batching_study_compat.py."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ from support.servers.expected_streams import make_text_events
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest
-from router.http.routes.effective_batching_api import (
+from router.http.routes.batching_study_compat import (
     LATENCY_HEADER,
-    EffectiveBatchingApiRoutes,
+    BatchingStudyCompatRoutes,
     LatencyStats,
     StudyInferenceRequest,
     write_csv_file,
@@ -117,7 +117,7 @@ def test_nothing_and_requests_that_took_no_time_have_no_throughput() -> None:
 class RoutesSetup:
     """Routes over a scripted engine, with a clock that tests set."""
 
-    def __init__(self, routes: EffectiveBatchingApiRoutes, engine: Any) -> None:
+    def __init__(self, routes: BatchingStudyCompatRoutes, engine: Any) -> None:
         self.routes = routes
         self.engine = engine
         self.seconds = 0.0
@@ -144,15 +144,15 @@ def run_scenario(serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def run(scenario: Any, *scripts: Any, **config_fields: Any) -> None:
         made_setups = list[RoutesSetup]()
 
-        def make_routes(services: Any) -> EffectiveBatchingApiRoutes:
-            routes = EffectiveBatchingApiRoutes(services, lambda: made_setups[0].seconds)
+        def make_routes(services: Any) -> BatchingStudyCompatRoutes:
+            routes = BatchingStudyCompatRoutes(services, lambda: made_setups[0].seconds)
             made_setups.append(RoutesSetup(routes, services.engine))
             return routes
 
         async def run_with_setup(_client: Any, _engine: Any) -> None:
             await asyncio.wait_for(scenario(made_setups[0]), 5.0)
 
-        monkeypatch.setattr("router.http.server.EffectiveBatchingApiRoutes", make_routes)
+        monkeypatch.setattr("router.http.server.BatchingStudyCompatRoutes", make_routes)
         serve(run_with_setup, *scripts, config=RouterConfig(dialect="batching", **config_fields))
     monkeypatch.chdir(tmp_path)
     return run

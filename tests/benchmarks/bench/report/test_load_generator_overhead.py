@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.bench.report.overhead import GeneratorOverhead, measure_overhead
+from benchmarks.bench.report.load_generator_overhead import GeneratorOverhead, measure_overhead
 
 SENT_RECORDS = [RequestRecord(PlannedRequest(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50)
                 for number in range(3)]
