@@ -5,6 +5,8 @@ They refuse only what the shards would refuse too, which read the files again, a
 """
 
 import json
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +55,15 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
         return "it keeps a state other than keys and values"
     if not architecture.endswith(SUPPORTED_ENDINGS):
         return "it does not generate text, embed it or label its tokens"
+    if not is_known_to_transformers(architecture):
+        own_code = "; code that comes with a model is never run" if config.get("auto_map") else ""
+        return f"transformers {version('transformers')} has no model of this name{own_code}"
     return ""
+
+
+def is_known_to_transformers(architecture: str) -> bool:
+    """Return whether transformers lists the name, as it does for all architectures that weft serves; true if there is no
+    list. The list is read as text: its module imports torch."""
+    spec = find_spec("transformers")
+    path = Path(spec.origin if spec is not None and spec.origin else "").parent / "models/auto/modeling_auto.py"
+    return not path.is_file() or f'"{architecture}"' in path.read_text(encoding="utf-8")

@@ -1,11 +1,17 @@
+import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from launcher.hub import config_check
 from launcher.hub.config_check import check_model_config, check_weight_files
+from shard.models.registry import DECODER_ARCHITECTURES, ENCODER_ARCHITECTURES
+
+TRANSFORMERS = version("transformers")
 
 
 @pytest.mark.parametrize("text", [
@@ -14,6 +20,19 @@ from launcher.hub.config_check import check_model_config, check_weight_files
     '{"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}'])
 def test_what_the_shards_may_serve_passes(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
+    check_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES, "OlmoForCausalLM"])
+def test_every_architecture_with_code_in_weft_passes(tmp_path: Path, architecture: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    check_model_config(tmp_path)
+
+
+def test_any_name_passes_where_the_list_of_transformers_is_not_found(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_check, "find_spec", lambda _: None)
+    (tmp_path / "config.json").write_text('{"architectures": ["LoomForCausalLM"]}')
     check_model_config(tmp_path)
 
 
@@ -26,6 +45,10 @@ def test_what_the_shards_may_serve_passes(tmp_path: Path, text: str) -> None:
     ('{"architectures": []}', "has no `architectures`, which names the kind of model"),
     ("{}", "has no `architectures`"),
     ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported: it keeps a state other than keys"),
+    ('{"architectures": ["LoomForCausalLM"]}', f"LoomForCausalLM is not supported: transformers {TRANSFORMERS} has no "
+     "model of this name; docs/models.md lists"),
+    ('{"architectures": ["LoomForCausalLM"], "auto_map": {"AutoModel": "loom.Loom"}}',
+     "has no model of this name; code that comes with a model is never run; docs/models.md lists"),
     ('{"architectures": ["ViTForImageClassification"]}', "it does not generate text, embed it or label its tokens"),
 ])
 def test_what_cannot_be_served_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
