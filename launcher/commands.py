@@ -79,10 +79,12 @@ def unload_adapter(adapter: Annotated[str, Parameter(help="As its source names i
     run_adapters_command_and_exit(api_key, do="unload", url=url, adapter=adapter, as_json=as_json)
 
 
-def run_adapters_command_and_exit(api_key: str, source_token: str = "", /, **command_fields: Any) -> NoReturn:
+def run_adapters_command_and_exit(api_key: str, source_token: str = "", /, *, url: str,
+                                  **command_fields: Any) -> NoReturn:
     """Run a command of the client, which is imported here because it needs aiohttp."""
     client = import_module("launcher.client.adapters")
-    raise SystemExit(client.run_adapters_command(client.AdaptersCommand(**command_fields), api_key, source_token))
+    command = client.AdaptersCommand(url=complete_url(url), **command_fields)
+    raise SystemExit(client.run_adapters_command(command, api_key, source_token))
 
 
 def make_adapters_app() -> App:

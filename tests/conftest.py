@@ -74,9 +74,9 @@ def pytest_collection_finish() -> None:
     No test needs a worker's measurements of large steps. The garbage collector does not scan frozen objects, so
     collecting after each test is fast.
     """
-    if (profiler := sys.modules.get("shard.workers.warmup")) is not None:
-        profiler.SLOW_STEP_SECONDS["cpu"] = 0.0
-        profiler.MAX_REPEATED_SECONDS = 0.0
+    if (warmup := sys.modules.get("shard.workers.warmup")) is not None:
+        warmup.SLOW_STEP_SECONDS["cpu"] = 0.0
+        warmup.MAX_REPEATED_SECONDS = 0.0
     if "torch" in sys.modules and importlib.util.find_spec("triton"):  # available on Linux only
         patch_interpreter()
     gc.enable()

@@ -101,7 +101,7 @@ def run_adapters_command(command: AdaptersCommand, api_key: str, source_token: s
     try:
         answer = asyncio.run(send_command(command, api_key, source_token))
     except ChatRequestFailed as error:
-        sys.stderr.write(f"weft: {error}\n")
+        sys.stderr.write(f"weft: {error}\n".translate(REMOVED_CONTROL_CHARACTERS))
         return 1
     sys.stdout.write(format_answer(command, answer, time.time()) + "\n")
     return 0

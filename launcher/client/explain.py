@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import aiohttp
 
-from launcher.client.adapters import align_columns
 from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
 
@@ -29,20 +28,19 @@ async def fetch_explanation(url: str, request_id: str, api_key: str) -> dict[str
 
 
 def format_explanation(explanation: dict[str, Any]) -> str:
-    """Return one line about the request, and a line per cause, the longest first: its time, share and description."""
+    """Return one line about the request, and a line per cause, the longest first: its time, share and description.
+    Under it stands what others did meanwhile."""
     total_ms = explanation["total_ms"]
-    summary = (f"{explanation['id']} ({explanation['state']}): {format_milliseconds(total_ms)}, "
-               f"{explanation['prompt_tokens']} prompt tokens, {explanation['cached_tokens']} of them cached, "
-               f"{explanation['generated_tokens']} generated")
-    causes = sorted(explanation["by_cause"].items(), key=lambda item: -item[1])
-    table = align_columns([[cause, format_milliseconds(ms), f"{100 * ms / total_ms if total_ms else 0:.0f} %"]
-                           for cause, ms in causes])
-    lines = [summary]
-    for row, (cause, _) in zip(table.splitlines(), causes, strict=True):
-        lines.append(f"{row}  {explanation['causes'][cause]}")
-        lines += [f"  meanwhile others were in `{other}` for {format_milliseconds(ms)}: {explanation['causes'][other]}"
-                  for other, ms in explanation.get("meanwhile", {}).get(cause, {}).items()]
-    return "\n".join(lines).translate(REMOVED_CONTROL_CHARACTERS | {ord("\n"): "\n"})
+    lines = [f"{explanation['id']} ({explanation['state']}): {format_milliseconds(total_ms)}, "
+             f"{explanation['prompt_tokens']} prompt tokens, {explanation['cached_tokens']} of them cached, "
+             f"{explanation['generated_tokens']} generated"]
+    width = max(map(len, explanation["by_cause"]), default=0)
+    for cause, ms in sorted(explanation["by_cause"].items(), key=lambda item: -item[1]):
+        share = 100 * ms / total_ms if total_ms else 0.0
+        lines.append(f"{cause:<{width}}  {format_milliseconds(ms):>9}  {share:3.0f} %  {explanation['causes'][cause]}")
+        lines += [f"{'':<{width}}  {format_milliseconds(other_ms):>9}  of it: {explanation['meanwhile_causes'][other]}"
+                  for other, other_ms in explanation["meanwhile"].get(cause, {}).items()]
+    return "\n".join(" ".join(line.translate(REMOVED_CONTROL_CHARACTERS).splitlines()) for line in lines)
 
 
 def format_milliseconds(milliseconds: float) -> str:
@@ -53,8 +51,12 @@ def run_explain_command(url: str, request_id: str, api_key: str, *, as_json: boo
     """Print the explanation. Return 1 if the server does not know the request or cannot be reached."""
     try:
         explanation = asyncio.run(fetch_explanation(url, request_id, api_key))
+        text = json.dumps(explanation, indent=2) if as_json else format_explanation(explanation)
     except ChatRequestFailed as error:
-        sys.stderr.write(f"weft: {error}\n")
+        sys.stderr.write(f"weft: {error}\n".translate(REMOVED_CONTROL_CHARACTERS))
         return 1
-    sys.stdout.write((json.dumps(explanation, indent=2) if as_json else format_explanation(explanation)) + "\n")
+    except (LookupError, TypeError, AttributeError, ValueError):
+        sys.stderr.write(f"weft: {url} answers in another format; is it weft, and of this version?\n")
+        return 1
+    sys.stdout.write(text + "\n")
     return 0

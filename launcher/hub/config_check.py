@@ -62,8 +62,8 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
 
 
 def is_known_to_transformers(architecture: str) -> bool:
-    """Return whether transformers lists the name, as it does for all architectures that weft serves; true if there is no
-    list. The list is read as text: its module imports torch."""
+    """Return whether transformers lists the name, as it does for all architectures that weft serves; true if there is
+    no list. The list is read as text: its module imports torch."""
     spec = find_spec("transformers")
     path = Path(spec.origin if spec is not None and spec.origin else "").parent / "models/auto/modeling_auto.py"
     return not path.is_file() or f'"{architecture}"' in path.read_text(encoding="utf-8")

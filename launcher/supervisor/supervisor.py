@@ -322,13 +322,13 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
         os.close(write_descriptor)  # requests cannot be finished without these processes: the router fails them at once
         await supervisor.stop_processes(0.0)
         os.close(parent_fd)
-        ignore_stop_signals()
+        ignore_signals()
         run_task.result()
     await supervisor.stop_processes(seconds_to_finish)
     os.close(parent_fd)
     os.close(write_descriptor)
     announce("stopped")
-    ignore_stop_signals()
+    ignore_signals()
 
 
 def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, on_stop: Callable[[], None]) -> None:
@@ -344,8 +344,11 @@ def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, on_sto
         asyncio.get_running_loop().add_signal_handler(number, handle_stop_signal)
 
 
-def ignore_stop_signals() -> None:
-    """Ignore further stop signals: all children have ended, and a late signal must not replace the exit code."""
-    for number in STOP_SIGNALS:
+def ignore_signals() -> None:
+    """Ignore further signals: all children have ended, and a late signal must not replace the exit code."""
+    signals = (*STOP_SIGNALS, signal.SIGUSR1)
+    # Removing a handler restores the signal's default, which would end the process before the next line is reached.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    for number in signals:
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)

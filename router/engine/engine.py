@@ -151,9 +151,9 @@ class Engine:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
 
-    def request_timelines(self) -> list[RequestTimeline]:
-        """Return the timelines of all unfinished and recently finished requests."""
-        return self._client_streams.request_records.timelines()
+    def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
+        """Return copies of the timelines of all other unfinished and recently finished requests."""
+        return self._client_streams.request_records.copy_other_timelines(record)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""

@@ -76,6 +76,13 @@ class RequestTimeline:
         if self.ended_at is None:
             self.ended_at = now
 
+    def copy(self) -> "RequestTimeline":
+        """Return a timeline of its own, which another thread may read."""
+        copied = RequestTimeline(*self._phase_starts[0])
+        copied._phase_starts[:] = self._phase_starts
+        copied.num_prefix_hit_tokens, copied.ended_at = self.num_prefix_hit_tokens, self.ended_at
+        return copied
+
     def intervals(self, now: float) -> list[tuple[RequestPhase, float, float]]:
         """Return contiguous (phase, start, end); the last one ends at `now` if the request has not ended."""
         ends = [start for start, _ in self._phase_starts[1:]] + [now if self.ended_at is None else self.ended_at]

@@ -93,8 +93,9 @@ class RequestRecordStore:
     def get(self, request_id: str) -> RequestRecord | None:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
 
-    def timelines(self) -> list[RequestTimeline]:
-        return [record.timeline for record in (*self._unfinished.values(), *self._finished.values())]
+    def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
+        return [other.timeline.copy() for other in (*self._unfinished.values(), *self._finished.values())
+                if other is not record]
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of `tenant` may have this id: it is unknown, or of its finished requests."""

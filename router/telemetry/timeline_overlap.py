@@ -5,40 +5,39 @@ from collections.abc import Iterable, Sequence
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 
 Interval = tuple[float, float]
+Overlaps = dict[RequestPhase, dict[RequestPhase, float]]
 
 # Phases of others that explain a phase of a request. The first in the queue is in the phase that holds up the queue.
 PHASES_OF_OTHERS: dict[RequestPhase, tuple[RequestPhase, ...]] = {
-    RequestPhase.QUEUE: (RequestPhase.BATCH_FULL, RequestPhase.NO_FREE_BLOCKS, RequestPhase.PREFILL_BUDGET),
+    RequestPhase.QUEUE: (RequestPhase.BATCH_FULL, RequestPhase.NO_FREE_BLOCKS, RequestPhase.PREFILL_BUDGET,
+                         RequestPhase.STATIC_GROUP, RequestPhase.FAULT_ISOLATION),
     RequestPhase.PREFILL: (RequestPhase.PREFILL,),
     RequestPhase.DECODE: (RequestPhase.PREFILL,),
 }
+EXPLAINING_PHASES = frozenset[RequestPhase]().union(*PHASES_OF_OTHERS.values())
 
 
-def measure_overlaps(timeline: RequestTimeline, all_timelines: Iterable[RequestTimeline],
-                     now: float) -> dict[RequestPhase, dict[RequestPhase, float]]:
-    """Return by phase of the request the seconds of it in which at least one other request was in each of the phases
-    that explain it. Without any such second a phase is left out."""
-    own_intervals = intervals_by_phase([timeline], now)
+def measure_overlaps(timeline: RequestTimeline, others: Iterable[RequestTimeline], now: float) -> Overlaps:
+    """Return, for each phase of the request, the seconds that at least one other request spent in each phase that
+    explains it. Phases without overlap are left out."""
+    own_intervals: dict[RequestPhase, list[Interval]] = {}
+    for phase, start, end in timeline.intervals(now):
+        own_intervals.setdefault(phase, []).append((start, end))
     first, last = timeline.submitted_at, now if timeline.ended_at is None else timeline.ended_at
-    others = [other for other in all_timelines if other is not timeline and other.submitted_at < last
-              and (other.ended_at is None or other.ended_at > first)]
-    others_intervals = {phase: merge_intervals(intervals) for phase, intervals
-                        in intervals_by_phase(others, now).items()}
-    overlaps: dict[RequestPhase, dict[RequestPhase, float]] = {}
+    others_intervals: dict[RequestPhase, list[Interval]] = {}
+    for other in others:
+        if other.submitted_at < last and (other.ended_at is None or other.ended_at > first):
+            for phase, start, end in other.intervals(now):
+                if phase in EXPLAINING_PHASES and start < last and end > first:
+                    others_intervals.setdefault(phase, []).append((start, end))
+    unions = {phase: merge_intervals(intervals) for phase, intervals in others_intervals.items()}
+    overlaps: Overlaps = {}
     for phase, phases_of_others in PHASES_OF_OTHERS.items():
         for other_phase in phases_of_others:
-            seconds = sum_overlap(own_intervals.get(phase, ()), others_intervals.get(other_phase, ()))
+            seconds = sum_overlap(own_intervals.get(phase, ()), unions.get(other_phase, ()))
             if seconds > 0.0:
                 overlaps.setdefault(phase, {})[other_phase] = seconds
     return overlaps
-
-
-def intervals_by_phase(timelines: Iterable[RequestTimeline], now: float) -> dict[RequestPhase, list[Interval]]:
-    intervals: dict[RequestPhase, list[Interval]] = {}
-    for timeline in timelines:
-        for phase, start, end in timeline.intervals(now):
-            intervals.setdefault(phase, []).append((start, end))
-    return intervals
 
 
 def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:

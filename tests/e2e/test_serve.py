@@ -113,7 +113,8 @@ def test_second_signal_stops_the_server_at_once(tmp_path: Path) -> None:
         weft.send_signal(signal.SIGINT)
         weft.send_signal(signal.SIGTERM)  # two of the same kind at once would be delivered as one
         while weft.process.poll() is None:  # further ones, also after all has stopped, do not change the exit code
-            weft.process.send_signal(signal.SIGTERM)
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                weft.process.send_signal(number)
             sleep(0.002)
         assert weft.wait_for_exit()[0] == 0
         events.close()

@@ -44,7 +44,7 @@ PLOTS: Mapping[str, tuple[Callable[[Sequence[BenchResult]], str], str]] = {
     "Time to the end of an answer": (
         plots.plot_latency, "The share of answers that were complete within a time: further left is better."),
     "Latency by tokens asked for": (
-        plots.plot_latency_bands_by_tokens,
+        plots.plot_latency_by_tokens,
         "Each dot is an answer: the line nearest to all of them rises by the time of a token, "
         "and dots far above it waited."),
     "Requests in flight": (

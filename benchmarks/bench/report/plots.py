@@ -67,7 +67,7 @@ def plot_latency(results: Sequence[BenchResult]) -> str:
     return plot_distribution(labels, results, lambda record: [record.latency])
 
 
-def plot_latency_bands_by_tokens(results: Sequence[BenchResult]) -> str:
+def plot_latency_by_tokens(results: Sequence[BenchResult]) -> str:
     labels = "Latency by tokens asked for", "tokens asked for", "time to the end, s"
     series = [[(record.ask.output_tokens, record.latency) for record in select_successful_in_window(result)]
               for result in results]

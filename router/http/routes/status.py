@@ -2,8 +2,9 @@
 `/v1/requests/{id}/explain`. All but the last are open without a key, so they reveal nothing about any tenant or
 request."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -17,10 +18,10 @@ from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
 from router.http.transport.services import ServiceRoutes
-from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
-from router.telemetry.timeline_overlap import measure_overlaps
+from router.telemetry.timeline_overlap import Overlaps, measure_overlaps
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 VERSION = version("weft")
@@ -29,8 +30,8 @@ VALIDATION_PHASE = "validation"
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
     VALIDATION_PHASE: "The body was read, checked and tokenised.",
-    RequestPhase.QUEUE: "Other requests were before it in the queue. `meanwhile` has what the first of them waited "
-                        "for.",
+    RequestPhase.QUEUE: "Other requests were before it in the queue. `meanwhile`, if there, has what the first of "
+                        "them waited for.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -47,8 +48,17 @@ PHASE_DESCRIPTIONS = {
     RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
     RequestPhase.NO_SHARDS: "The processes of the model were not there.",
     RequestPhase.PREFILL: "Its prompt was computed, in steps with the prompts and tokens of others.",
-    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others. `meanwhile` has "
-                         "how long prompts of others were computed.",
+    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others.",
+}
+# By the phase of the others, which are the first in the queue or, for prompts, any.
+MEANWHILE_DESCRIPTIONS = {
+    RequestPhase.BATCH_FULL: "The first in the queue waited for a place in the batch (--max-batch-size).",
+    RequestPhase.NO_FREE_BLOCKS: "The first in the queue waited for room in the cache.",
+    RequestPhase.PREFILL_BUDGET: "The first in the queue waited for prompt tokens of a step "
+                                 "(--max-batch-prefill-tokens, --max-decode-stall-ms).",
+    RequestPhase.STATIC_GROUP: "The first in the queue waited for its group (--batching static).",
+    RequestPhase.FAULT_ISOLATION: "The first in the queue waited for requests that were tried after a failed step.",
+    RequestPhase.PREFILL: "Prompts of other requests were computed.",
 }
 
 
@@ -103,8 +113,10 @@ class InfoRoutes(ServiceRoutes):
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
                      f"{MAX_FINISHED_RECORDS} that ended")
-        timelines = self._services.engine.request_timelines()
-        return json_response(timeline_json(record, clock(), timelines))
+        # In a thread, since long timelines of many requests take a good part of a second.
+        now, others = clock(), self._services.engine.copy_other_timelines(record)
+        overlaps = await asyncio.to_thread(measure_overlaps, record.timeline.copy(), others, now)
+        return json_response(timeline_json(record, now, overlaps))
 
     def _listed_adapters(self) -> dict[str, str]:
         """Return the names of adapters at their source, by the names that clients use.
@@ -196,9 +208,8 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
     return families
 
 
-def timeline_json(record: RequestRecord, now: float,
-                  all_timelines: Iterable[RequestTimeline] = ()) -> dict[str, Any]:
-    """Return the JSON of an explanation. `all_timelines` are those of all known requests."""
+def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:
+    """Return the JSON of an explanation."""
     # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
     intervals: list[dict[str, Any]] = []
     for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),
@@ -208,7 +219,8 @@ def timeline_json(record: RequestRecord, now: float,
     by_cause: dict[str, float] = {}
     for interval in intervals:
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
-    overlaps = measure_overlaps(record.timeline, all_timelines, now)
+    meanwhile = {str(phase): rounded for phase, seconds_by_phase in overlaps.items() if (rounded := {
+        str(other): ms for other, seconds in seconds_by_phase.items() if (ms := round_ms(seconds))})}
     return {
         "id": record.id,
         "tenant": record.tenant_name,
@@ -219,9 +231,10 @@ def timeline_json(record: RequestRecord, now: float,
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
         "by_cause": by_cause,
-        "meanwhile": {phase: {other: round_ms(seconds) for other, seconds in by_phase_of_others.items()}
-                      for phase, by_phase_of_others in overlaps.items()},
-        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in [*by_cause, *chain.from_iterable(overlaps.values())]},
+        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in by_cause},
+        "meanwhile": meanwhile,
+        "meanwhile_causes": {other: MEANWHILE_DESCRIPTIONS[RequestPhase(other)]
+                             for other in chain.from_iterable(meanwhile.values())},
     }
 
 

@@ -98,7 +98,7 @@ def test_elapsed_times_are_formatted_with_units(seconds: float, text: str) -> No
 
 @pytest.mark.slow
 def test_invalid_server_address_prints_one_line_and_exits_with_1() -> None:
-    process = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "adapters", "ls", "--url", "nowhere"],
+    process = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "adapters", "ls", "ftp://nowhere"],
                              capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (1, "")
-    assert process.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"
+    assert process.stderr == "weft: ftp://nowhere is no address of a server, such as http://127.0.0.1:3000\n"

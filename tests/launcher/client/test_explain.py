@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from launcher.client import explain
 from launcher.client.chat import ChatRequestFailed
 from launcher.client.explain import fetch_explanation, format_explanation, run_explain_command
 
@@ -14,8 +15,8 @@ EXPLANATION: dict[str, Any] = {
     "id": "slow-1", "tenant": "", "state": "over", "prompt_tokens": 4, "cached_tokens": 0, "generated_tokens": 30,
     "total_ms": 20_000.0, "intervals": [], "by_cause": {"validation": 0.5, "queue": 12_000.0, "decode": 7_999.5},
     "causes": {"validation": "It was checked.", "queue": "Others were\x1b[2J before it.",
-               "decode": "Tokens were made.", "blocks": "There was no room."},
-    "meanwhile": {"queue": {"blocks": 11_000.0}}}
+               "decode": "Tokens were made."},
+    "meanwhile": {"queue": {"blocks": 11_000.0}}, "meanwhile_causes": {"blocks": "There was\u2028no room."}}
 
 
 def fetch_from_server(status: int, response_json: Any, request_id: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -48,10 +49,20 @@ def test_unknown_request_raises_with_the_reason_of_the_server() -> None:
 def test_longest_cause_is_listed_first_with_its_share() -> None:
     assert format_explanation(EXPLANATION).splitlines() == [
         "slow-1 (over): 20.0 s, 4 prompt tokens, 0 of them cached, 30 generated",
-        "queue          12.0 s  60 %  Others were[2J before it.",
-        "  meanwhile others were in `blocks` for 11.0 s: There was no room.",
-        "decode      7999.5 ms  40 %  Tokens were made.",
-        "validation     0.5 ms   0 %  It was checked."]
+        "queue          12.0 s   60 %  Others were[2J before it.",
+        "               11.0 s  of it: There was no room.",
+        "decode      7999.5 ms   40 %  Tokens were made.",
+        "validation     0.5 ms    0 %  It was checked."]
+
+
+@pytest.mark.parametrize("answer", [[], {"error": "x"}, {**EXPLANATION, "by_cause": 3}])
+def test_answer_of_another_server_is_reported_in_one_line(answer: Any, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    async def fetch(*_: str) -> Any:
+        return answer
+    monkeypatch.setattr(explain, "fetch_explanation", fetch)
+    assert run_explain_command("http://loom", "a", "", as_json=False) == 1
+    assert capsys.readouterr().err == "weft: http://loom answers in another format; is it weft, and of this version?\n"
 
 
 def test_server_that_does_not_run_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def test_queue_is_explained_by_what_the_first_in_it_waits_for() -> None:
     first = make_timeline((0.0, RequestPhase.NO_FREE_BLOCKS), (4.0, RequestPhase.PREFILL), ended_at=8.0)
     second = make_timeline((0.5, RequestPhase.QUEUE), (4.0, RequestPhase.BATCH_FULL), (6.0, RequestPhase.PREFILL),
                            ended_at=7.0)
-    assert measure_overlaps(own, [own, first, second], 20.0) == {
+    assert measure_overlaps(own, [first, second], 20.0) == {
         RequestPhase.QUEUE: {RequestPhase.NO_FREE_BLOCKS: 3.0, RequestPhase.BATCH_FULL: 2.0}}
 
 
@@ -33,6 +33,14 @@ def test_decode_is_explained_by_prompts_of_others_counted_once() -> None:
     others = [make_timeline((2.0, RequestPhase.PREFILL), (4.0, RequestPhase.DECODE)),
               make_timeline((3.0, RequestPhase.PREFILL), (5.0, RequestPhase.DECODE), ended_at=6.0)]
     assert measure_overlaps(own, others, 8.0) == {RequestPhase.DECODE: {RequestPhase.PREFILL: 3.0}}
+
+
+def test_first_of_a_group_and_of_suspects_explain_a_queue() -> None:
+    own = make_timeline((0.0, RequestPhase.QUEUE), ended_at=4.0)
+    others = [make_timeline((0.0, RequestPhase.STATIC_GROUP), ended_at=1.0),
+              make_timeline((2.0, RequestPhase.FAULT_ISOLATION), ended_at=4.0)]
+    assert measure_overlaps(own, others, 4.0) == {
+        RequestPhase.QUEUE: {RequestPhase.STATIC_GROUP: 1.0, RequestPhase.FAULT_ISOLATION: 2.0}}
 
 
 def test_requests_of_another_time_explain_nothing() -> None:

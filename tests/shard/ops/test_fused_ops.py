@@ -87,17 +87,18 @@ def rotate_and_cache(rotary_embedding: RotaryEmbedding, heads: Tensor, head_norm
 @pytest.mark.parametrize("make", NORM_CLASSES)
 @pytest.mark.parametrize("neighbours", [False, True])
 @given(share=st.sampled_from([1.0, 0.5, 0.25]), tokens=st.integers(1, 5),
+       num_heads=st.sampled_from([3, 9, 28]),  # with keys and values they take one program, two, and four
        head_dim=st.sampled_from([16, 48, 64, 128, 256]), seed=SEEDS)
 @settings(max_examples=8)
 def test_fused_rotation_and_cache_write_match_separate_steps(  # noqa: PLR0917 - drawn arguments
-        make: type[RMSNorm] | None, dtype: torch.dtype, neighbours: bool, share: float, tokens: int, head_dim: int,
-        seed: int) -> None:
+        make: type[RMSNorm] | None, dtype: torch.dtype, neighbours: bool, share: float, tokens: int, num_heads: int,
+        head_dim: int, seed: int) -> None:
     torch.manual_seed(seed)
     table = RotaryTable(RotaryConfig("default", 10000.0, rotated_fraction=share, is_interleaved=neighbours), head_dim,
                         512, CPU)
     positions, slots = torch.randint(512, (tokens,)), torch.randperm(64)[:tokens]
-    heads = torch.randn(tokens, 3 + 2 * 2, head_dim).to(dtype)
-    weight = torch.randn(5, head_dim).to(torch.float32 if make is Fp32WeightRMSNorm else dtype)
+    heads = torch.randn(tokens, num_heads + 2 * 2, head_dim).to(dtype)
+    weight = torch.randn(num_heads + 2, head_dim).to(torch.float32 if make is Fp32WeightRMSNorm else dtype)
     head_norm = None if make is None else make(weight, 1e-6)
     unfused_rotary = table.select_positions(positions)
     fused_rotary = FusedRotaryEmbedding(fused_ops, lambda: unfused_rotary, table.cos_sin_table, positions,

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/bench/report/overhead.py."""
+"""Tests of benchmarks/bench/report/load_generator_overhead.py."""
 
 import asyncio
 

@@ -18,7 +18,7 @@ from benchmarks.bench.report import plots
 from benchmarks.bench.report.result import BenchResult
 
 ALL_PLOTS = (plots.plot_time_to_first_token, plots.plot_inter_token_times, plots.plot_latency,
-             plots.plot_latency_bands_by_tokens, plots.plot_throughput, plots.plot_requests_in_flight,
+             plots.plot_latency_by_tokens, plots.plot_throughput, plots.plot_requests_in_flight,
              plots.plot_latency_over_time)
 PlotFunction = Callable[[Sequence[BenchResult]], str]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fonts")]
@@ -32,7 +32,7 @@ def get_svg_texts(svg: str) -> set[str]:
     (plots.plot_time_to_first_token, "time to the first token, ms", "answers, %"),
     (plots.plot_inter_token_times, "time between tokens, ms", "pauses, %"),
     (plots.plot_latency, "time to the end, s", "answers, %"),
-    (plots.plot_latency_bands_by_tokens, "tokens asked for", "time to the end, s"),
+    (plots.plot_latency_by_tokens, "tokens asked for", "time to the end, s"),
     (plots.plot_throughput, "time, s", "tokens/s, means of 0.1 s"),
     (plots.plot_requests_in_flight, "time, s", "requests"),
     (plots.plot_latency_over_time, "time at which it was sent, s", "time to the end, s")])

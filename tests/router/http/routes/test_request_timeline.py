@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
-from router.http.routes.status import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
+from router.http.routes.status import MEANWHILE_DESCRIPTIONS, PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.server_metrics import RequestRecord
+from router.telemetry.timeline_overlap import EXPLAINING_PHASES
 
 
 def make_record(*phases, arrived_at=0.0, started_at=1.0, ended_at=None):
@@ -28,7 +29,7 @@ def test_every_phase_has_a_sentence():
 def test_finished_request_is_explained_from_arrival_to_end():
     explanation = timeline_json(make_record((2.0, RequestPhase.PREFILL), (2.5, RequestPhase.DECODE),
                                             (4.0, RequestPhase.PREEMPTED), (4.5, RequestPhase.PREFILL),
-                                            (5.0, RequestPhase.DECODE), ended_at=7.0), now=100.0)
+                                            (5.0, RequestPhase.DECODE), ended_at=7.0), 100.0, {})
     intervals = [(interval["cause"], interval["start_ms"], interval["ms"]) for interval in explanation.pop("intervals")]
     assert intervals == [
         ("validation", 0.0, 1000.0), ("queue", 1000.0, 1000.0), ("prefill", 2000.0, 500.0), ("decode", 2500.0, 1500.0),
@@ -37,27 +38,30 @@ def test_finished_request_is_explained_from_arrival_to_end():
         "id": "mine", "tenant": "a", "state": "over", "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 2,
         "total_ms": 7000.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
-        "meanwhile": {},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
                    for cause in ("validation", "queue", "prefill", "decode", "yielded")},
+        "meanwhile": {}, "meanwhile_causes": {},
     }
     assert json.loads(json.dumps(explanation)) == explanation
 
 
 def test_unfinished_request_is_explained_until_now():
-    explanation = timeline_json(make_record((2.0, RequestPhase.PREFILL)), now=2.25)
+    explanation = timeline_json(make_record((2.0, RequestPhase.PREFILL)), 2.25, {})
     assert (explanation["state"], explanation["total_ms"]) == ("running", 2250.0)
     assert explanation["intervals"][-1]["ms"] == 250.0
 
 
-def test_what_the_first_in_the_queue_waits_for_is_named():
-    record = make_record((2.0, RequestPhase.PREFILL), (2.5, RequestPhase.DECODE), ended_at=7.0)
-    first = make_record((1.25, RequestPhase.NO_FREE_BLOCKS), (1.75, RequestPhase.PREFILL), (3.0, RequestPhase.DECODE))
-    explanation = timeline_json(record, 100.0, [record.timeline, first.timeline])
-    assert explanation["meanwhile"] == {"queue": {"blocks": 500.0}, "prefill": {"prefill": 500.0},
-                                        "decode": {"prefill": 500.0}}
-    assert explanation["causes"]["blocks"] == PHASE_DESCRIPTIONS[RequestPhase.NO_FREE_BLOCKS]
+def test_what_others_did_meanwhile_is_named():
+    overlaps = {RequestPhase.QUEUE: {RequestPhase.NO_FREE_BLOCKS: 0.5, RequestPhase.BATCH_FULL: 0.00001},
+                RequestPhase.DECODE: {RequestPhase.PREFILL: 0.00001}}
+    explanation = timeline_json(make_record((2.0, RequestPhase.DECODE), ended_at=7.0), 100.0, overlaps)
+    assert explanation["meanwhile"] == {"queue": {"blocks": 500.0}}
+    assert explanation["meanwhile_causes"] == {"blocks": MEANWHILE_DESCRIPTIONS[RequestPhase.NO_FREE_BLOCKS]}
     assert json.loads(json.dumps(explanation)) == explanation
+
+
+def test_every_phase_of_others_has_a_sentence():
+    assert set(MEANWHILE_DESCRIPTIONS) == EXPLAINING_PHASES
 
 
 @pytest.mark.slow
@@ -68,7 +72,7 @@ def test_phase_durations_sum_exactly_to_the_total(arrived_at, phases):
         moment += seconds
         record.timeline.enter_phase(cause, moment)
     record.timeline.end(moment)
-    explanation = timeline_json(record, moment)
+    explanation = timeline_json(record, moment, {})
     intervals = explanation["intervals"]
     assert (sum(interval["ms"] for interval in intervals)
             == explanation["total_ms"] == sum(explanation["by_cause"].values()))
