@@ -85,12 +85,12 @@ def run_in_new_process(function: Callable[CallParameters, CallResult], *args: Ca
 
 # -- over HTTP
 
-def measure_http_throughput(placement: ModelLoadOptions, request_lengths: Sequence[RequestLengths]) -> float:
+def measure_http_throughput(load_options: ModelLoadOptions, request_lengths: Sequence[RequestLengths]) -> float:
     """Return the tokens per second of a server over HTTP, after a warm-up."""
     router_settings = {"compat": "lorax", "max_batch_size": len(request_lengths), "max_concurrent_requests": 2
                        * len(request_lengths), "max_batch_prefill_tokens": MAX_PREFILL_TOKENS}
-    shard_settings = {"device": placement.device, "dtype": placement.dtype}
-    with run_router_and_shard(2, settings=router_settings, model=placement.folder, shard=shard_settings) as server:
+    shard_settings = {"device": load_options.device, "dtype": load_options.dtype}
+    with run_router_and_shard(2, settings=router_settings, model=load_options.folder, shard=shard_settings) as server:
         target = Target(f"http://{HOST}:{server.port}", DIALECTS["lorax"])
         return [uvloop.run(send_all_at_once(target, lengths, turn))
                 for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths))][-1]
@@ -111,12 +111,12 @@ async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLeng
 
 # -- transformers
 
-def measure_transformers_throughput(placement: ModelLoadOptions,
+def measure_transformers_throughput(load_options: ModelLoadOptions,
                                     request_lengths: Sequence[RequestLengths]) -> tuple[float, str]:
     """Return the tokens per second of `transformers`, after a warm-up, and its attention implementation."""
-    dtype = torch.bfloat16 if placement.dtype == "auto" else getattr(torch, placement.dtype)
-    model: Any = AutoModelForCausalLM.from_pretrained(placement.folder, dtype=dtype)
-    model.to(placement.device)
+    dtype = torch.bfloat16 if load_options.dtype == "auto" else getattr(torch, load_options.dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(load_options.folder, dtype=dtype)
+    model.to(load_options.device)
     max_lengths = RequestLengths(*map(max, zip(*request_lengths, strict=True)))
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers has no types there
         do_sample=False, max_new_tokens=max_lengths.output, eos_token_id=UNREACHABLE_EOS_TOKEN)
@@ -152,12 +152,13 @@ def run_transformers_requests(manager: Any, request_lengths: Sequence[RequestLen
 
 # -- a shard alone
 
-def measure_shard_throughput(placement: ModelLoadOptions, num_requests: int, request_lengths: RequestLengths) -> float:
+def measure_shard_throughput(load_options: ModelLoadOptions, num_requests: int,
+                             request_lengths: RequestLengths) -> float:
     """Return the tokens per second of a shard alone, for requests of equal length.
 
     Prompts run in as few steps as a router would send; decode steps are timed with half of each answer in the cache."""
-    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
-                                                  dtype=placement.dtype))
+    loaded_model = load_decoder_model(ShardConfig(model=load_options.folder, device=load_options.device,
+                                                  dtype=load_options.dtype))
     step_timer = StepTimer(loaded_model, num_requests, sum(request_lengths))
     prompts_per_step = max(1, MAX_PREFILL_TOKENS // request_lengths.prompt)
     step_sizes = (min(prompts_per_step, num_requests - first) for first in range(0, num_requests, prompts_per_step))

@@ -25,18 +25,18 @@ PREFILL_GOALS_PERCENT = {(LARGEST_SHAPE, 2048): 65.0}  # percent of the rate of 
 HTTP_THROUGHPUT_GOALS = {(LARGEST_SHAPE, 64): 0.85}  # of the shard alone, by shape and number of streams
 
 
-def measure_decode_latencies(shape: str, placement: ModelLoadOptions, device_rates: DeviceRates,
+def measure_decode_latencies(shape: str, load_options: ModelLoadOptions, device_rates: DeviceRates,
                              contexts_and_batches: Sequence[tuple[int, int]], num_repetitions: int, *,
                              cuda_graphs: bool, exact: bool) -> list[TableRow]:
     """Measure decode steps. A point is a context length and a number of sequences; those whose cache does not fit
     into memory are left out."""
-    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
-                                                  dtype=placement.dtype, cuda_graphs=cuda_graphs, exact=exact))
+    loaded_model = load_decoder_model(ShardConfig(model=load_options.folder, device=load_options.device,
+                                                  dtype=load_options.dtype, cuda_graphs=cuda_graphs, exact=exact))
     points = find_fitting_points(loaded_model, contexts_and_batches)
     step_timer = StepTimer(loaded_model, max(batch for _, batch in points), max(context for context, _ in points),
                            max(batch * num_blocks_for(context) for context, batch in points))
     model_sizes = compute_model_sizes(MODEL_CONFIGS[shape], loaded_model.dtype)
-    goals = DECODE_STEP_GOALS_MS if is_h200(placement.device) else {}
+    goals = DECODE_STEP_GOALS_MS if is_h200(load_options.device) else {}
 
     def measure_row(context: int, batch: int) -> TableRow:
         seconds = step_timer.time_decode_steps(batch, context, num_repetitions)
@@ -67,10 +67,10 @@ def find_fitting_points(loaded_model: LoadedDecoder,
     return fitting_points
 
 
-def measure_prefill_latencies(shape: str, placement: ModelLoadOptions, device_rates: DeviceRates,
+def measure_prefill_latencies(shape: str, load_options: ModelLoadOptions, device_rates: DeviceRates,
                               prompt_lengths: Sequence[int], num_repetitions: int) -> list[TableRow]:
-    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
-                                                  dtype=placement.dtype))
+    loaded_model = load_decoder_model(ShardConfig(model=load_options.folder, device=load_options.device,
+                                                  dtype=load_options.dtype))
     step_timer, model_sizes = StepTimer(loaded_model, 1, max(prompt_lengths)), compute_model_sizes(MODEL_CONFIGS[shape],
                                                                                                    loaded_model.dtype)
 

@@ -110,7 +110,7 @@ def parse_access_check_request(fields: Mapping[str, Any]) -> AccessCheckRequest:
     return AccessCheckRequest(parse_source_name(fields), parse_adapter_name(fields), parse_token(fields))
 
 
-def parse_pin_request(fields: Mapping[str, Any]) -> ReplacePinsRequest:
+def parse_replace_pins_request(fields: Mapping[str, Any]) -> ReplacePinsRequest:
     return ReplacePinsRequest(parse_digests(fields))
 
 
@@ -127,7 +127,7 @@ def parse_merge_request(fields: Mapping[str, Any]) -> MergeRequest:
 
 
 REQUEST_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], StoreRequest]] = {
-    "fetch": parse_fetch_request, "allowed": parse_access_check_request, "pin": parse_pin_request,
+    "fetch": parse_fetch_request, "allowed": parse_access_check_request, "pin": parse_replace_pins_request,
     "merge": parse_merge_request}
 
 

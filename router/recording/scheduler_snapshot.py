@@ -38,7 +38,7 @@ from router.scheduler.scheduler import POLICIES, Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, PlanInFlight
+from router.scheduler.step import ChunkWrite, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, QueueDemand, TenantQueue, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
@@ -48,9 +48,9 @@ KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", 
                "block_hashes", "adapter", "grammar", "kind")
 STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_class in (
     *POLICIES.values(), AdmissionControl, Batch, BlockPool, CachedResource, ChunkWrite, CostModel, DeadlineHeap,
-    FairShares, FaultIsolation, LoadResource, LoadableResource, LoadableResourceCache, ModelInfo, PlanInFlight,
-    PoolingPolicy, PrefillTimeLedger, QueueDemand, RequestTimeline, RunningSequences, Scheduler, SchedulerSettings,
-    Sequence, SequenceTable, StaticPolicy, StepLoad, StepMeasurement, Tenant, TenantQueue, UnloadResource,
+    FairShares, FaultIsolation, LoadResource, LoadableResource, LoadableResourceCache, ModelInfo, PoolingPolicy,
+    PrefillTimeLedger, QueueDemand, RequestTimeline, RunningSequences, Scheduler, SchedulerSettings, Sequence,
+    SequenceTable, StaticPolicy, StepLoad, StepMeasurement, Tenant, TenantQueue, UnansweredPlan, UnloadResource,
     WaitForecast, WaitingQueue, WaitingSequenceSelector)}
 STATE_ENUMS: dict[str, type[Enum]] = {enum.__name__: enum for enum in (
     RequestKind, RequestPhase, ResourceState, SequenceState)}

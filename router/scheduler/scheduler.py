@@ -24,7 +24,7 @@ from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import PlanInFlight, StepDraft
+from router.scheduler.step import StepDraft, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
@@ -39,7 +39,7 @@ class Scheduler:
     """
 
     __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation", "_last_message_number",
-                 "_model_info", "_plans_in_flight", "_pooling_policy", "_wait_forecast", "cost_model", "policy",
+                 "_model_info", "_pooling_policy", "_unanswered_plans", "_wait_forecast", "cost_model", "policy",
                  "resource_cache", "running", "selector", "sequences", "settings", "waiting")
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
@@ -69,7 +69,7 @@ class Scheduler:
         self.policy: StepPolicy = StaticPolicy(policy) if settings.static else policy
         self._pooling_policy = PoolingPolicy(self)
         self.selector.policy, self.selector.preempted = self.policy, []
-        self._plans_in_flight: deque[PlanInFlight] = deque()
+        self._unanswered_plans: deque[UnansweredPlan] = deque()
         self.resource_cache.max_adapter_bytes = self._model_info.adapter_bytes
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
@@ -94,7 +94,7 @@ class Scheduler:
     @property
     def last_step_load(self) -> StepLoad:
         """Load of the step planned last; a simulation computes the step's duration from it."""
-        return (self._plans_in_flight[-1].load if self._plans_in_flight else None) or StepLoad()
+        return (self._unanswered_plans[-1].load if self._unanswered_plans else None) or StepLoad()
 
     def get_request_timeline(self, sequence_id: int) -> RequestTimeline:
         """Return the timeline of an unfinished sequence; it is updated until the sequence ends."""
@@ -175,7 +175,7 @@ class Scheduler:
 
     def _find_resources_in_use(self) -> set[LoadableResource]:
         """Return the resources needed by running sequences and by steps in flight."""
-        members = [*self.running, *(sequence for step in self._plans_in_flight for sequence in step.members)]
+        members = [*self.running, *(sequence for step in self._unanswered_plans for sequence in step.members)]
         return {resource for sequence in members for resource in sequence.request.needed_resources}
 
     # -- steps
@@ -189,7 +189,7 @@ class Scheduler:
             return None
         if self.resource_cache.was_ever_needed:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
-        if len(self._plans_in_flight) >= self.settings.look_ahead:
+        if len(self._unanswered_plans) >= self.settings.look_ahead:
             return None
         if self.selector.preempted:
             self.selector.add_preempted()
@@ -209,7 +209,7 @@ class Scheduler:
         step = draft.mark_sent(self._last_message_number)
         for sequence, length in draft.chunks:
             self._fair_shares.charge_prompt(sequence, length)
-        self._plans_in_flight.append(step)
+        self._unanswered_plans.append(step)
         seconds = self.cost_model.predict(step.load) if step.load is not None else 0.0
         member_ids = output_ids = tuple([sequence.id for sequence in step.members])
         if step.members_with_output is not step.members:
@@ -238,10 +238,10 @@ class Scheduler:
         `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
         tokens that count.
         """
-        if (result.epoch != self._epoch or not self._plans_in_flight
-            or self._plans_in_flight[0].last_message_number != last_message_number):
+        if (result.epoch != self._epoch or not self._unanswered_plans
+            or self._unanswered_plans[0].last_message_number != last_message_number):
             return []
-        step = self._plans_in_flight.popleft()
+        step = self._unanswered_plans.popleft()
         if step.load is not None:
             slowdown = self.cost_model.observe(step.load, result.seconds)
             if slowdown != 1.0:
@@ -249,14 +249,14 @@ class Scheduler:
             if self._answered_at is not None:  # a step was in flight all the time since then
                 self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
                                                 has_turned_new_sequence_away=step.has_turned_new_sequence_away)
-            self._answered_at = now if self._plans_in_flight else None
+            self._answered_at = now if self._unanswered_plans else None
         return self.sequences.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
     def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
         """Requeue all sequences with their tokens, since the shards lost their state, and fail those to blame."""
-        steps = list(self._plans_in_flight)
+        steps = list(self._unanswered_plans)
         self._epoch = None
         self.running.reset(self._model_info)
         self._reset_shard_state()

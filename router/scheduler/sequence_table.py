@@ -14,7 +14,7 @@ from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import StepResult
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
-from router.scheduler.step import PlanInFlight, find_finish_point
+from router.scheduler.step import UnansweredPlan, find_finish_point
 from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares, WaitingQueue
 
 
@@ -93,7 +93,7 @@ class SequenceTable:
         self.deadlines.add(sequence)
         return sequence
 
-    def apply_result(self, step: PlanInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
+    def apply_result(self, step: UnansweredPlan, result: StepResult, stop_token_counts: Mapping[int, int],
                      now: float) -> list[SchedulerEvent]:
         """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences."""
         rows, failures = result.rows, result.failures

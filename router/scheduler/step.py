@@ -56,11 +56,11 @@ class StepDraft:
                 else Decode(self.batch.id, tuple(self.grants), keep))
         return messages
 
-    def mark_sent(self, last_message_number: int) -> "PlanInFlight":
+    def mark_sent(self, last_message_number: int) -> "UnansweredPlan":
         """Count the draft's tokens as sent and its outputs as in flight; return what its answer is to be applied to."""
         decoding, chunks = self.decoding, self.chunks
         if not decoding and not chunks:
-            return PlanInFlight(last_message_number)
+            return UnansweredPlan(last_message_number)
         load = self.decode_load or compute_decode_load(decoding)
         for sequence in decoding:
             sequence.num_scheduled_tokens += 1
@@ -81,8 +81,8 @@ class StepDraft:
             members_with_output = (*decoding, *finished_prompts)
             chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_scheduled_tokens)
                                   for sequence, _ in chunks])
-        return PlanInFlight(last_message_number, members, members_with_output, chunk_writes, load,
-                            self.has_turned_new_sequence_away, self.kind)
+        return UnansweredPlan(last_message_number, members, members_with_output, chunk_writes, load,
+                              self.has_turned_new_sequence_away, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ChunkWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanInFlight:
+class UnansweredPlan:
     """A plan that the scheduler waits to see answered: mostly a step, or else Filters and Concats alone (no members, no
     load)."""
 

@@ -52,7 +52,7 @@ class Simulation:
         self._scheduler.cost_model = CostModel(timing_profile.coefficients)
         self._scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
         self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
-        self._plans_in_flight: deque[SimulatedStep] = deque()
+        self._steps_in_flight: deque[SimulatedStep] = deque()
         self._scheduled_actions: list[tuple[float, int, Callable[[], None]]] = []
         self._tie_breakers = count()
         self._busy_until = 0.0  # until when the router handles requests and asks for no plan
@@ -77,8 +77,8 @@ class Simulation:
         candidates: list[tuple[float, Callable[[], None]]] = []
         if self._scheduled_actions:
             candidates.append((self._scheduled_actions[0][0], self._run_scheduled_action))
-        if self._plans_in_flight:
-            candidates.append((self._plans_in_flight[0].answered_at, self._complete_step))
+        if self._steps_in_flight:
+            candidates.append((self._steps_in_flight[0].answered_at, self._complete_step))
         if self._scheduler.wake_at is not None:
             candidates.append((self._scheduler.wake_at,
                                lambda: self._drop_ended(self._scheduler.on_timer(self.now))))
@@ -106,12 +106,12 @@ class Simulation:
     def _send_plan(self, plan: StepPlan) -> None:
         self.stats.record_plan(plan, self.now)
         seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.member_ids else 0.0
-        previous_answered_at = self._plans_in_flight[-1].answered_at if self._plans_in_flight else None
-        self._plans_in_flight.append(
+        previous_answered_at = self._steps_in_flight[-1].answered_at if self._steps_in_flight else None
+        self._steps_in_flight.append(
             SimulatedStep(plan, seconds, self._noise_replay.answer_time(self.now, previous_answered_at, seconds)))
 
     def _complete_step(self) -> None:
-        step = self._plans_in_flight.popleft()
+        step = self._steps_in_flight.popleft()
         stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.output_ids
                              if self._num_tokens_left.get(sequence_id) == 1}
         events = self._scheduler.complete_step(step.plan.last_message_number,

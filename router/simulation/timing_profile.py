@@ -76,7 +76,7 @@ class TimingCollector:
 
     def __init__(self) -> None:
         # when it was planned, its load, whether no other step was in flight then
-        self._plans_in_flight: deque[tuple[float, StepLoad, bool]] = deque()
+        self._steps_in_flight: deque[tuple[float, StepLoad, bool]] = deque()
         self._measured_steps: list[tuple[StepLoad, float]] = []
         self._idle_overheads: list[float] = []
         # planned, answered before, answered, seconds
@@ -84,12 +84,12 @@ class TimingCollector:
         self._last_answered_at = 0.0
 
     def record_plan(self, load: StepLoad, now: float) -> None:
-        self._plans_in_flight.append((now, load, not self._plans_in_flight))
+        self._steps_in_flight.append((now, load, not self._steps_in_flight))
 
     def record_answer(self, seconds: float, now: float) -> None:
-        if not self._plans_in_flight:
+        if not self._steps_in_flight:
             return  # the step was sent before the recording began
-        planned_at, load, was_only_step = self._plans_in_flight.popleft()
+        planned_at, load, was_only_step = self._steps_in_flight.popleft()
         if seconds > 0.0:
             self._measured_steps.append((load, seconds))
             if was_only_step:
@@ -99,7 +99,7 @@ class TimingCollector:
         self._last_answered_at = now
 
     def clear_steps_in_flight(self) -> None:
-        self._plans_in_flight.clear()
+        self._steps_in_flight.clear()
 
     def make_profile(self, cost_model: CostModel) -> TimingProfile:
         """Return the profile, with the noise of all steps relative to these costs, as learned by the end of the run."""

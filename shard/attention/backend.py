@@ -34,7 +34,7 @@ class AttentionOptions:
         return head_dim ** -0.5 if self.scale is None else self.scale
 
 
-DEFAULT_ATTENTION_CONFIG = AttentionOptions()
+DEFAULT_ATTENTION_OPTIONS = AttentionOptions()
 
 
 class AttentionBackend(Protocol):
@@ -95,9 +95,9 @@ def choose_attention_backend(requested: str, device: str) -> str:
 
 
 def make_attention_backend(name: str, num_heads: int, num_kv_heads: int, head_dim: int,
-                           attention_config: AttentionOptions = DEFAULT_ATTENTION_CONFIG) -> AttentionBackend:
+                           attention_options: AttentionOptions = DEFAULT_ATTENTION_OPTIONS) -> AttentionBackend:
     """Return the backend `name` for one rank's heads."""
     module, class_name = ATTENTION_BACKENDS[name]
     attention: AttentionBackend = getattr(import_module(module), class_name)(num_heads, num_kv_heads, head_dim,
-                                                                             attention_config)
+                                                                             attention_options)
     return attention

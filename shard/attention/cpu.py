@@ -85,14 +85,14 @@ class CpuAttentionPlan:
 class CpuAttention:
     """Attention backend on CPU by torch's scaled_dot_product_attention."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_options: AttentionOptions) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
-        self._config = attention_config
-        self._attention_function = partial(scaled_dot_product_attention, scale=attention_config.scale)
-        if attention_config.softcap:
+        self._options = attention_options
+        self._attention_function = partial(scaled_dot_product_attention, scale=attention_options.scale)
+        if attention_options.softcap:
             self._attention_function = partial(softcapped_attention,
-                                               scale=attention_config.compute_score_scale(head_dim),
-                                               softcap=attention_config.softcap)
+                                               scale=attention_options.compute_score_scale(head_dim),
+                                               softcap=attention_options.softcap)
         self._gather_buffer = torch.empty(0)  # buffer for gathered keys and values; kept, since allocating is slow
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
@@ -100,7 +100,7 @@ class CpuAttention:
         """Return the plan of every layer; layers of one window size share theirs."""
         if self._head_shape[1] > TILE_ROWS:  # one token's heads need several tiles, so a decode is handled as a chunk
             decodes, chunks = [], decodes + chunks
-        windows = self._config.sliding_windows or [0] * len(cache.keys)
+        windows = self._options.sliding_windows or [0] * len(cache.keys)
         plans: dict[int, CpuAttentionPlan] = {}
         for window in sorted(set(windows)):
             plans[window] = self._plan_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)

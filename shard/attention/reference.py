@@ -28,10 +28,10 @@ class SpanMask:
 class ReferenceAttention:
     """Attention backend in plain torch, to compare others with."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_options: AttentionOptions) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
-        self._config = attention_config
-        self._scale = attention_config.compute_score_scale(head_dim)
+        self._options = attention_options
+        self._scale = attention_options.compute_score_scale(head_dim)
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,  # noqa: ARG002
              cache: KVCache) -> dict[int, list[SpanMask]]:
@@ -40,12 +40,13 @@ class ReferenceAttention:
         spans = [*decodes, *(TokenSpan(chunk.first_row + first, chunk.start + first,
                                        min(MAX_PIECE_TOKENS, chunk.length - first), chunk.blocks)
                              for chunk in chunks for first in range(0, chunk.length, MAX_PIECE_TOKENS))]
-        return {window: [make_span_mask(span, cache, window) for span in spans] for window in self._config.window_sizes}
+        return {window: [make_span_mask(span, cache, window) for span in spans]
+                for window in self._options.window_sizes}
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, list[SpanMask]]) -> Tensor:
         output = torch.zeros_like(queries)
         kv_heads, _, head_dim = self._head_shape
-        for span_mask in plan[self._config.window_of_layer(layer)]:
+        for span_mask in plan[self._options.window_of_layer(layer)]:
             keys, values = (rows[layer].index_select(0, span_mask.slots).float().unflatten(1, (kv_heads, head_dim))
                             .transpose(0, 1) for rows in (cache.keys, cache.values))
             output[span_mask.token_slice] = self._attend(queries[span_mask.token_slice].float(), keys, values,
@@ -56,8 +57,8 @@ class ReferenceAttention:
         """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, positions, head_dim]."""
         grouped = queries.view(-1, *self._head_shape).permute(1, 2, 0, 3)  # [kv_heads, group, length, head_dim]
         scores = torch.matmul(grouped, keys[:, None].mT) * self._scale  # [kv_heads, group, length, positions]
-        if self._config.softcap:
-            scores = self._config.softcap * (scores / self._config.softcap).tanh()
+        if self._options.softcap:
+            scores = self._options.softcap * (scores / self._options.softcap).tanh()
         weights = scores.masked_fill(masked, -torch.inf).softmax(-1)
         return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
 

@@ -114,11 +114,11 @@ class TritonAttentionPlan:
 class TritonAttention:
     """Attention backend that reads the paged cache by Triton kernels; its decode steps can be captured."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionOptions) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_options: AttentionOptions) -> None:
         self._num_heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._group = num_heads // num_kv_heads
-        self._config = attention_config
-        self._scale = attention_config.compute_score_scale(head_dim)
+        self._options = attention_options
+        self._scale = attention_options.compute_score_scale(head_dim)
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
              cache: KVCache) -> TritonAttentionPlan:
@@ -131,7 +131,7 @@ class TritonAttention:
             [list(chain(*tables)), tile_entries, *self.list_decode_entries(decodes, firsts, cache)], cache.device)
         decodes_by_window: dict[int, DecodeSplits] = {}
         if decodes:
-            for window, split_offsets, split_entries in zip(self._config.window_sizes, rest[::2], rest[1::2],
+            for window, split_offsets, split_entries in zip(self._options.window_sizes, rest[::2], rest[1::2],
                                                             strict=True):
                 splits = split_entries.view(-1, INTS_PER_ENTRY)
                 decodes_by_window[window] = DecodeSplits(splits, split_offsets,
@@ -141,7 +141,7 @@ class TritonAttention:
                                    self.make_kernel_constants(cache), covers_all)
 
     def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "TritonStaticPlans":
-        return TritonStaticPlans(self, self._config.window_sizes, max_rows, max_length, cache)
+        return TritonStaticPlans(self, self._options.window_sizes, max_rows, max_length, cache)
 
     @property
     def bytes_per_split(self) -> int:
@@ -155,7 +155,7 @@ class TritonAttention:
         `first_blocks`: index in the table of each decode's first block.
         """
         tile, integer_lists = self._choose_tile_sizes(cache).decodes.tile_positions, list[list[int]]()
-        for window in self._config.window_sizes:
+        for window in self._options.window_sizes:
             works = [list_split_entries(span, first, window, tile)
                      for span, first in zip(decodes, first_blocks, strict=False)]
             integer_lists += [list(accumulate((len(work) // INTS_PER_ENTRY for work in works), initial=0)),
@@ -169,16 +169,16 @@ class TritonAttention:
 
     def make_kernel_constants(self, cache: KVCache) -> dict[int, KernelConstants]:
         """Return the constant arguments of the kernels by window size."""
-        common = {"CAPPED": bool(self._config.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
+        common = {"CAPPED": bool(self._options.softcap), "GROUP": self._group, "HEAD_DIM": self._head_dim,
                   "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size, "SPLIT": SPLIT_POSITIONS,
                   "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
         decodes, chunks = (common | {"TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
                            for sizes in self._choose_tile_sizes(cache))
         return {window: KernelConstants(decodes | {"WINDOW": window}, chunks | {"WINDOW": window})
-                for window in self._config.window_sizes}
+                for window in self._options.window_sizes}
 
     def _choose_tile_sizes(self, cache: KVCache) -> TileSizesOfKernels:
-        return TileSizesOfKernels.from_heads(self._group, self._head_dim, cache.dtype, exact=self._config.exact)
+        return TileSizesOfKernels.from_heads(self._group, self._head_dim, cache.dtype, exact=self._options.exact)
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: TritonAttentionPlan) -> Tensor:
         """`queries` is [tokens, heads, head_dim], where the stride of tokens may be larger than a token's queries; the
@@ -186,8 +186,8 @@ class TritonAttention:
         make = torch.empty if plan.covers_all_tokens else torch.zeros
         output = make(len(queries), self._num_heads * self._head_dim, dtype=queries.dtype, device=queries.device)
         input_tensors = queries, cache.keys[layer], cache.values[layer], plan.block_tables
-        scalars = queries.stride(0), cache.slot_width, self._scale, self._config.softcap
-        window = self._config.window_of_layer(layer)
+        scalars = queries.stride(0), cache.slot_width, self._scale, self._options.softcap
+        window = self._options.window_of_layer(layer)
         constants = plan.kernel_constants[window]
         if plan.decodes_by_window:
             decodes = plan.decodes_by_window[window]

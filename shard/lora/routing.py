@@ -54,7 +54,7 @@ class AdapterSlots:
         self._slot_of_adapter: dict[int, AdapterSlot] = {}
 
     def allocate_slot(self, adapter: int, rank: int) -> AdapterSlot:
-        """Assign the first free slot and row to the adapter."""
+        """Allocate the first free slot and row to the adapter."""
         slots = {(place.bucket, place.index_in_bucket) for place in self._slot_of_adapter.values()}
         rows = {place.table_row for place in self._slot_of_adapter.values()}
         all_slots = ((RankBucket(pad_rank(rank), number), index) for number in count()

@@ -95,15 +95,15 @@ class CudaGraphRunner:
         self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWorkList(max_rows, cache.device)
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
-        self._device_sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
+        self._sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
         self._captured_steps: dict[int, CapturedStep] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
             self._captured_steps[rows] = CapturedStep(
                 capture(partial(forward, None)),
-                capture(partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows)),
-                capture(partial(self._sample_into_buffers, self._device_sampler.sample_random, rows)),
+                capture(partial(self._sample_into_buffers, self._sampler.sample_greedy, rows)),
+                capture(partial(self._sample_into_buffers, self._sampler.sample_random, rows)),
                 None if adapter_routing is None else capture(partial(forward, self._lora_work.view_rows(rows))))
 
     @torch.inference_mode()
@@ -129,7 +129,7 @@ class CudaGraphRunner:
             return None
         sample = captured.sample_greedy
         if any(sequence.sampling.temperature for sequence in sequences):  # others are greedy
-            self._device_sampler.write_parameters(sequences)
+            self._sampler.write_parameters(sequences)
             sample = captured.sample_random
         self._result_copier.block_stream_until_copied()
         captured.forward()

@@ -44,7 +44,7 @@ class Step:
         """Sequences whose last token is known after this step: each yields a token or fails."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
 
-    def set_aside_failed(self) -> None:
+    def move_out_failed(self) -> None:
         """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
         self.failed_sequences += [sequence for sequence in self.decodes if sequence.failure is not None]
         self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]

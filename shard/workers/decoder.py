@@ -150,7 +150,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if pending_result is not None:
             return pending_result
         self._overlap_queue.finish_all()
-        step.set_aside_failed()
+        step.move_out_failed()
         return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:

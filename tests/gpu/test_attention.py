@@ -7,7 +7,7 @@ import torch
 from support.model_runs.attention_inputs import AttentionHarness
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
+from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HEAD_COUNTS = [(2, 1), (2, 4), (1, 7)]  # key/value heads, and query heads per key/value head
 HEAD_DIMS = [64, 80, 128, 256]
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 300)),
+VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 300)),
             AttentionOptions(scale=0.3, softcap=2.0, exact=True)]
 DECODE_LENGTHS = [1, 16, 17, 255, 256, 257, 1030]
 CHUNK_RANGES = [(0, 1), (0, 33), (5, 260), (250, 600)]

@@ -18,7 +18,7 @@ from benchmarks.gpu.offline_throughput import (
 )
 from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 
-SIMULATED_PLACEMENT = ModelLoadOptions("", "cpu")
+SIMULATED_LOAD_OPTIONS = ModelLoadOptions("", "cpu")
 
 
 def test_random_lengths_are_in_range_and_repeatable() -> None:
@@ -38,12 +38,12 @@ def test_texts_have_one_byte_per_token_and_differ() -> None:
 
 def test_http_throughput_counts_all_tokens() -> None:
     # a step takes 5 ms
-    assert 0 < measure_http_throughput(SIMULATED_PLACEMENT, [RequestLengths(5, 4), RequestLengths(3, 7)]) < 2 / 0.005
+    assert 0 < measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 4), RequestLengths(3, 7)]) < 2 / 0.005
 
 
 def test_rejected_request_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"weft answered with 0 of 20000 tokens: .*16384"):
-        measure_http_throughput(SIMULATED_PLACEMENT, [RequestLengths(5, 20_000)])
+        measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 20_000)])
 
 
 def test_transformers_throughput_is_measured(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_new_segment_starts_every_half_minute_with_a_snapshot():
     assert [segment.started_at for segment in segments] == [0.0, 31.0, 70.0]
     restored = [restore_scheduler(json.loads(table_to_json(segment.snapshot))) for segment in segments]
     assert [core.num_unfinished for core in restored] == [0, 1, 1]
-    assert len(restored[1]._plans_in_flight) == 1
+    assert len(restored[1]._unanswered_plans) == 1
 
 
 def test_segment_is_dropped_when_the_next_one_is_old_enough():

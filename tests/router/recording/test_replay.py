@@ -116,7 +116,7 @@ def test_crash_that_is_not_reproduced_is_a_difference(tmp_path):
     core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (7,) * 20, 3), 0.0)
     core.complete_step(core.plan(0.1).last_message_number, StepResult(1, 0.1, {}, {1: "why"}), {}, 0.2)
-    core._plans_in_flight = None
+    core._unanswered_plans = None
     with pytest.raises(TypeError):
         core.plan(0.3)
     # The recording lacks what broke the core, so the replay does not crash: that is the difference.

@@ -22,7 +22,7 @@ from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import PlanInFlight, StepDraft
+from router.scheduler.step import StepDraft, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 END_TOKEN = 9
@@ -56,7 +56,7 @@ class ResultHarness:
     def num_published_blocks(self, sequence: Sequence) -> int:
         return len(self.running.block_pool.find_cached_prefix(sequence.request.block_hashes))
 
-    def answer(self, step: PlanInFlight, *, now: float = 1.0, failed: tuple[Sequence, ...] = (),
+    def answer(self, step: UnansweredPlan, *, now: float = 1.0, failed: tuple[Sequence, ...] = (),
                stops: dict[int, int] | None = None, **tokens: tuple[int, ...]) -> list[SchedulerEvent]:
         """Answer with one token for each sequence, or with the value of s<number>."""
         rows = {s.id: tokens.get(f"s{s.id}", (7,)) for s in step.members_with_output if s not in failed}
@@ -70,17 +70,17 @@ def harness() -> ResultHarness:
     return ResultHarness()
 
 
-def send_draft(draft: StepDraft) -> PlanInFlight:
+def send_draft(draft: StepDraft) -> UnansweredPlan:
     return draft.mark_sent(1)
 
 
-def send_chunks(*sequences: Sequence, length: int | None = None) -> PlanInFlight:
+def send_chunks(*sequences: Sequence, length: int | None = None) -> UnansweredPlan:
     """Send the first `length` tokens of the rest of each prompt, by default all."""
     chunks = [(s, length or s.num_tokens_to_prefill - s.num_scheduled_tokens) for s in sequences]
     return send_draft(StepDraft(chunks=chunks))
 
 
-def send_decodes(*sequences: Sequence) -> PlanInFlight:
+def send_decodes(*sequences: Sequence) -> UnansweredPlan:
     return send_draft(StepDraft(decoding=list(sequences)))
 
 
@@ -109,7 +109,7 @@ def test_stop_string_ends_only_its_own_sequence(harness: ResultHarness) -> None:
 
 def test_step_that_expects_no_token_has_no_event(harness: ResultHarness) -> None:
     assert harness.answer(send_chunks(harness.start(prompt=40), length=16)) == NO_EVENT
-    assert harness.answer(PlanInFlight(2)) == NO_EVENT
+    assert harness.answer(UnansweredPlan(2)) == NO_EVENT
 
 
 def test_ends_follow_the_tokens_and_failures_the_ends(harness: ResultHarness) -> None:

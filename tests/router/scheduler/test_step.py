@@ -13,7 +13,7 @@ from router.scheduler.cost_model import StepLoad
 from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, PlanInFlight, StepDraft, find_finish_point
+from router.scheduler.step import ChunkWrite, StepDraft, UnansweredPlan, find_finish_point
 
 END_TOKEN = 9
 TEXT_TOKENS = st.integers(0, END_TOKEN)
@@ -34,14 +34,14 @@ def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -
     return sequence
 
 
-def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> PlanInFlight:
+def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> UnansweredPlan:
     draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
     return draft.mark_sent(5)
 
 
 def test_draft_without_a_step_has_a_number_and_no_load() -> None:
-    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).mark_sent(5) == PlanInFlight(5)
-    assert PlanInFlight(5).load is None
+    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).mark_sent(5) == UnansweredPlan(5)
+    assert UnansweredPlan(5).load is None
 
 
 def test_token_of_a_decode_counts_as_sent_and_in_flight() -> None:

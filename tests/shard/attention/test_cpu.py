@@ -11,7 +11,7 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from torch import Tensor
 
 from shard.attention import cpu
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
+from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.attention.cpu import (
     CausalMask,
     SlidingWindowGatherRange,
@@ -24,7 +24,7 @@ from shard.state.step import TokenSpan
 UNLIMITED_WINDOW = SlidingWindowGatherRange(0)
 DTYPES = [torch.float32, torch.bfloat16]
 GATHER_LENGTH_BORDERS = [64, 128, 256, 512, 1024]  # number of tokens at which the gathered length changes
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 40)),
+VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 40)),
             AttentionOptions(sliding_windows=(0, 300)), AttentionOptions(scale=0.3, softcap=2.0),
             AttentionOptions(softcap=1.5, sliding_windows=(0, 100))]
 
@@ -191,7 +191,7 @@ def decode_one_by_one(harness: AttentionHarness, sequence: AttentionSequence, st
 @pytest.mark.usefixtures("num_torch_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("border", "variant"),
-                         [*((border, DEFAULT_ATTENTION_CONFIG) for border in GATHER_LENGTH_BORDERS), (64, VARIANTS[3]),
+                         [*((border, DEFAULT_ATTENTION_OPTIONS) for border in GATHER_LENGTH_BORDERS), (64, VARIANTS[3]),
                           (256, VARIANTS[4]), (576, VARIANTS[1]), (832, VARIANTS[2])], ids=str)
 def test_result_does_not_depend_on_how_a_prompt_is_chunked(border: int, variant: AttentionOptions,
                                                            dtype: torch.dtype) -> None:

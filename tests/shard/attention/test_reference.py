@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from support.model_runs.attention_inputs import LAYER, AttentionHarness, AttentionSequence
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
+from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 
 BACKENDS = ["reference", "cpu", pytest.param("triton", marks=pytest.mark.skipif(
     find_spec("triton") is None, reason="it comes for Linux only"))]
 
 
 def compute_textbook_attention(sequence: AttentionSequence, position: int, group: int,
-                               variant: AttentionOptions = DEFAULT_ATTENTION_CONFIG) -> Tensor:
+                               variant: AttentionOptions = DEFAULT_ATTENTION_OPTIONS) -> Tensor:
     """Compute one token's attention in float64, head by head and key by key: [heads * head_dim]."""
     first = max(0, position + 1 - variant.sliding_windows[LAYER]) if variant.sliding_windows else 0
     scale = variant.scale or 1 / math.sqrt(sequence.queries.shape[2])

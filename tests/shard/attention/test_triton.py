@@ -13,7 +13,7 @@ from support.model_runs.attention_inputs import AttentionHarness, AttentionSeque
 from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions
+from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.state.step import TokenSpan
 
 pytest.importorskip("triton")  # published for Linux only
@@ -31,7 +31,7 @@ from shard.attention.triton import (
 
 GPU_SPLIT = triton.SPLIT_POSITIONS
 SHORT_SPLIT = 128  # slots, half of a GPU's: the interpreter is slow
-VARIANTS = [DEFAULT_ATTENTION_CONFIG, AttentionOptions(sliding_windows=(0, 40)),
+VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 40)),
             AttentionOptions(sliding_windows=(0, SHORT_SPLIT + 36)),
             AttentionOptions(scale=0.3, softcap=2.0, exact=True),
             AttentionOptions(softcap=1.5, sliding_windows=(0, 50), exact=True)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.attention.backend import DEFAULT_ATTENTION_CONFIG, AttentionOptions, make_attention_backend
+from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.state.step import TokenSpan
 
@@ -37,7 +37,7 @@ ChunkRange = tuple[AttentionSequence, int, int]  # a chunk: sequence, first posi
 class AttentionHarness:
     def __init__(self, backend: str = "cpu", *, kv_heads: int = 2, group: int = 2, head_dim: int = 32, seed: int = 0,
                  dtype: torch.dtype = torch.float32, block_size: int = 16, num_blocks: int = 512,
-                 variant: AttentionOptions = DEFAULT_ATTENTION_CONFIG, device: torch.device = CPU) -> None:
+                 variant: AttentionOptions = DEFAULT_ATTENTION_OPTIONS, device: torch.device = CPU) -> None:
         self.shape = (kv_heads, group, head_dim)
         self.attention = make_attention_backend(backend, kv_heads * group, kv_heads, head_dim, variant)
         self.cache = KVCache(2, kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype,

@@ -111,7 +111,7 @@ class SchedulerSimulation:
         self.num_prompt_tokens_run = 0
         self._arrivals: list[tuple[float, int, Request]] = []
         self._arrival_numbers = count()
-        self._plans_in_flight: deque[TimedStep] = deque()
+        self._steps_in_flight: deque[TimedStep] = deque()
 
     def add_arrival(self, request: Request, arrives_at: float = 0.0) -> None:
         heapq.heappush(self._arrivals, (arrives_at, next(self._arrival_numbers), request))
@@ -122,7 +122,7 @@ class SchedulerSimulation:
         self.scheduler.cost_model = CostModel((a, b, c, d))
 
     def run(self, should_stop: Callable[["SchedulerSimulation"], bool] = lambda _: False) -> "SchedulerSimulation":
-        while (self._plans_in_flight or self._arrivals) and not should_stop(self):
+        while (self._steps_in_flight or self._arrivals) and not should_stop(self):
             self._advance()
             while (plan := self.scheduler.plan(self.now)) is not None:
                 self._send(plan)
@@ -130,7 +130,7 @@ class SchedulerSimulation:
 
     def _advance(self) -> None:
         """Advance the clock to the next arrival, step result or wake-up time of the scheduler, and handle it."""
-        answered_at = self._plans_in_flight[0].answered_at if self._plans_in_flight else inf
+        answered_at = self._steps_in_flight[0].answered_at if self._steps_in_flight else inf
         wake_at = self.scheduler.wake_at
         if wake_at is not None and wake_at <= min(answered_at, self._arrivals[0][0] if self._arrivals else inf):
             self.now = max(self.now, wake_at)
@@ -140,7 +140,7 @@ class SchedulerSimulation:
             self._submit(request)
         else:
             self.now = answered_at
-            self._complete(self._plans_in_flight.popleft())
+            self._complete(self._steps_in_flight.popleft())
 
     def _submit(self, request: Request) -> None:
         predicted_wait = predict_wait(self.scheduler, request.tenant) if self.predicts_waits else 0.0
@@ -162,15 +162,15 @@ class SchedulerSimulation:
                 self.on_end(history)
 
     def _send(self, plan: StepPlan) -> None:
-        load = self.scheduler._plans_in_flight[-1].load or StepLoad()
+        load = self.scheduler._unanswered_plans[-1].load or StepLoad()
         chunks = [chunk for message in plan.messages if isinstance(message, Prefill) for chunk in message.chunks]
         chunk_load = StepLoad(len(chunks), sum(c.length for c in chunks), sum(c.start + c.length for c in chunks))
         self.num_prompt_tokens_run += chunk_load.chunk_tokens
         factor, is_outlier = self.draw_noise(self.random)
         seconds = self.true_costs.compute_step_seconds(load) * factor if plan.member_ids else 0.0
-        last_end = self._plans_in_flight[-1].ended_at if self._plans_in_flight else 0.0
+        last_end = self._steps_in_flight[-1].ended_at if self._steps_in_flight else 0.0
         end = max(self.now + self.latency, last_end) + seconds
-        self._plans_in_flight.append(TimedStep(plan, self.now, load, chunk_load, seconds, is_outlier, end,
+        self._steps_in_flight.append(TimedStep(plan, self.now, load, chunk_load, seconds, is_outlier, end,
                                                end + self.latency))
 
     def _complete(self, step: TimedStep) -> None:

@@ -32,7 +32,7 @@ any_sampling_params = st.builds(
 
 
 # Parameters for which a CUDA graph chooses the token (sampling/cuda_graph_sampler.py): no grammar, no adapter.
-device_sampling_params = st.one_of(
+cuda_graph_sampling_params = st.one_of(
     st.just(SamplingParams()),
     st.builds(SamplingParams, temperature=st.just(1.0), raw_logprobs=st.booleans(),
               top_k=or_default(st.integers(1, 80)),
@@ -68,7 +68,6 @@ loss_steps = st.sampled_from([(), (), (3,), (2, 7)])
 given_random_histories = given(scheduled_requests=scheduled_request_lists(any_sampling_params),
                                schedule=scheduler_settings, losses=loss_steps)
 given_device_sampling_histories = given(scheduled_requests=scheduled_request_lists(
-    st.one_of(device_sampling_params, device_sampling_params, device_sampling_params, device_sampling_params,
-              any_sampling_params)), schedule=scheduler_settings, losses=loss_steps)
+    st.one_of(*[cuda_graph_sampling_params] * 4, any_sampling_params)), schedule=scheduler_settings, losses=loss_steps)
 relaxed_settings = settings(deadline=None,
                             suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

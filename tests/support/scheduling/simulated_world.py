@@ -536,7 +536,7 @@ class SimulatedWorld:
             assert sequence.num_outputs_in_flight >= 0
         assert states[SequenceState.WAITING] == len(scheduler.waiting)
         assert states[SequenceState.RUNNING] == len(running)
-        assert len(scheduler._plans_in_flight) <= self.settings.look_ahead
+        assert len(scheduler._unanswered_plans) <= self.settings.look_ahead
         expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
         assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
@@ -569,7 +569,7 @@ class SimulatedWorld:
         scheduler = self.scheduler
         assert not len(scheduler.sequences)
         assert not len(scheduler.running)
-        assert not scheduler._plans_in_flight
+        assert not scheduler._unanswered_plans
         assert not scheduler._fault_isolation.suspect_sets
         assert not scheduler._fair_shares._num_unfinished
         assert scheduler.wake_at is None
@@ -605,4 +605,4 @@ class SimulatedWorld:
         scheduler = self.scheduler
         return (tuple((s.id, s.state, tuple(s.blocks), s.num_scheduled_tokens, s.num_outputs_in_flight,
                        tuple(s.generated)) for s in scheduler.sequences),
-                tuple(scheduler.running.block_pool._free_blocks), len(scheduler._plans_in_flight))
+                tuple(scheduler.running.block_pool._free_blocks), len(scheduler._unanswered_plans))

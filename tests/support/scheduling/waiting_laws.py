@@ -52,7 +52,7 @@ class WaitingLawChecker:
         phases.
         """
         if scheduler.settings.mixed:
-            return scheduler._plans_in_flight[-1].has_turned_new_sequence_away
+            return scheduler._unanswered_plans[-1].has_turned_new_sequence_away
         if scheduler.settings.static or scheduler._fault_isolation.suspect_sets:
             return False
         selector = scheduler.selector
