@@ -14,6 +14,7 @@ from typing import Any
 from launcher.doctor import checks, diagnosis
 from launcher.doctor.findings import Finding, compute_exit_code
 from launcher.environment_variables import hub_cache_folder, python_module_command
+from launcher.hub.config_check import check_model_config
 from launcher.hub.resolve import ModelNotCachedError, find_model
 from launcher.settings import LaunchConfig
 from router.config import RouterConfig
@@ -62,7 +63,10 @@ def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iter
 def find_model_folder(settings: DoctorSettings, cache_folder: Path) -> tuple[str, Finding | None]:
     """Return the model's folder and None, or "" and the finding that explains why there is none."""
     try:
-        return find_model(settings.model_id, settings.revision, cache_folder).folder, None
+        folder = find_model(settings.model_id, settings.revision, cache_folder).folder
+        if folder:
+            check_model_config(Path(folder))
+        return folder, None
     except ModelNotCachedError as error:
         return "", Finding("model", "warning", str(error), f"weft download {settings.model_id} fetches it beforehand")
     except ValueError as error:

@@ -5,6 +5,8 @@ They refuse only what the shards would refuse too, which read the files again, a
 """
 
 import json
+import re
+from difflib import get_close_matches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,10 @@ SUPPORTED_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "
 # First words of the names of models that keep a state instead of keys and values.
 STATEFUL_BEGINNINGS = ("Bamba", "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba")
 ADVICE = "docs/models.md lists what weft serves"
+# Architectures that weft has code for and that transformers does not list among its language models.
+OWN_ARCHITECTURES = (
+    "BertForTokenClassification", "BertModel", "DistilBertForTokenClassification", "DistilBertModel",
+    "Gemma3ForConditionalGeneration", "XLMRobertaForTokenClassification", "XLMRobertaModel")
 
 
 def check_model_config(folder: Path) -> None:
@@ -53,17 +59,25 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
         return "it is an encoder-decoder"
     if architecture.startswith(STATEFUL_BEGINNINGS):
         return "it keeps a state other than keys and values"
+    known_names = list_language_models()
+    if not known_names or architecture in known_names:
+        return ""
+    similar_names = get_close_matches(architecture, known_names, n=1, cutoff=0.92)
+    if similar_names:
+        return f"no model has this name; the most similar is {similar_names[0]}"
     if not architecture.endswith(SUPPORTED_ENDINGS):
         return "it does not generate text, embed it or label its tokens"
-    if not is_known_to_transformers(architecture):
-        own_code = "; code that comes with a model is never run" if config.get("auto_map") else ""
-        return f"transformers {version('transformers')} has no model of this name{own_code}"
-    return ""
+    own_code = "; code that comes with a model is never run" if config.get("auto_map") else ""
+    return f"transformers {version('transformers')} has no language model of this name{own_code}"
 
 
-def is_known_to_transformers(architecture: str) -> bool:
-    """Return whether transformers lists the name, as it does for all architectures that weft serves; true if there is
-    no list. The list is read as text: its module imports torch."""
+def list_language_models() -> list[str]:
+    """Return the architectures that the shards may serve: those with code in weft, and the language models that
+    transformers lists. Empty if its list is not found, which is read as text: its module imports torch."""
     spec = find_spec("transformers")
     path = Path(spec.origin if spec is not None and spec.origin else "").parent / "models/auto/modeling_auto.py"
-    return not path.is_file() or f'"{architecture}"' in path.read_text(encoding="utf-8")
+    if not path.is_file():
+        return []
+    _, _, begin = path.read_text(encoding="utf-8").partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(")
+    names = re.findall(r'\("[^"]+", "(\w+)"\)', begin.partition("\n)\n")[0])
+    return [*OWN_ARCHITECTURES, *names] if names else []

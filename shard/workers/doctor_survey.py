@@ -21,6 +21,7 @@ from shard.hardware.cache_budget import (
     read_host_memory,
 )
 from shard.hardware.cgroups import count_usable_cores
+from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
@@ -84,8 +85,8 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     survey: dict[str, Any] = {"machine": survey_machine()}
     if request["model"]:
-        device = request["device"] if request["device"] != "auto" else "cuda" if survey["machine"]["gpus"] else "cpu"
         try:
+            device = choose_device(request["device"], 0, len(survey["machine"]["gpus"])).type
             survey["model"] = estimate_model_needs(
                 Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"])
         except (ValueError, OSError) as error:

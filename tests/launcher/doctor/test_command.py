@@ -44,6 +44,13 @@ def test_missing_model_folder_is_a_problem(get_states: Callable[..., Any]) -> No
     assert get_states(SURVEY_RESULT, model_id="/no/model")["model"] == "problem"
 
 
+def test_unsupported_architecture_is_a_problem(get_states: Callable[..., Any], tmp_path: Path) -> None:
+    for name, text in (("config.json", '{"architectures": ["LoomForCausalLM"]}'), ("tokenizer.json", "{}"),
+                       ("model.safetensors", "")):
+        (tmp_path / name).write_text(text)
+    assert get_states(SURVEY_RESULT, model_id=str(tmp_path))["model"] == "problem"
+
+
 def test_model_not_downloaded_yet_is_only_a_warning(get_states: Callable[..., Any]) -> None:
     assert get_states(SURVEY_RESULT, model_id="org/name")["model"] == "warning"
 

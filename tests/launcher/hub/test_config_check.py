@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from launcher.hub import config_check
 from launcher.hub.config_check import check_model_config, check_weight_files
@@ -29,6 +30,13 @@ def test_every_architecture_with_code_in_weft_passes(tmp_path: Path, architectur
     check_model_config(tmp_path)
 
 
+def test_list_of_language_models_is_that_of_transformers_and_of_weft() -> None:
+    own = {*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES}
+    assert {*config_check.list_language_models()} == own | {
+        name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
+    assert own - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()} <= {*config_check.OWN_ARCHITECTURES} <= own
+
+
 def test_any_name_passes_where_the_list_of_transformers_is_not_found(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_check, "find_spec", lambda _: None)
@@ -46,9 +54,11 @@ def test_any_name_passes_where_the_list_of_transformers_is_not_found(
     ("{}", "has no `architectures`"),
     ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported: it keeps a state other than keys"),
     ('{"architectures": ["LoomForCausalLM"]}', f"LoomForCausalLM is not supported: transformers {TRANSFORMERS} has no "
-     "model of this name; docs/models.md lists"),
+     "language model of this name; docs/models.md lists"),
+    ('{"architectures": ["T5ForConditionalGeneration"]}', f"transformers {TRANSFORMERS} has no language model of this"),
+    ('{"architectures": ["LlamaForCasualLM"]}', "no model has this name; the most similar is LlamaForCausalLM; docs/"),
     ('{"architectures": ["LoomForCausalLM"], "auto_map": {"AutoModel": "loom.Loom"}}',
-     "has no model of this name; code that comes with a model is never run; docs/models.md lists"),
+     "has no language model of this name; code that comes with a model is never run; docs/models.md lists"),
     ('{"architectures": ["ViTForImageClassification"]}', "it does not generate text, embed it or label its tokens"),
 ])
 def test_what_cannot_be_served_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:

@@ -1,5 +1,7 @@
 """Findings of the doctor's child process."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,15 @@ def test_a_model_that_cannot_be_served_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Loom"]}')
     with pytest.raises(ValueError, match="Loom is not supported"):
         doctor_survey.estimate_model_needs(tmp_path, "auto", "cpu", 1, 16)
+
+
+def test_gpu_that_is_not_there_is_named_as_when_serving(
+        checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    request = {"model": str(checkpoint), "dtype": "auto", "device": "cuda", "num_shards": 1, "block_size": 16}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["doctor_survey", json.dumps(request)])
+    doctor_survey.main()
+    assert json.loads(capsys.readouterr().out)["problem"].startswith("--device cuda needs a GPU")
 
 
 def test_a_tenth_of_gpu_memory_stays_free_as_when_serving() -> None:
