@@ -163,7 +163,7 @@ class Scheduler:
         return []
 
     def request_resource_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
-        """Unload the resource once no unfinished request needs it, unless before that one comes or
+        """Unload the resource once no unfinished request needs it, unless a request comes before that, or
         `request_resource_load` is called."""
         self.resource_cache.request_resource_unload(resource)
         return []

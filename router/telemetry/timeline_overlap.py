@@ -1,4 +1,4 @@
-"""What other requests waited for or computed while one request waited or ran, from the timelines of all."""
+"""Overlaps of one request's phases with those of other requests: what they waited for or computed meanwhile."""
 
 from collections.abc import Iterable, Sequence
 

@@ -59,7 +59,8 @@ def gated_activation_rows(gate, up, output, row_stride, GELU_TANH: tl.constexpr,
 @triton.jit
 def norm_heads(x, other, weight, weight_offsets, other_weight_offsets, inside, is_rotated, epsilon,
                ROUND_AFTER_WEIGHT: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Return the RMS norms of the rows of `x`, and of `other`, which holds values of the same rows, as float32."""
+    """Return `x` and `other`, both scaled by the RMS of the rows of `x`, as float32. `other` holds values of these rows
+    in another order."""
     wide = x.to(tl.float32)
     scales = rms_scale(tl.sum(wide * wide, 1), HEAD_DIM, epsilon)[:, None]
     factors = tl.load(weight + weight_offsets, mask=inside, other=0.0)

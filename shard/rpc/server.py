@@ -45,7 +45,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HEALTH_SERVICES = ("", "weft.shard.Shard")
 # turns for which a thread of GNU OpenMP, which torch ships, spins before it sleeps
 SPIN_COUNT_VARIABLE = "GOMP_SPINCOUNT"
-SHORT_SPIN_COUNT = "10000"  # some hundred microseconds: from one product of a step to the next
+SHORT_SPIN_COUNT = "10000"  # about a hundred microseconds: from one product of a step to the next
 OPENMP_WAIT_VARIABLES = (SPIN_COUNT_VARIABLE, "OMP_WAIT_POLICY")
 SERVING_RESPONSE = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 UNKNOWN_SERVICE_RESPONSE = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)

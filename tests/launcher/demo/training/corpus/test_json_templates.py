@@ -1,4 +1,4 @@
-"""Tests of the fields of JSON objects."""
+"""Tests of the tables of JSON fields and of the sentences about them."""
 
 import pytest
 
