@@ -21,7 +21,8 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8")
-ATTENTION_CHOICES = ("auto", "reference", "cpu", "triton")
+CPU_ISA_CHOICES = ("auto", "none", "avx2", "avx512", "avx512_vnni")
+ATTENTION_CHOICES = ("auto", "reference", "cpu", "native", "triton")
 DIST_BACKENDS = ("auto", "memory", "nccl")
 
 
@@ -79,8 +80,7 @@ class ShardConfig:
         "float32 checkpoint, else bfloat16 or float32, whichever a short measurement finds faster.", choices=DTYPES)
     quantize: str = setting(
         "", "Quantize the weights while loading, except embedding and head. int8: one byte per weight, with a scale "
-        "per output; activations are not quantized. Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need "
-        "no flag.", choices=QUANTIZATIONS)
+        "per output. Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need no flag.", choices=QUANTIZATIONS)
     adaptable: bool = setting(False, "Whether adapters can be loaded.")
     embedding_dim: int = setting(
         0, "Number of values in an embedding: the first ones of the model's, for models trained so. 0: all.", low=0)
@@ -89,8 +89,12 @@ class ShardConfig:
         0, "Threads of each shard on CPU. 0: the cores divided among the shards, less one for the router on machines "
         "with more than four.", low=0)
     attention: str = setting(
-        "auto", "Implementation of attention. auto: cpu on CPU, triton on CUDA. reference: simple and slow.",
+        "auto", "Implementation of attention. auto: native or else cpu on CPU, triton on CUDA. native: compiled "
+        "kernels for float32. cpu: torch's own. reference: simple and slow.",
         choices=ATTENTION_CHOICES)
+    cpu_isa: str = setting(
+        "auto", "Instruction set of the compiled kernels on CPU. auto: the best of this processor. none: compute with "
+        "torch alone.", choices=CPU_ISA_CHOICES)
     cuda_graphs: bool = setting(True, "Replay decode steps as CUDA graphs if the whole model is on one GPU.")
     exact: bool = setting(
         False, "Start only if an answer has the same bits whatever else is served at the same time. On CUDA this "

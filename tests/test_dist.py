@@ -13,6 +13,7 @@ import pytest
 from support.servers.weft_process import run_weft_process
 
 from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
+from shard.native.compiler import find_compiler, has_kernels_for_machine, library_file_name
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
@@ -30,6 +31,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                    cwd=REPOSITORY_ROOT, env=environment, check=True, capture_output=True)
     [path] = folder.glob("weft-*.whl")
     return path
+
+
+def can_compile_kernels() -> bool:
+    return has_kernels_for_machine() and find_compiler() is not None
 
 
 def create_environment_with_wheel(wheel: Path, folder: Path) -> Path:
@@ -61,8 +66,21 @@ def test_wheel_contains_all_packages_and_no_measurements(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {*TOP_LEVEL_PACKAGES}
     assert not [name for name in names if "/results/" in name or "/training/" in name]
     assert {Path(name).suffix for name in names} == {
-        ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors"}
+        ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors", ".c", ".h",
+        *([".so"] if can_compile_kernels() else [])}
     assert wheel.stat().st_size <= MAX_ARCHIVE_BYTES
+
+
+@pytest.mark.skipif(not can_compile_kernels(), reason="there is no C compiler")
+def test_shard_uses_the_kernels_of_the_wheel_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    python = create_environment_with_wheel(wheel, tmp_path / "environment")
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    program = "from shard.native.library import find_library; print(find_library().functions._name)"
+    completed = subprocess.run([python, "-P", "-c", program], env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
+                               check=True, capture_output=True, text=True)
+    assert completed.stdout.strip() == str(site / "shard" / "native" / library_file_name())
+    assert not (tmp_path / "weft").exists()
 
 
 def test_source_archive_contains_no_benchmark_records(tmp_path: Path) -> None:

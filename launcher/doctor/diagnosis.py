@@ -15,7 +15,7 @@ def diagnose_machine(survey: SurveyResult, driver_version: str) -> Iterator[Find
                           + (f"CUDA {survey['cuda']}" if survey["cuda"] else "CPU only"))
     yield from diagnose_gpus(survey, driver_version)
     if not survey["gpus"]:
-        yield diagnose_cpu_instructions(survey)
+        yield from diagnose_cpu_instructions(survey)
     has_fewer_cores = survey["cores"] < survey["processors"]
     yield make_ok_finding("cores", f"{survey['cores']}"
                           + (f" of the {survey['processors']} that the system names: threads of one core, or limits"
@@ -42,10 +42,14 @@ def diagnose_gpus(survey: SurveyResult, driver_version: str) -> Iterator[Finding
         yield make_ok_finding("gpu", "none; models run on the CPU")
 
 
-def diagnose_cpu_instructions(survey: SurveyResult) -> Finding:
-    names = ", ".join(survey["instructions"]) or "none of those that matter"
-    return make_finding_unless(survey["packs_bfloat16"], "instructions", names,
-                               "bfloat16 is slow on this processor, so models run in float32 and take twice the memory")
+def diagnose_cpu_instructions(survey: SurveyResult) -> Iterator[Finding]:
+    names, missing_kernels = ", ".join(survey["instructions"]) or "none of those that matter", survey["missing_kernels"]
+    yield make_finding_unless(survey["packs_bfloat16"] or not missing_kernels, "instructions", names,
+                              "bfloat16 is slow on this processor, so models run in float32 and take twice the memory")
+    if missing_kernels:
+        yield Finding("kernels", "warning", f"not compiled, so models are slower: {missing_kernels}")
+    else:
+        yield make_ok_finding("kernels", "compiled, for products in float32 and with int8 weights")
 
 
 def diagnose_model(survey: SurveyResult, model_name: str) -> Iterator[Finding]:

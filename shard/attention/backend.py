@@ -74,15 +74,22 @@ class CapturableAttentionBackend(AttentionBackend, Protocol):
 ATTENTION_BACKENDS = {  # module and class; imported only if chosen, since triton may not be installed
     "reference": ("shard.attention.reference", "ReferenceAttention"),
     "cpu": ("shard.attention.cpu", "CpuAttention"),
+    "native": ("shard.attention.native", "NativeAttention"),
     "triton": ("shard.attention.triton", "TritonAttention"),
 }
 
+CPU_BACKENDS = ("cpu", "native")
 
-def choose_attention_backend(requested: str, device: str) -> str:
-    """Return the key in ATTENTION_BACKENDS; `device` is cpu or cuda."""
-    if requested == "cpu" and device != "cpu":
-        raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; "
+
+def choose_attention_backend(requested: str, device: str, *, is_native_possible: bool) -> str:
+    """Return the key in ATTENTION_BACKENDS; `device` is cpu or cuda. `is_native_possible`: whether compiled kernels
+    compute this model's attention on a CPU."""
+    if requested in CPU_BACKENDS and device != "cpu":
+        raise ValueError(f"--attention {requested} computes on CPU only, the model is on --device {device}; "
                          "use --attention auto")
+    if requested == "native" and not is_native_possible:
+        raise ValueError("--attention native needs compiled kernels for this processor (weft doctor says whether there "
+                         "are some) and --dtype float32; use --attention auto")
     if requested == "triton" and device == "cpu":
         raise ValueError("--attention triton computes on GPUs only, the model is on --device cpu; use --attention auto")
     if requested == "triton" and not has_triton():
@@ -90,7 +97,7 @@ def choose_attention_backend(requested: str, device: str) -> str:
     if requested != "auto":
         return requested
     if device == "cpu":
-        return "cpu"
+        return "native" if is_native_possible else "cpu"
     return "triton" if has_triton() else "reference"
 
 

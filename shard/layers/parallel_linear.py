@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor, float32
 
 from shard.checkpoint.reader import CheckpointReader, RowSelection
+from shard.native.library import load_library
 from shard.ops.activations import (
     GATED_ACTIVATIONS,
     ExactGeluLinear,
@@ -22,6 +23,8 @@ from shard.ops.activations import (
 )
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
+from shard.ops.native_int8_linear import NativeInt8Linear
+from shard.ops.native_linear import has_native_products
 from shard.ops.triton_support import import_kernels
 from shard.parallel.group import RankGroup
 from shard.quantization.format import MatrixSlice
@@ -54,10 +57,14 @@ def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> T
 
 
 def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
-                     bias: Tensor | None) -> Int8Linear | None:
+                     bias: Tensor | None) -> Int8Linear | NativeInt8Linear | None:
     """Return a linear that keeps its weights quantized; None if they are not to be kept so."""
     quantized_slices = weights.read_quantized_slices(matrix_slices)
-    return None if quantized_slices is None else Int8Linear(quantized_slices, bias, weights.dequant_buffers)
+    if quantized_slices is None:
+        return None
+    if weights.device.type == "cpu" and (library := load_library()) is not None:
+        return NativeInt8Linear(quantized_slices, bias, library)
+    return Int8Linear(quantized_slices, bias, weights.dequant_buffers)
 
 
 def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows], linear: Linear) -> Linear:
@@ -78,7 +85,8 @@ def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence
 def read_gelu_linear(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
 ) -> GeluLinear | PackedGeluLinear | ExactGeluLinear:
-    if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
+    # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
+    if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
         return ExactGeluLinear(read_column_parallel_linear(weights, [linear_rows]), approximate)
     packed = should_pack(weights.dtype, weights.device)
     linear_class = PackedGeluLinear if packed else GeluLinear
@@ -94,7 +102,9 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     if (int8_linear := read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice],
                                         read_bias(weights, [gate, up]))) is not None:
         return GatedLinear(wrap_with_adapters(weights, [gate, up], int8_linear.forward_float32), exact_and_rounded)
-    if not should_pack(weights.dtype, weights.device):
+    has_exact_products = (should_pack(weights.dtype, weights.device)
+                          or has_native_products(weights.dtype, weights.device))
+    if not has_exact_products:
         fused_kernels = import_kernels(weights.device)
         activate = activation_variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activate)

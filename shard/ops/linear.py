@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.ops.native_linear import make_native_linear
 from shard.state.step import MIN_ROWS
 
 Linear = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
@@ -117,4 +118,7 @@ class PlainLinear:
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Return a linear with `weight: [out, in]`, packed where the device supports it."""
+    native_linear = make_native_linear(weight, bias)
+    if native_linear is not None:
+        return native_linear
     return PackedLinear(weight, bias) if should_pack(weight.dtype, weight.device) else PlainLinear(weight, bias)

@@ -24,7 +24,9 @@ from shard.hardware.cgroups import count_usable_cores
 from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import read_model_config
+from shard.native.library import find_library
 from shard.ops.linear import can_pack
+from shard.ops.native_linear import count_stored_bytes
 
 CPUINFO_PATH = Path("/proc/cpuinfo")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
@@ -35,10 +37,16 @@ def survey_machine() -> dict[str, Any]:
     gpus = [(torch.cuda.get_device_name(index), *read_gpu_memory(index)) for index in range(torch.cuda.device_count())]
     return {
         "torch": torch.__version__, "cuda": torch.version.cuda or "", "instructions": read_cpu_features(CPUINFO_PATH),
-        "packs_bfloat16": can_pack(torch.bfloat16),
+        "packs_bfloat16": can_pack(torch.bfloat16), "missing_kernels": "" if gpus else explain_missing_kernels(),
         "gpus": [{"name": name, "free": free, "total": total} for name, free, total in gpus],
         "cores": count_usable_cores(), "processors": os.cpu_count(), "memory": memory.bytes,
         "memory_source": memory.source}
+
+
+def explain_missing_kernels() -> str:
+    """Return why there are no compiled kernels, or an empty string."""
+    library = find_library()
+    return library if isinstance(library, str) else ""
 
 
 def read_cpu_features(path: Path) -> list[str]:
@@ -55,7 +63,8 @@ def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_sh
     dtype = choose_dtype(requested_dtype, model_config.dtype, device,
                          lambda: torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32).dtype
     with CheckpointReader(folder, dtype, torch.device("cpu")):
-        needed_bytes = count_weight_bytes(folder) * dtype.itemsize // model_config.dtype.itemsize
+        needed_bytes = (count_weight_bytes(folder) * count_stored_bytes(model_config.dtype, dtype, torch.device(device))
+                        // model_config.dtype.itemsize)
     block_bytes = KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
                                           block_size, dtype)  # of all shards together
     free, total = read_device_memory(device, num_shards)

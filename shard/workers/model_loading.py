@@ -4,6 +4,7 @@ Every user error is a ValueError.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from shard.attention.backend import (
     make_attention_backend,
 )
 from shard.attention.kv_cache import KVCache, TransientKVCache
+from shard.attention.native import can_use_native_attention
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
 from shard.hardware.cache_budget import (
@@ -48,7 +50,9 @@ from shard.models.decoder import LanguageModel
 from shard.models.encoder import EncoderConfig
 from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
+from shard.native.library import ISA_VARIABLE, describe_loaded_library, log_use_of_kernels
 from shard.ops.linear import can_pack
+from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
@@ -103,6 +107,7 @@ class LoadContext:
                                  f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this "
                                  "model?")
         logger.info("loaded %s in %s on %s", model_config.architecture, dtype_name(self.dtype), self.device)
+        log_use_of_kernels()
         if weights.quantization_summary:
             logger.info("%s", weights.quantization_summary)
         return model
@@ -115,7 +120,8 @@ class LoadContext:
         settings = self.settings
         key = make_probe_key(asdict(model_config) | subject | {
             "dtype": self.dtype, "ranks": self.group.size, "device": get_device_name(self.device),
-            "quantize": settings.quantize, "adaptable": settings.adaptable, "exact": settings.exact})
+            "kernels": describe_loaded_library(), "quantize": settings.quantize,
+            "adaptable": settings.adaptable, "exact": settings.exact})
         return find_inexact_reason(lambda: find_difference() or self.adapter_registry.find_batch_dependence(),
                                    self.group, self.probe_cache, key, is_required=settings.exact)
 
@@ -182,7 +188,10 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     model_config = read_model_config(folder)
     context = prepare_loading(config, model_config)
     device, group, dtype = context.device, context.group, context.dtype
-    backend = choose_attention_backend(config.attention, device.type)
+    num_heads_per_kv_head = model_config.num_heads // model_config.num_kv_heads
+    backend = choose_attention_backend(
+        config.attention, device.type,
+        is_native_possible=can_use_native_attention(dtype, num_heads_per_kv_head, model_config.head_dim))
     pooling = read_pooling(folder, "last", model_config.hidden_size, config.embedding_dim)
     model = context.load_from_weights(model_config, on_progress, load_model)
     attention = make_attention_backend(backend, model_config.num_heads // group.size, model.num_kv_heads,
@@ -244,7 +253,8 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     # of all ranks; with quantised weights too little if they are dequantised at load, too much if quantised at load
     weight_bytes = count_weight_bytes(Path(config.model))
     if model_config.quantization is None and not config.quantize:
-        weight_bytes = weight_bytes * dtype.itemsize // model_config.dtype.itemsize
+        weight_bytes = (weight_bytes * count_stored_bytes(model_config.dtype, dtype, device)
+                        // model_config.dtype.itemsize)
     check_weight_memory(weight_bytes, device, group, num_sharing_shards)
     return LoadContext(config, device, group, dtype, probe_cache,
                        AdapterRegistry(dtype, device, adaptable=config.adaptable), num_sharing_shards)
@@ -252,6 +262,8 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
 
 def set_up_device(device: torch.device, config: ShardConfig) -> None:
     if device.type == "cpu":
+        if config.cpu_isa != "auto":
+            os.environ[ISA_VARIABLE] = config.cpu_isa
         torch.set_num_threads(choose_num_threads(config.threads, count_usable_cores(), config.world_size))
         return
     if config.exact:

@@ -28,7 +28,7 @@ def test_rank_must_be_below_world_size() -> None:
     ({"memory_fraction": 0.0}, "memory_fraction must be at least 0.01, got 0.0"),
     ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16, got int8"),
     ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got tpu"),
-    ({"attention": "flash"}, "attention must be one of auto, reference, cpu, triton, got flash"),
+    ({"attention": "flash"}, "attention must be one of auto, reference, cpu, native, triton, got flash"),
     ({"dist_backend": "mpi"}, "dist_backend must be one of auto, memory, nccl, got mpi"),
 ], ids=str)
 def test_setting_out_of_bounds_is_rejected_with_its_bound(wrong: dict[str, Any], rule: str) -> None:

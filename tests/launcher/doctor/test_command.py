@@ -13,8 +13,8 @@ from launcher import cli
 from launcher.doctor import command
 from launcher.doctor.command import DoctorSettings
 
-SURVEY_RESULT = {"machine": {"torch": "2.13", "cuda": "", "instructions": [], "packs_bfloat16": True, "gpus": [],
-                             "cores": 2, "processors": 2, "memory": 2**33,
+SURVEY_RESULT = {"machine": {"torch": "2.13", "cuda": "", "instructions": [], "packs_bfloat16": True,
+                             "missing_kernels": "", "gpus": [], "cores": 2, "processors": 2, "memory": 2**33,
                              "memory_source": "that the system has available"}}
 
 
@@ -31,8 +31,8 @@ def get_states(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
 
 def test_all_subjects_are_examined(get_states: Callable[..., Any]) -> None:
     assert [*get_states(SURVEY_RESULT)] == [
-        "python", "packages", "protobuf", "aiohttp", "torch", "gpu", "instructions", "cores", "memory", "shared memory",
-        "model cache", "hub", "port"]
+        "python", "packages", "protobuf", "aiohttp", "torch", "gpu", "instructions", "kernels", "cores", "memory",
+        "shared memory", "model cache", "hub", "port"]
 
 
 def test_torch_that_does_not_load_is_a_problem_and_the_rest_is_examined(get_states: Callable[..., Any]) -> None:

@@ -8,8 +8,9 @@ from launcher.doctor import diagnosis
 from launcher.doctor.findings import Finding
 
 GIB = 2**30
-LAPTOP_SURVEY = {"torch": "2.13.0+cpu", "cuda": "", "instructions": ["avx2"], "packs_bfloat16": True, "gpus": [],
-                 "cores": 4, "processors": 4, "memory": 8 * GIB, "memory_source": "that the system has available"}
+LAPTOP_SURVEY = {"torch": "2.13.0+cpu", "cuda": "", "instructions": ["avx2"], "packs_bfloat16": True,
+                 "missing_kernels": "", "gpus": [], "cores": 4, "processors": 4, "memory": 8 * GIB,
+                 "memory_source": "that the system has available"}
 GPU_SURVEY = {"name": "H200", "free": 130 * GIB, "total": 140 * GIB}
 MODEL_SURVEY = {"architecture": "LlamaForCausalLM", "dtype": "bfloat16", "device": "cpu", "weights": 2 * GIB,
                 "max_positions": 4096, "block": 2**20, "free": 8 * GIB, "tokens": 50_000}
@@ -40,8 +41,12 @@ def test_gpu_invisible_to_torch_is_a_problem(cuda: str, words: str) -> None:
     assert words in finding.cure
 
 
-def test_processor_without_bfloat16_is_a_warning() -> None:
-    assert diagnose_machine(packs_bfloat16=False)["instructions"].state == "warning"
+def test_processor_without_bfloat16_needs_compiled_kernels() -> None:
+    assert diagnose_machine(packs_bfloat16=False)["instructions"].state == "ok"
+    findings = diagnose_machine(packs_bfloat16=False, missing_kernels="there is no C compiler; install gcc")
+    assert findings["instructions"].state == "warning"
+    assert findings["kernels"] == Finding(
+        "kernels", "warning", "not compiled, so models are slower: there is no C compiler; install gcc")
 
 
 def test_processor_instructions_do_not_matter_with_a_gpu() -> None:

@@ -16,7 +16,7 @@ from shard.layers.parallel_linear import (
     read_gelu_linear,
     read_row_parallel_linear,
 )
-from shard.ops.activations import GatedLinear, GeluLinear, PackedGatedLinear, PackedGeluLinear
+from shard.ops.activations import ExactGeluLinear, GatedLinear, GeluLinear, PackedGatedLinear, PackedGeluLinear
 from shard.ops.linear import Linear
 
 NUM_INPUTS, NUM_OUTPUTS = 20, 12
@@ -108,10 +108,14 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
                                    atol=1e-4)
 
 
-@pytest.mark.parametrize(("packs", "kind"), [(True, PackedGeluLinear), (False, GeluLinear)])
+@pytest.mark.parametrize(("packs", "has_kernels", "kind"), [
+    (True, False, PackedGeluLinear), (False, False, GeluLinear), (True, True, ExactGeluLinear),
+    (False, True, ExactGeluLinear)])
 def test_gelu_linear_class_depends_on_the_processor(
-        weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, kind: type[Linear]) -> None:
+        weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool,
+        kind: type[Linear]) -> None:
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
+    monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
         assert isinstance(read_gelu_linear(weights, make_linear_rows("up"), "none"), kind)
 

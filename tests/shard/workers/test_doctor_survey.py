@@ -9,6 +9,7 @@ import torch
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache
+from shard.ops import native_linear
 from shard.workers import doctor_survey
 
 GIB = 2**30
@@ -31,11 +32,16 @@ def test_only_relevant_cpu_features_are_listed(tmp_path: Path) -> None:
     assert doctor_survey.read_cpu_features(tmp_path / "cpuinfo") == ["avx2", "amx_bf16"]
 
 
-def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("has_kernels", "factor"), [(True, 1), (False, 2)])
+def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          has_kernels: bool, factor: int) -> None:
+    """Compiled kernels multiply in float32 with weights of 16 bits."""
     monkeypatch.setattr(doctor_survey, "read_device_memory", lambda *_: (8 * GIB, 8 * GIB))
+    monkeypatch.setattr(native_linear, "has_native_products", lambda *_: has_kernels)
     needs = doctor_survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-    assert (needs["architecture"], needs["dtype"], needs["weights"]) == ("LlamaForCausalLM", "float32", 2 * size)
+    assert (needs["architecture"], needs["dtype"], needs["weights"]) == (
+        "LlamaForCausalLM", "float32", factor * size)
     assert needs["block"] == KVCache.bytes_per_block(2, 2, 16, 16, torch.float32)
     assert needs["tokens"] == pytest.approx(4 * GIB / needs["block"] * 16, rel=1e-3)
 

@@ -1,0 +1,83 @@
+"""Attention on CPU by the compiled kernels of shard/native/attention.c, which read keys and values where they are in
+the cache. A row's bits depend on nothing but what it attends to: docs/concepts/exactness.md, "Blocks of 64 keys"."""
+
+import ctypes
+from array import array
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shard.attention.backend import AttentionOptions
+from shard.attention.kv_cache import KVCache
+from shard.native.library import load_library
+from shard.state.step import TokenSpan
+
+MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
+MAX_HEAD_DIM = 256  # as in attention.c
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the order of attention.c
+
+
+def can_use_native_attention(dtype: torch.dtype, num_heads_per_kv_head: int, head_dim: int) -> bool:
+    """Return whether the kernels compute this kind of attention on this machine."""
+    return (dtype is torch.float32 and num_heads_per_kv_head <= MAX_PIECE_ROWS and head_dim <= MAX_HEAD_DIM
+            and load_library() is not None)
+
+
+class AttentionArguments(ctypes.Structure):
+    """`Attention` in attention.c."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "output", "pieces", "blocks")),
+        *((name, ctypes.c_int64) for name in (
+            "num_pieces", "kv_heads", "group", "head_dim", "block_size", "slot_bytes", "item_bytes", "format",
+            "query_stride", "output_stride", "window")),
+        ("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAttentionPlan:
+    """Pieces of a step's spans, their block tables, and the output, which all layers use."""
+
+    pieces: "array[int]"  # for each piece: first row, start, length, index of its first block in `blocks`
+    blocks: "array[int]"
+    output: Tensor  # [tokens, heads * head_dim]; zeros for rows of no span
+
+
+class NativeAttention:
+    """Attention backend on CPU by compiled kernels, for float32 queries."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_options: AttentionOptions) -> None:
+        library = load_library()
+        assert library is not None
+        self.library = library
+        self._num_kv_heads, self._group, self._head_dim = num_kv_heads, num_heads // num_kv_heads, head_dim
+        self._scale, self._softcap = attention_options.compute_score_scale(head_dim), attention_options.softcap
+        self._sliding_windows = attention_options.sliding_windows
+
+    def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
+             cache: KVCache) -> NativeAttentionPlan:  # noqa: ARG002
+        pieces, blocks = array("q"), array("i")
+        max_tokens = MAX_PIECE_ROWS // self._group
+        for span in (*decodes, *chunks):
+            first_block = len(blocks)
+            blocks.extend(span.blocks)
+            for first in range(0, span.length, max_tokens):
+                pieces.extend((span.first_row + first, span.start + first, min(max_tokens, span.length - first),
+                               first_block))
+        return NativeAttentionPlan(pieces, blocks, torch.zeros(num_tokens, self._num_kv_heads * self._group
+                                                               * self._head_dim))
+
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
+        keys, values = cache.keys[layer], cache.values[layer]
+        assert queries.dtype is torch.float32
+        assert queries.stride()[1:] == (self._head_dim, 1)
+        window = self._sliding_windows[layer] if self._sliding_windows else 0
+        arguments = AttentionArguments(
+            queries.data_ptr(), keys.data_ptr(), values.data_ptr(), plan.output.data_ptr(),
+            plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // 4, self._num_kv_heads,
+            self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer, cache.dtype.itemsize,
+            FORMATS.index(cache.dtype), queries.stride(0), plan.output.stride(0), window, self._scale, self._softcap)
+        self.library.attend(arguments)
+        return plan.output

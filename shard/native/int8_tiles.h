@@ -1,0 +1,67 @@
+/* Products of int16 rows with int8 weights, for one kind of vectors: int8_products.c includes this file once for each
+ * instruction set. Sums over a group of inputs are exact integers; the groups' sums are added as float32, in their order. */
+
+#define DEFINE_TILE(ROWS)                                                                                              \
+    TARGET static void NAME(int8_tile_##ROWS)(const Int8Product *p, ptrdiff_t row, ptrdiff_t panel) {                  \
+        const int8_t *weight = p->weight + panel * p->inputs * PANEL_OUTPUTS;                                          \
+        const int16_t *x = p->x + row * p->inputs;                                                                     \
+        const float *x_scales = p->x_scales + row * (p->inputs / GROUP_INPUTS);                                        \
+        VECTOR results[ROWS][PARTS];                                                                                   \
+        _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                        \
+            _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) results[i][part] = ZERO();                \
+        for (ptrdiff_t group = 0; group < p->inputs / GROUP_INPUTS; group++) {                                         \
+            INTEGERS sums[ROWS][PARTS];                                                                                \
+            _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                    \
+                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) sums[i][part] = ZERO_INTEGERS();      \
+            for (int k = 0; k < GROUP_INPUTS; k += 2, weight += 2 * PANEL_OUTPUTS) {                                   \
+                INTEGERS codes[PARTS];                                                                                 \
+                __builtin_prefetch(weight + READ_AHEAD_BYTES);                                                         \
+                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                                       \
+                    codes[part] = WIDEN(weight + part * (2 * PANEL_OUTPUTS / PARTS));                                  \
+                _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                              \
+                    const INTEGERS pairs = BROADCAST_PAIR(x + i * p->inputs + k);                                      \
+                    _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                                 \
+                        sums[i][part] = MULTIPLY_ADD_PAIRS(sums[i][part], codes[part], pairs);                         \
+                        KEEP_ORDER(sums[i][part]);                                                                     \
+                    }                                                                                                  \
+                }                                                                                                      \
+            }                                                                                                          \
+            x += GROUP_INPUTS;                                                                                         \
+            _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                                  \
+                const VECTOR scale = BROADCAST(x_scales[i * (p->inputs / GROUP_INPUTS) + group]);                      \
+                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                                       \
+                    results[i][part] = MULTIPLY_ADD(TO_FLOAT(sums[i][part]), scale, results[i][part]);                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        const ptrdiff_t output = panel * PANEL_OUTPUTS;                                                                \
+        _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                        \
+            _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                                         \
+                const ptrdiff_t first = output + part * (PANEL_OUTPUTS / PARTS);                                       \
+                const VECTOR bias = p->bias == NULL ? ZERO() : LOAD(p->bias + first);                                  \
+                STORE(p->y + (row + i) * p->y_stride + first,                                                          \
+                      MULTIPLY_ADD(results[i][part], LOAD(p->scales + first), bias));                                  \
+            }                                                                                                          \
+    }
+DEFINE_TILE(1)
+DEFINE_TILE(2)
+DEFINE_TILE(3)
+DEFINE_TILE(4)
+DEFINE_TILE(5)
+DEFINE_TILE(6)
+#if MAX_TILE_ROWS > 6
+DEFINE_TILE(7)
+DEFINE_TILE(8)
+DEFINE_TILE(9)
+DEFINE_TILE(10)
+DEFINE_TILE(11)
+DEFINE_TILE(12)
+#endif
+#undef DEFINE_TILE
+
+static const Int8Tile NAME(INT8_TILES)[] = {
+    NAME(int8_tile_1), NAME(int8_tile_2), NAME(int8_tile_3), NAME(int8_tile_4),  NAME(int8_tile_5),  NAME(int8_tile_6),
+#if MAX_TILE_ROWS > 6
+    NAME(int8_tile_7), NAME(int8_tile_8), NAME(int8_tile_9), NAME(int8_tile_10), NAME(int8_tile_11), NAME(int8_tile_12),
+#endif
+};
+static const Int8Tiles NAME(INT8) = {NAME(INT8_TILES), MAX_TILE_ROWS};

@@ -1,0 +1,133 @@
+"""Compiled kernels for CPUs, loaded with ctypes.
+
+The library uses no header of Python or torch, and runs its loops on the threads of torch's OpenMP, whose functions it
+is given. Where there is no compiler, or the processor has too few instructions, the callers use torch instead.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from shard.native.compiler import (
+    CompilationFailed,
+    compile_library,
+    has_kernels_for_machine,
+    library_file_name,
+)
+
+PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
+ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
+# By the numbers that `weft_instruction_set` returns; the first has no kernels.
+INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni")
+LANES_BY_INSTRUCTION_SET = {"avx2": 8, "avx512": 16, "avx512_vnni": 16}  # float32 values of a vector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """The loaded kernels, the instruction set that they are to use, and the function that runs them on threads."""
+
+    functions: ctypes.CDLL
+    instruction_set: str
+    openmp_parallel: ctypes.c_void_p  # GOMP_parallel
+
+    @property
+    def lanes(self) -> int:
+        return LANES_BY_INSTRUCTION_SET[self.instruction_set]
+
+    def multiply(self, arguments: ctypes.Structure, *, is_float16: bool) -> None:
+        """Compute a `Product` (products.c) on torch's threads."""
+        self.functions.weft_multiply(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set), is_float16,
+                                     self.openmp_parallel, torch.get_num_threads())
+
+    def multiply_int8(self, arguments: ctypes.Structure) -> None:
+        """Compute an `Int8Product` (int8_products.c) on torch's threads."""
+        self.functions.weft_multiply_int8(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
+                                          self.openmp_parallel, torch.get_num_threads())
+
+    def attend(self, arguments: ctypes.Structure) -> None:
+        """Compute an `Attention` (attention.c) on torch's threads."""
+        self.functions.weft_attend(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
+                                   self.openmp_parallel, torch.get_num_threads())
+
+
+def load_library() -> NativeLibrary | None:
+    """Return the kernels, compiled if that has not happened yet; None if they cannot be used."""
+    library = find_library()
+    return None if isinstance(library, str) else library
+
+
+def describe_loaded_library() -> str:
+    """Return the sources and instructions of the kernels in use; empty if nothing asked for any, or there are none."""
+    library = load_library() if find_library.cache_info().currsize else None
+    return "" if library is None else f"{library_file_name()} {library.instruction_set}"
+
+
+def log_use_of_kernels() -> None:
+    """Log whether the model that has been loaded uses kernels, or that it would if there were some."""
+    library = find_library() if find_library.cache_info().currsize else None
+    if isinstance(library, NativeLibrary):
+        logger.info("compiled kernels for %s", library.instruction_set.replace("_", " with "))
+    elif library is not None:
+        level = logging.INFO if os.environ.get(ISA_VARIABLE) == "none" else logging.WARNING
+        logger.log(level, "no compiled kernels, so products and attention are slower: %s", library)
+
+
+@cache
+def find_library() -> NativeLibrary | str:
+    """Return the kernels, or why they cannot be used here."""
+    if not has_kernels_for_machine():
+        return f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}"
+    if (openmp_parallel := find_openmp_parallel()) is None:
+        return "this torch has no OpenMP of GNU's kind"
+    try:
+        functions = ctypes.CDLL(str(find_or_compile(os.environ)))
+    except (OSError, CompilationFailed) as error:
+        return str(error)
+    wanted = os.environ.get(ISA_VARIABLE, "").removeprefix("auto")
+    instruction_set = choose_instruction_set(functions.weft_instruction_set(), wanted)
+    if instruction_set == "none":
+        return "--cpu-isa is none" if wanted == "none" else "this processor has no AVX2"
+    return NativeLibrary(functions, instruction_set, openmp_parallel)
+
+
+def choose_instruction_set(best: int, wanted: str) -> str:
+    """Return the wanted instruction set, by default the best one of this processor."""
+    if wanted and wanted not in INSTRUCTION_SETS:
+        raise ValueError(f"{ISA_VARIABLE} must be one of auto, {', '.join(INSTRUCTION_SETS)}, got {wanted!r}")
+    return INSTRUCTION_SETS[min(best, INSTRUCTION_SETS.index(wanted) if wanted else best)]
+
+
+def find_openmp_parallel() -> ctypes.c_void_p | None:
+    """Return the address of GOMP_parallel in the library of OpenMP that torch has loaded."""
+    paths = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    library = ctypes.CDLL(str(paths[0]) if paths else None)  # None: all that this process has loaded for everyone
+    try:
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p)
+    except AttributeError:
+        return None
+
+
+def find_or_compile(environment: Mapping[str, str]) -> Path:
+    """Return the library for the present sources: that of the installation, or one compiled into the user's cache."""
+    name, cache_folder = library_file_name(), get_cache_folder(environment)
+    for folder in (PACKAGE_FOLDER, cache_folder):
+        if (folder / name).is_file():
+            return folder / name
+    return compile_library(cache_folder)
+
+
+def get_cache_folder(environment: Mapping[str, str]) -> Path:
+    try:
+        base = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError as error:
+        raise CompilationFailed("this user has no home folder; set XDG_CACHE_HOME to a folder") from error
+    return base / "weft" / "native"

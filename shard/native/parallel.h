@@ -1,0 +1,29 @@
+/* Parts of a job on the threads of an OpenMP library that the caller has loaded. */
+
+#include <stddef.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
+
+typedef struct {
+    void (*run)(const void *data, ptrdiff_t part);
+    const void *data;
+    ptrdiff_t num_parts;
+    ptrdiff_t next_part; /* atomic: a thread whose core is taken away holds up no more than one part */
+} Parts;
+
+static void run_next_parts(void *data) {
+    Parts *parts = data;
+    for (ptrdiff_t part; (part = __atomic_fetch_add(&parts->next_part, 1, __ATOMIC_RELAXED)) < parts->num_parts;)
+        parts->run(parts->data, part);
+}
+
+static inline void run_parts(void (*run)(const void *, ptrdiff_t), const void *data, ptrdiff_t num_parts, Parallel parallel,
+                      unsigned threads) {
+    Parts parts = {run, data, num_parts, 0};
+    if (threads <= 1 || num_parts <= 1)
+        run_next_parts(&parts);
+    else
+        parallel(run_next_parts, &parts, threads, 0);
+}

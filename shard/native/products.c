@@ -1,0 +1,220 @@
+/* Products of float32 rows with packed weights of 16 bits: y[row][output] = bias[output] + sum over k of x[row][k] *
+ * w[output][k].
+ *
+ * The sum of one row and one output is made in float32 by fused multiply-adds in the order of k, whatever other rows and
+ * outputs there are, and whatever their number and the number of threads.
+ *
+ * A panel holds the weights of 2 * LANES outputs: for each k two vectors of LANES values. bfloat16: the vectors share
+ * 32-bit words, the first in the low halves. float16: one after the other.
+ */
+
+#include "parallel.h"
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef struct {
+    const float *x;         /* [rows, inputs] */
+    const uint16_t *weight; /* [panels, inputs, 2 * LANES] */
+    const float *bias;      /* [panels * 2 * LANES], or NULL */
+    float *y;               /* [rows, y_stride], y_stride >= panels * 2 * LANES */
+    int64_t rows, inputs, panels, x_stride, y_stride;
+} Product;
+
+/* What a tile reads ahead: one line of memory for each k, this many bytes further each time. */
+typedef struct {
+    const char *start;
+    ptrdiff_t step;
+} ReadAhead;
+
+typedef void (*Tile)(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride,
+                     const float *bias, float *y, ptrdiff_t y_stride, ptrdiff_t count, int is_first, ReadAhead ahead);
+
+typedef struct {
+    ptrdiff_t panel_outputs; /* outputs per panel */
+    ptrdiff_t block_inputs;  /* inputs of a panel that stay in the cache while row after row uses them */
+    ptrdiff_t max_rows;      /* of a tile */
+    const Tile *one_panel;   /* by number of rows - 1 */
+    const Tile *two_panels;
+    ptrdiff_t max_rows_of_two;
+} Kernels;
+
+enum { MAX_ROWS_PER_CHUNK = 96, READ_AHEAD_BYTES = 1024 };
+
+static ptrdiff_t divide_up(ptrdiff_t count, ptrdiff_t divisor) { return (count + divisor - 1) / divisor; }
+
+/* Computes panels first_panel to last_panel - 1 for one tile of rows, so that the weights are read once and in their
+ * order in memory. */
+static void multiply_one_tile(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
+    const ptrdiff_t panel_outputs = kernels->panel_outputs, panel_stride = p->inputs * panel_outputs;
+    for (ptrdiff_t panel = first_panel; panel < last_panel;) {
+        const int takes_two = p->rows <= kernels->max_rows_of_two && panel + 1 < last_panel;
+        const uint16_t *weight = p->weight + panel * panel_stride;
+        const ReadAhead ahead = {(const char *)weight + READ_AHEAD_BYTES, panel_outputs * (ptrdiff_t)sizeof(uint16_t)};
+        (takes_two ? kernels->two_panels : kernels->one_panel)[p->rows - 1](
+            p->x, p->x_stride, weight, panel_stride, p->bias == NULL ? NULL : p->bias + panel * panel_outputs,
+            p->y + panel * panel_outputs, p->y_stride, p->inputs, 1, ahead);
+        panel += takes_two ? 2 : 1;
+    }
+}
+
+/* Computes them for rows that need several tiles, which are of nearly equal size. While the tiles use one block of a
+ * panel, they read the next panel's block ahead, each a part of it. */
+static void multiply_tiles(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel,
+                           ptrdiff_t first_row, ptrdiff_t num_rows) {
+    const ptrdiff_t panel_outputs = kernels->panel_outputs, panel_stride = p->inputs * panel_outputs;
+    const ptrdiff_t num_tiles = divide_up(num_rows, kernels->max_rows);
+    for (ptrdiff_t k = 0; k < p->inputs; k += kernels->block_inputs) {
+        const ptrdiff_t count = k + kernels->block_inputs < p->inputs ? kernels->block_inputs : p->inputs - k;
+        const ptrdiff_t block_bytes = count * panel_outputs * (ptrdiff_t)sizeof(uint16_t);
+        for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
+            const uint16_t *weight = p->weight + panel * panel_stride + k * panel_outputs;
+            const float *bias = p->bias == NULL ? NULL : p->bias + panel * panel_outputs;
+            for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
+                const ptrdiff_t row = first_row + num_rows * tile / num_tiles;
+                const ptrdiff_t rows = first_row + num_rows * (tile + 1) / num_tiles - row;
+                const ReadAhead ahead = {(const char *)(weight + panel_stride) + block_bytes * tile / num_tiles,
+                                         block_bytes / num_tiles / count};
+                kernels->one_panel[rows - 1](p->x + row * p->x_stride + k, p->x_stride, weight, panel_stride, bias,
+                                             p->y + row * p->y_stride + panel * panel_outputs, p->y_stride, count,
+                                             k == 0, ahead);
+            }
+        }
+    }
+}
+
+static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
+    if (p->rows <= kernels->max_rows) {
+        multiply_one_tile(p, kernels, first_panel, last_panel);
+        return;
+    }
+    const ptrdiff_t num_chunks = divide_up(p->rows, MAX_ROWS_PER_CHUNK);
+    for (ptrdiff_t chunk = 0; chunk < num_chunks; chunk++) {
+        const ptrdiff_t first_row = p->rows * chunk / num_chunks;
+        multiply_tiles(p, kernels, first_panel, last_panel, first_row, p->rows * (chunk + 1) / num_chunks - first_row);
+    }
+}
+
+/* Defines the tile of ROWS rows and PANELS panels for one kind of vectors; LOAD_PAIR reads the weights of one k. */
+#define DEFINE_TILE(NAME, TARGET, VECTOR, LANES, ROWS, PANELS, SET1, LOADU, STOREU, FMADD, ZERO, LOAD_PAIR)               \
+    TARGET static void NAME(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride,           \
+                            const float *bias, float *y, ptrdiff_t y_stride, ptrdiff_t count, int is_first,               \
+                            ReadAhead ahead) {                                                                            \
+        VECTOR sums[ROWS][2 * PANELS];                                                                                    \
+        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                      \
+            _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                         \
+                sums[row][part] = !is_first ? LOADU(y + row * y_stride + part * LANES)                                    \
+                                  : bias != NULL ? LOADU(bias + part * LANES) : ZERO();                                   \
+        for (ptrdiff_t k = 0; k < count; k++, ahead.start += ahead.step) {                                                \
+            __builtin_prefetch(ahead.start);                                                                              \
+            VECTOR weights[2 * PANELS];                                                                                   \
+            _Pragma("GCC unroll 4") for (int panel = 0; panel < PANELS; panel++)                                          \
+                LOAD_PAIR(weight + panel * panel_stride + k * 2 * LANES, weights[2 * panel], weights[2 * panel + 1]);     \
+            _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++) {                                                \
+                const VECTOR value = SET1(x[row * x_stride + k]);                                                         \
+                _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                     \
+                    sums[row][part] = FMADD(value, weights[part], sums[row][part]);                                       \
+            }                                                                                                             \
+        }                                                                                                                 \
+        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                      \
+            _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                         \
+                STOREU(y + row * y_stride + part * LANES, sums[row][part]);                                               \
+    }
+
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define LOAD_BF16_AVX2(ADDRESS, LOW, HIGH)                                                        \
+    do {                                                                                          \
+        const __m256i words = _mm256_loadu_si256((const __m256i *)(ADDRESS));                     \
+        LOW = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));                                  \
+        HIGH = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000)));  \
+    } while (0)
+#define LOAD_FP16_AVX2(ADDRESS, LOW, HIGH)                                                 \
+    do {                                                                                   \
+        LOW = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(ADDRESS)));                \
+        HIGH = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((ADDRESS) + 8)));         \
+    } while (0)
+#define TILE_AVX2(FORMAT, ROWS, PANELS)                                                                              \
+    DEFINE_TILE(avx2_##FORMAT##_##ROWS##x##PANELS, AVX2, __m256, 8, ROWS, PANELS, _mm256_set1_ps, _mm256_loadu_ps,   \
+                _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define LOAD_BF16_AVX512(ADDRESS, LOW, HIGH)                                                      \
+    do {                                                                                          \
+        const __m512i words = _mm512_loadu_si512((const void *)(ADDRESS));                        \
+        LOW = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));                                  \
+        HIGH = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));  \
+    } while (0)
+#define LOAD_FP16_AVX512(ADDRESS, LOW, HIGH)                                                \
+    do {                                                                                    \
+        LOW = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(ADDRESS)));              \
+        HIGH = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((ADDRESS) + 16)));      \
+    } while (0)
+#define TILE_AVX512(FORMAT, ROWS, PANELS)                                                                                 \
+    DEFINE_TILE(avx512_##FORMAT##_##ROWS##x##PANELS, AVX512, __m512, 16, ROWS, PANELS, _mm512_set1_ps, _mm512_loadu_ps,   \
+                _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_setzero_ps, LOAD_##FORMAT##_AVX512)
+
+#define DEFINE_KERNELS_AVX2(FORMAT)                                                                                     \
+    TILE_AVX2(FORMAT, 1, 1) TILE_AVX2(FORMAT, 2, 1) TILE_AVX2(FORMAT, 3, 1) TILE_AVX2(FORMAT, 4, 1)                     \
+    TILE_AVX2(FORMAT, 5, 1) TILE_AVX2(FORMAT, 6, 1) TILE_AVX2(FORMAT, 1, 2) TILE_AVX2(FORMAT, 2, 2)                     \
+    static const Tile avx2_##FORMAT##_one[] = {avx2_##FORMAT##_1x1, avx2_##FORMAT##_2x1, avx2_##FORMAT##_3x1,           \
+                                               avx2_##FORMAT##_4x1, avx2_##FORMAT##_5x1, avx2_##FORMAT##_6x1};          \
+    static const Tile avx2_##FORMAT##_two[] = {avx2_##FORMAT##_1x2, avx2_##FORMAT##_2x2};                               \
+    static const Kernels avx2_##FORMAT##_kernels = {16, 1024, 6, avx2_##FORMAT##_one, avx2_##FORMAT##_two, 2};
+#define DEFINE_KERNELS_AVX512(FORMAT)                                                                                       \
+    TILE_AVX512(FORMAT, 1, 1) TILE_AVX512(FORMAT, 2, 1) TILE_AVX512(FORMAT, 3, 1) TILE_AVX512(FORMAT, 4, 1)                 \
+    TILE_AVX512(FORMAT, 5, 1) TILE_AVX512(FORMAT, 6, 1) TILE_AVX512(FORMAT, 7, 1) TILE_AVX512(FORMAT, 8, 1)                 \
+    TILE_AVX512(FORMAT, 9, 1) TILE_AVX512(FORMAT, 10, 1) TILE_AVX512(FORMAT, 11, 1) TILE_AVX512(FORMAT, 12, 1)              \
+    TILE_AVX512(FORMAT, 1, 2) TILE_AVX512(FORMAT, 2, 2)                                                                     \
+    static const Tile avx512_##FORMAT##_one[] = {                                                                           \
+        avx512_##FORMAT##_1x1, avx512_##FORMAT##_2x1, avx512_##FORMAT##_3x1, avx512_##FORMAT##_4x1,                         \
+        avx512_##FORMAT##_5x1, avx512_##FORMAT##_6x1, avx512_##FORMAT##_7x1, avx512_##FORMAT##_8x1,                         \
+        avx512_##FORMAT##_9x1, avx512_##FORMAT##_10x1, avx512_##FORMAT##_11x1, avx512_##FORMAT##_12x1};                     \
+    static const Tile avx512_##FORMAT##_two[] = {avx512_##FORMAT##_1x2, avx512_##FORMAT##_2x2};                             \
+    static const Kernels avx512_##FORMAT##_kernels = {32, 1024, 12, avx512_##FORMAT##_one, avx512_##FORMAT##_two, 2};
+
+DEFINE_KERNELS_AVX2(BF16)
+DEFINE_KERNELS_AVX2(FP16)
+DEFINE_KERNELS_AVX512(BF16)
+DEFINE_KERNELS_AVX512(FP16)
+
+static const Kernels *const KERNELS[][2] = {{&avx2_BF16_kernels, &avx2_FP16_kernels},
+                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
+                                            {&avx512_BF16_kernels, &avx512_FP16_kernels}};
+
+/* Returns which kernels processor and system allow. 3: AVX-512 with VNNI, 2: AVX-512, 1: AVX2 with FMA and F16C, 0: none.
+ * __builtin_cpu_supports would do, but not with every compiler in a shared library. */
+EXPORT int weft_instruction_set(void) {
+    unsigned eax, ebx, ecx, edx, saved_by_system;
+    const unsigned fma = 1u << 12, xsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (~ecx & (fma | xsave | avx | f16c))) return 0;
+    __asm__("xgetbv" : "=a"(saved_by_system), "=d"(edx) : "c"(0));
+    if ((saved_by_system & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    const unsigned avx2 = 1u << 5, avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30, avx512vl = 1u << 31;
+    const unsigned avx512vnni = 1u << 11; /* of ecx */
+    if (!(ebx & avx2)) return 0;
+    if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
+    return ecx & avx512vnni ? 3 : 2;
+}
+
+enum { PARTS_PER_THREAD = 8 };
+
+typedef struct {
+    const Product *product;
+    const Kernels *kernels;
+    ptrdiff_t num_parts;
+} Job;
+
+static void run_part(const void *data, ptrdiff_t part) {
+    const Job *job = data;
+    const ptrdiff_t panels = job->product->panels;
+    multiply_panels(job->product, job->kernels, panels * part / job->num_parts, panels * (part + 1) / job->num_parts);
+}
+
+EXPORT void weft_multiply(const Product *product, int instruction_set, int is_fp16, Parallel parallel,
+                          unsigned threads) {
+    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
+    const Job job = {product, KERNELS[instruction_set - 1][is_fp16],
+                     product->panels < most_parts ? product->panels : most_parts};
+    run_parts(run_part, &job, job.num_parts, parallel, threads);
+}

@@ -1,0 +1,75 @@
+"""Linear with an int8 weight and one scale per output, by the kernels of `shard/native/int8_products.c`.
+
+They quantise each row to int16 and add exact integers, so a row's bits depend on the row alone:
+docs/concepts/exactness.md, "Products with independent rows".
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shard.native.library import NativeLibrary
+from shard.ops.int8_linear import iter_code_tiles
+from shard.quantization.format import QuantizedSlice
+
+PANEL_OUTPUTS = 16  # as in int8_products.c
+GROUP_INPUTS = 128  # as in int8_products.c
+PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
+
+
+class Int8ProductArguments(ctypes.Structure):
+    """`Int8Product` in int8_products.c."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("rows", "x", "x_scales", "weight", "scales", "bias", "y")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "row_inputs", "row_stride", "inputs", "panels", "y_stride"))]
+
+
+class NativeInt8Linear:
+    """Linear with int8 codes in panels. Scale and bias are applied in float32."""
+
+    def __init__(self, quantized_slices: Sequence[QuantizedSlice], bias: Tensor | None, library: NativeLibrary) -> None:
+        """The outputs are those of all parts, one after the other."""
+        scales = torch.cat([part.scales for part in quantized_slices]).view(-1)
+        self._num_outputs, self._num_inputs = len(scales), quantized_slices[0].num_columns
+        self._padded_inputs = round_up(self._num_inputs, GROUP_INPUTS)
+        self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
+        self._scales = pad_with_zeros(scales, self._padded_outputs)
+        self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
+        self._panels = torch.empty(self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2,
+                                   dtype=torch.int8)
+        tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
+        for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
+            codes = torch.zeros(len(panels), PANEL_OUTPUTS, self._padded_inputs, dtype=torch.int8)
+            codes[:, :, :self._num_inputs] = tile[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, -1)
+            panels.copy_(codes.view(len(panels), PANEL_OUTPUTS, -1, 2).transpose(1, 2))
+        self._library = library
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward_float32(x).to(x.dtype)
+
+    def forward_float32(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, out]` in float32"""
+        rows = x.float()
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        codes = torch.empty(len(x), self._padded_inputs, dtype=torch.int16)
+        code_scales = torch.empty(len(x), self._padded_inputs // GROUP_INPUTS)
+        y = torch.empty(len(x), self._padded_outputs)
+        self._library.multiply_int8(Int8ProductArguments(
+            rows.data_ptr(), codes.data_ptr(), code_scales.data_ptr(), self._panels.data_ptr(),
+            self._scales.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(x),
+            self._num_inputs, rows.stride(0), self._padded_inputs, len(self._panels), y.stride(0)))
+        return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+def round_up(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor
+
+
+def pad_with_zeros(values: Tensor, length: int) -> Tensor:
+    padded = torch.zeros(length)
+    padded[:len(values)] = values
+    return padded

@@ -1,0 +1,53 @@
+"""Compiling the kernels."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from shard.native import compiler
+from shard.native.compiler import CompilationFailed, compile_library, find_compiler, library_file_name, run_compiler
+
+
+def test_named_compiler_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "which", lambda name: f"/bin/{name}")
+    assert find_compiler() is not None
+    monkeypatch.setenv("CC", "tcc")
+    assert find_compiler() == ("/bin/tcc",)
+    monkeypatch.delenv("CC")
+    assert find_compiler() == ("/bin/cc",)
+
+
+def test_package_ziglang_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "which", lambda _: None)
+    monkeypatch.setattr(compiler, "find_spec", lambda _: object())
+    assert find_compiler() == (sys.executable, "-m", "ziglang", "cc")
+
+
+def test_machine_without_a_compiler_is_told_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    with pytest.raises(CompilationFailed, match="there is no C compiler; install gcc or clang, or the package ziglang"):
+        compile_library(tmp_path)
+
+
+def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "import sys; sys.exit('loom is no flag')")
+    with pytest.raises(CompilationFailed, match="failed: loom is no flag"):
+        run_compiler(command, tmp_path / "x.so")
+
+
+def test_changed_source_has_another_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library_file_name()
+    for path in compiler.NATIVE_FOLDER.glob("*.[ch]"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(compiler, "NATIVE_FOLDER", tmp_path)
+    assert library_file_name() == before
+    header = tmp_path / "parallel.h"
+    header.write_text(header.read_text() + "\n")
+    assert library_file_name() != before
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
+def test_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPILE_FLAGS", (*compiler.COMPILE_FLAGS, "-O1", "-Wall", "-Wextra", "-Werror"))
+    assert compile_library(tmp_path).is_file()

@@ -1,0 +1,105 @@
+"""Finding the compiled kernels and choosing an instruction set."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from shard.config import CPU_ISA_CHOICES
+from shard.native import compiler, library
+from shard.native.compiler import CompilationFailed, compile_library, find_compiler, library_file_name
+from shard.native.library import (
+    INSTRUCTION_SETS,
+    choose_instruction_set,
+    describe_loaded_library,
+    find_library,
+    find_or_compile,
+    load_library,
+    log_use_of_kernels,
+)
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
+
+
+def test_every_instruction_set_is_a_choice() -> None:
+    assert ("auto", *INSTRUCTION_SETS) == CPU_ISA_CHOICES
+
+
+@pytest.mark.parametrize(("best", "wanted", "chosen"), [
+    (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"), (2, "avx2", "avx2"), (1, "avx512", "avx2"),
+    (2, "none", "none")])
+def test_best_instruction_set_is_chosen_up_to_the_wanted_one(best: int, wanted: str, chosen: str) -> None:
+    assert choose_instruction_set(best, wanted) == chosen
+
+
+def test_unknown_instruction_set_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"WEFT_CPU_ISA must be one of auto, none, avx2, .*, got 'sse'"):
+        choose_instruction_set(2, "sse")
+
+
+@pytest.fixture
+def empty_package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the package's own, as if its installation had compiled nothing."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    monkeypatch.setattr(library, "PACKAGE_FOLDER", folder)
+    return folder
+
+
+@needs_compiler
+def test_library_is_compiled_once_into_the_cache(empty_package_folder: Path, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    path = find_or_compile(environment)
+    assert [*path.parent.iterdir()] == [path]
+    assert path.parent == tmp_path / "weft" / "native"
+    assert not [*empty_package_folder.iterdir()]
+    monkeypatch.setattr(compiler, "run_compiler", None)
+    assert find_or_compile(environment) == path
+
+
+def test_library_of_an_installation_needs_no_compiler(empty_package_folder: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = empty_package_folder / library_file_name()
+    installed.write_bytes(b"")
+    (empty_package_folder / "kernels-x86_64-0123456789abcdef.so").write_bytes(b"")  # of another source
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    assert find_or_compile({"XDG_CACHE_HOME": str(tmp_path)}) == installed
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_package_folder")
+def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "weft").write_text("")
+    with pytest.raises(CompilationFailed, match=r"cannot write .*/weft/native/kernels-\w+-\w+\.so"):
+        find_or_compile({"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_shard_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> Path:
+        raise CompilationFailed("there is no C compiler")
+
+    monkeypatch.setattr(library, "find_or_compile", fail)
+    monkeypatch.setattr(library, "find_library", cache(find_library.__wrapped__))
+    log_use_of_kernels()
+    assert not caplog.text  # nothing has asked for kernels
+    assert load_library() is None
+    log_use_of_kernels()
+    assert "no compiled kernels, so products and attention are slower: there is no C compiler" in caplog.text
+    assert not describe_loaded_library()
+
+
+@needs_compiler
+def test_file_that_is_no_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compile_library(tmp_path)
+    path.write_bytes(b"no library")
+    monkeypatch.setattr(library, "find_or_compile", lambda _: path)
+    assert str(path) in str(find_library.__wrapped__())
+
+
+@pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
+def test_instructions_in_use_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    log_use_of_kernels()
+    assert "compiled kernels for avx" in caplog.text
+    assert describe_loaded_library().startswith(library_file_name())

@@ -1,0 +1,83 @@
+"""Products of the compiled kernels against torch, and their rows alone and in company."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
+from shard.ops.native_linear import STORED_DTYPES, NativeLinear, make_native_linear
+
+library = load_library()
+pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
+AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
+
+
+def get_library(instruction_set: str) -> NativeLibrary:
+    assert library is not None
+    return replace(library, instruction_set=instruction_set)
+
+
+def make_weight(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(num_outputs, num_inputs).to(dtype)
+
+
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+@pytest.mark.parametrize("dtype", STORED_DTYPES, ids=str)
+@given(rows=st.integers(1, 30), num_inputs=st.sampled_from([1, 7, 64, 520, 1100]),
+       num_outputs=st.sampled_from([1, 16, 33, 96, 130]), has_bias=st.booleans(), seed=st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_products_match_float64(instruction_set: str, dtype: torch.dtype, *, rows: int, num_inputs: int,
+                                num_outputs: int, has_bias: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight, x = make_weight(num_outputs, num_inputs, dtype), torch.randn(rows, num_inputs)
+    bias = torch.randn(num_outputs) if has_bias else None
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    result = NativeLinear(weight, bias, get_library(instruction_set))(x)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=2e-6 * num_inputs)
+
+
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+@pytest.mark.parametrize("dtype", STORED_DTYPES, ids=str)
+@given(rows=st.integers(1, 110), first=st.integers(0, 40), threads=st.sampled_from([1, 2]),
+       shape=st.sampled_from([(40, 700), (96, 33), (64, 1030)]), seed=st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_row_has_the_same_bits_in_any_company(instruction_set: str, dtype: torch.dtype, *, rows: int, first: int,
+                                              threads: int, shape: tuple[int, int], seed: int) -> None:
+    torch.manual_seed(seed)
+    linear, x = NativeLinear(make_weight(*shape, dtype), None, get_library(instruction_set)), torch.randn(150, shape[1])
+    together, before = linear(x), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(linear(x[first:first + rows]), together[first:first + rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_all_instruction_sets_give_the_same_bits() -> None:
+    weight, x = make_weight(100, 900, torch.bfloat16), torch.randn(9, 900)
+    results = [NativeLinear(weight, None, get_library(one))(x) for one in AVAILABLE_SETS]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_rows_of_a_wider_tensor_are_read_where_they_are() -> None:
+    linear = NativeLinear(make_weight(32, 50, torch.bfloat16), None, get_library(AVAILABLE_SETS[0]))
+    wide = torch.randn(6, 80)
+    assert torch.equal(linear(wide[:, 10:60]), linear(wide[:, 10:60].contiguous()))
+    assert torch.equal(linear(wide.t()[:50].t()), linear(wide[:, :50].contiguous()))
+
+
+@pytest.mark.parametrize("dtype", STORED_DTYPES, ids=str)
+def test_weight_is_stored_in_the_type_that_holds_it(dtype: torch.dtype) -> None:
+    weight = make_weight(32, 16, dtype).float()
+    native_linear = make_native_linear(weight, None)
+    assert native_linear is not None
+    torch.testing.assert_close(native_linear(torch.eye(16)), weight.t(), rtol=0.0, atol=0.0)
+
+
+def test_weight_that_needs_float32_is_left_to_torch() -> None:
+    assert make_native_linear(torch.randn(32, 16), None) is None
+    assert make_native_linear(torch.randn(32, 16).bfloat16(), None) is None
