@@ -49,7 +49,7 @@ def diagnose_cpu_instructions(survey: SurveyResult) -> Iterator[Finding]:
     if missing_kernels:
         yield Finding("kernels", "warning", f"not compiled, so models are slower: {missing_kernels}")
     else:
-        yield make_ok_finding("kernels", "compiled, for products in float32 and with int8 weights")
+        yield make_ok_finding("kernels", "compiled, for products and attention")
 
 
 def diagnose_model(survey: SurveyResult, model_name: str) -> Iterator[Finding]:

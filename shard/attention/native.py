@@ -12,6 +12,7 @@ from torch import Tensor
 from shard.attention.backend import AttentionOptions
 from shard.attention.kv_cache import KVCache
 from shard.native.library import load_library
+from shard.ops.native_linear import has_native_products
 from shard.state.step import TokenSpan
 
 MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
@@ -21,8 +22,8 @@ FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the
 
 def can_use_native_attention(dtype: torch.dtype, num_heads_per_kv_head: int, head_dim: int) -> bool:
     """Return whether the kernels compute this kind of attention on this machine."""
-    return (dtype is torch.float32 and num_heads_per_kv_head <= MAX_PIECE_ROWS and head_dim <= MAX_HEAD_DIM
-            and load_library() is not None)
+    return (has_native_products(dtype, torch.device("cpu")) and num_heads_per_kv_head <= MAX_PIECE_ROWS
+            and head_dim <= MAX_HEAD_DIM)
 
 
 class AttentionArguments(ctypes.Structure):
@@ -46,7 +47,7 @@ class NativeAttentionPlan:
 
 
 class NativeAttention:
-    """Attention backend on CPU by compiled kernels, for float32 queries."""
+    """Attention backend on CPU by compiled kernels, which compute in float32."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_options: AttentionOptions) -> None:
         library = load_library()
@@ -71,7 +72,7 @@ class NativeAttention:
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
         keys, values = cache.keys[layer], cache.values[layer]
-        assert queries.dtype is torch.float32
+        dtype, queries = queries.dtype, queries.float()
         assert queries.stride()[1:] == (self._head_dim, 1)
         window = self._sliding_windows[layer] if self._sliding_windows else 0
         arguments = AttentionArguments(
@@ -80,4 +81,4 @@ class NativeAttention:
             self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer, cache.dtype.itemsize,
             FORMATS.index(cache.dtype), queries.stride(0), plan.output.stride(0), window, self._scale, self._softcap)
         self.library.attend(arguments)
-        return plan.output
+        return plan.output.to(dtype)

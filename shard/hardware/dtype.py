@@ -12,8 +12,6 @@ from shard.hardware.probe_cache import ProbeCache
 from shard.parallel.group import RankGroup
 
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NUM_PROBE_ROWS = 8
-PROBE_WEIGHT_SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
 NUM_PROBE_ROUNDS = 5
 
 MatmulFunction = Callable[[], object]
@@ -52,13 +50,6 @@ def measure_fastest_dtype(can_pack: Callable[[torch.dtype], bool],
             matmul()
             best_seconds[dtype] = min(best_seconds[dtype], perf_counter() - started_at)
     return min(best_seconds, key=lambda dtype: best_seconds[dtype])
-
-
-def make_packed_matmul(dtype: torch.dtype) -> MatmulFunction:
-    """Return a product of a few rows, as in a decode step."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(torch.full(PROBE_WEIGHT_SHAPE, 0.01, dtype=dtype))
-    rows = torch.full((NUM_PROBE_ROWS, PROBE_WEIGHT_SHAPE[1]), 0.01, dtype=dtype)
-    return lambda: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
 
 def agree_on_dtype(group: RankGroup, probe_cache: ProbeCache, key: str,

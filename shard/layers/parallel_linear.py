@@ -17,6 +17,7 @@ from shard.ops.activations import (
     ExactGeluLinear,
     GatedLinear,
     GeluLinear,
+    NativeGatedLinear,
     PackedGatedLinear,
     PackedGeluLinear,
     apply_and_round,
@@ -24,10 +25,12 @@ from shard.ops.activations import (
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.native_int8_linear import NativeInt8Linear
-from shard.ops.native_linear import has_native_products
+from shard.ops.native_linear import NativeBf16Linear, NativeLinear, has_native_products
 from shard.ops.triton_support import import_kernels
 from shard.parallel.group import RankGroup
 from shard.quantization.format import MatrixSlice
+
+FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeLinear, NativeBf16Linear)  # that can return float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +70,31 @@ def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSl
     return Int8Linear(quantized_slices, bias, weights.dequant_buffers)
 
 
+def read_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
+    """Return one linear for several of the checkpoint, without adapters."""
+    bias = read_bias(weights, linear_rows)
+    int8_linear = read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)
+    return read_float_linear(weights, linear_rows, bias) if int8_linear is None else int8_linear
+
+
+def read_float_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows], bias: Tensor | None) -> Linear:
+    """Return one linear like `read_linear`, of weights that are not kept quantized."""
+    scratch = should_pack(weights.dtype, weights.device)
+    return make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch), bias)
+
+
+def without_rounding(linear: Linear) -> Linear:
+    """Return the linear with outputs in float32, if it can give them."""
+    return linear.forward_float32 if isinstance(linear, FLOAT32_LINEARS) else linear
+
+
 def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows], linear: Linear) -> Linear:
     return weights.lora_targets.wrap_linear(linear, [part.matrix_slice for part in linear_rows])
 
 
 def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one fused linear for several of the checkpoint, their outputs concatenated."""
-    bias = read_bias(weights, linear_rows)
-    linear: Linear | None = read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)
-    if linear is None:
-        scratch = should_pack(weights.dtype, weights.device)
-        linear = make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch),
-                             bias)
-    return wrap_with_adapters(weights, linear_rows, linear)
+    return wrap_with_adapters(weights, linear_rows, read_linear(weights, linear_rows))
 
 
 def read_gelu_linear(
@@ -87,7 +102,8 @@ def read_gelu_linear(
 ) -> GeluLinear | PackedGeluLinear | ExactGeluLinear:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
     if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
-        return ExactGeluLinear(read_column_parallel_linear(weights, [linear_rows]), approximate)
+        linear = without_rounding(read_linear(weights, [linear_rows]))
+        return ExactGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
     linear_class = PackedGeluLinear if packed else GeluLinear
     return linear_class(weights.read_stacked_rows([linear_rows.weight_rows], scratch=packed),
@@ -95,26 +111,30 @@ def read_gelu_linear(
 
 
 def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRows,
-                      activation: str = "silu") -> GatedLinear | PackedGatedLinear:
+                      activation: str = "silu") -> GatedLinear | NativeGatedLinear | PackedGatedLinear:
     """`activation` is a key in GATED_ACTIVATIONS."""
-    activation_variants = GATED_ACTIVATIONS[activation]
-    exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=activation_variants.exact)
-    if (int8_linear := read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice],
-                                        read_bias(weights, [gate, up]))) is not None:
-        return GatedLinear(wrap_with_adapters(weights, [gate, up], int8_linear.forward_float32), exact_and_rounded)
-    has_exact_products = (should_pack(weights.dtype, weights.device)
-                          or has_native_products(weights.dtype, weights.device))
-    if not has_exact_products:
+    variants = GATED_ACTIVATIONS[activation]
+    exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=variants.exact)
+    bias = read_bias(weights, [gate, up])
+    unwrapped: Linear | None = read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
+    if unwrapped is None and has_native_products(weights.dtype, weights.device):
+        unwrapped = read_float_linear(weights, [gate, up], bias)
+    if unwrapped is not None:
+        linear = wrap_with_adapters(weights, [gate, up], without_rounding(unwrapped))
+        if weights.device.type == "cpu" and (library := load_library()) is not None:
+            return NativeGatedLinear(linear, variants.native, weights.dtype, library)
+        return GatedLinear(linear, exact_and_rounded)
+    if not should_pack(weights.dtype, weights.device):
         fused_kernels = import_kernels(weights.device)
-        activate = activation_variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
+        activate = variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activate)
     if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_activations.py
-        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activation_variants.exact)
+        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), variants.exact)
     if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), exact_and_rounded)
     gate_weight, up_weight = (weights.read_stacked_rows([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
-    return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, activation_variants.onednn_fused)
+    return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, variants.onednn_fused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,28 +27,8 @@ typedef struct {
     float scale, softcap;      /* softcap: 0: none */
 } Attention;
 
-#define NAME(name) name##_avx2
-#define TARGET __attribute__((target("avx2,fma,f16c")))
-#define VECTOR __m256
-#define LANES 8
-#define LOAD _mm256_loadu_ps
-#define STORE _mm256_storeu_ps
-#define BROADCAST _mm256_set1_ps
-#define ADD _mm256_add_ps
-#define SUBTRACT _mm256_sub_ps
-#define MULTIPLY _mm256_mul_ps
-#define DIVIDE _mm256_div_ps
-#define MULTIPLY_ADD _mm256_fmadd_ps
-#define MAXIMUM _mm256_max_ps
-#define MINIMUM _mm256_min_ps
-#define ROUND(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define ZERO_WHERE_LESS(x, limit, y) _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), y)
-#define POWER_OF_TWO(x) \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23))
-#define LOAD_BFLOAT16(p) \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
-#define LOAD_FLOAT16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
-#define TRANSPOSE transpose
+#define USE_AVX512 0
+#include "vectors.h"
 
 /* to[d][row] = from[row][d], for eight rows and eight d. */
 TARGET static inline void transpose_8x8(const float *from, ptrdiff_t stride, float *to) {
@@ -82,51 +62,14 @@ TARGET static void transpose(const float *keys, ptrdiff_t count, ptrdiff_t head_
 }
 
 #include "attention.h"
-#undef NAME
-#undef TARGET
-#undef VECTOR
-#undef LANES
-#undef LOAD
-#undef STORE
-#undef BROADCAST
-#undef ADD
-#undef SUBTRACT
-#undef MULTIPLY
-#undef DIVIDE
-#undef MULTIPLY_ADD
-#undef MAXIMUM
-#undef MINIMUM
-#undef ROUND
-#undef ZERO_WHERE_LESS
-#undef POWER_OF_TWO
-#undef LOAD_BFLOAT16
-#undef LOAD_FLOAT16
 
-#define NAME(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
-#define VECTOR __m512
-#define LANES 16
-#define LOAD _mm512_loadu_ps
-#define STORE _mm512_storeu_ps
-#define BROADCAST _mm512_set1_ps
-#define ADD _mm512_add_ps
-#define SUBTRACT _mm512_sub_ps
-#define MULTIPLY _mm512_mul_ps
-#define DIVIDE _mm512_div_ps
-#define MULTIPLY_ADD _mm512_fmadd_ps
-#define MAXIMUM _mm512_max_ps
-#define MINIMUM _mm512_min_ps
-#define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define ZERO_WHERE_LESS(x, limit, y) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y)
-#define POWER_OF_TWO(x) \
-    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23))
-#define LOAD_BFLOAT16(p) \
-    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
-#define LOAD_FLOAT16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
-
+#undef USE_AVX512
+#define USE_AVX512 1
+#include "vectors.h"
 #include "attention.h"
 
-static void (*const ATTEND[])(const Attention *, const Piece *, ptrdiff_t) = {attend_avx2, attend_avx512, attend_avx512};
+static void (*const ATTEND[])(const Attention *, const Piece *, ptrdiff_t) = {attend_avx2, attend_avx512, attend_avx512,
+                                                                          attend_avx512};
 
 typedef struct {
     const Attention *attention;

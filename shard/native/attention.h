@@ -50,22 +50,6 @@ static void NAME(add_product)(const float *x, ptrdiff_t x_stride, const float *w
         }
 }
 
-/* e to the power of x; zero below -87, and NaN of NaN. Relative error at most 2e-7. */
-TARGET static inline VECTOR NAME(exponential)(VECTOR x) {
-    const VECTOR clamped = MINIMUM(BROADCAST(88.0f), MAXIMUM(BROADCAST(-87.0f), x)); /* NaN if the second argument is */
-    const VECTOR power = ROUND(MULTIPLY(clamped, BROADCAST(1.44269504f)));
-    VECTOR rest = MULTIPLY_ADD(power, BROADCAST(-0.693145752f), clamped);
-    rest = MULTIPLY_ADD(power, BROADCAST(-1.42860677e-6f), rest);
-    VECTOR sum = BROADCAST(1.0f / 720);
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(1.0f / 120));
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(1.0f / 24));
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(1.0f / 6));
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(0.5f));
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(1.0f));
-    sum = MULTIPLY_ADD(sum, rest, BROADCAST(1.0f));
-    return ZERO_WHERE_LESS(x, BROADCAST(-87.0f), MULTIPLY(sum, POWER_OF_TWO(power)));
-}
-
 /* Converts the numbers of one key, or value, to float32. */
 TARGET static inline void NAME(copy_row)(const Attention *a, const char *from, float *to) {
     ptrdiff_t d = 0;
@@ -160,7 +144,7 @@ TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_
         const ptrdiff_t count = end - position < KEYS ? end - position : KEYS;
         NAME(copy_rows)(a, key_cache, blocks, position, position + count, keys, head_dim);
         NAME(copy_rows)(a, value_cache, blocks, position, position + count, values, columns);
-        TRANSPOSE(keys, count, head_dim, transposed);
+        transpose(keys, count, head_dim, transposed);
         memset(scores, 0, (size_t)(rows * KEYS) * sizeof(float));
         NAME(add_product)(queries, head_dim, transposed, KEYS, head_dim, scores, KEYS, rows, KEYS);
         for (ptrdiff_t row = 0; row < rows; row++) {

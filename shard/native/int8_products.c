@@ -172,7 +172,7 @@ static void multiply_part(const void *data, ptrdiff_t part) {
 
 /* instruction_set: as in products.c */
 EXPORT void weft_multiply_int8(const Int8Product *product, int instruction_set, Parallel parallel, unsigned threads) {
-    static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni};
+    static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
     const int takes_threads = product->num_rows * product->inputs >= MIN_NUMBERS_FOR_THREADS;
     run_parts(quantize_row, product, product->num_rows, parallel, takes_threads ? threads : 1);
     const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;

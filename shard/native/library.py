@@ -25,8 +25,8 @@ from shard.native.compiler import (
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
 # By the numbers that `weft_instruction_set` returns; the first has no kernels.
-INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni")
-LANES_BY_INSTRUCTION_SET = {"avx2": 8, "avx512": 16, "avx512_vnni": 16}  # float32 values of a vector
+INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+LANES_BY_INSTRUCTION_SET = {"avx2": 8, "avx512": 16, "avx512_vnni": 16, "avx512_bf16": 16}  # float32 values of a vector
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +43,29 @@ class NativeLibrary:
     def lanes(self) -> int:
         return LANES_BY_INSTRUCTION_SET[self.instruction_set]
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether products of bfloat16 rows are faster than by torch, which has AMX where the processor does."""
+        return self.instruction_set == "avx512_bf16" and not self.functions.weft_has_amx_bf16()
+
     def multiply(self, arguments: ctypes.Structure, *, is_float16: bool) -> None:
         """Compute a `Product` (products.c) on torch's threads."""
         self.functions.weft_multiply(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set), is_float16,
                                      self.openmp_parallel, torch.get_num_threads())
 
+    def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
+        """Compute a `Bf16Product` (bf16_products.c) on torch's threads."""
+        self.functions.weft_multiply_bf16(ctypes.byref(arguments), self.openmp_parallel, torch.get_num_threads())
+
     def multiply_int8(self, arguments: ctypes.Structure) -> None:
         """Compute an `Int8Product` (int8_products.c) on torch's threads."""
         self.functions.weft_multiply_int8(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
                                           self.openmp_parallel, torch.get_num_threads())
+
+    def gate(self, arguments: ctypes.Structure) -> None:
+        """Compute a `Gating` (activations.c) on torch's threads."""
+        self.functions.weft_gate(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
+                                 self.openmp_parallel, torch.get_num_threads())
 
     def attend(self, arguments: ctypes.Structure) -> None:
         """Compute an `Attention` (attention.c) on torch's threads."""

@@ -180,9 +180,11 @@ DEFINE_KERNELS_AVX512(FP16)
 
 static const Kernels *const KERNELS[][2] = {{&avx2_BF16_kernels, &avx2_FP16_kernels},
                                             {&avx512_BF16_kernels, &avx512_FP16_kernels},
+                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
                                             {&avx512_BF16_kernels, &avx512_FP16_kernels}};
 
-/* Returns which kernels processor and system allow. 3: AVX-512 with VNNI, 2: AVX-512, 1: AVX2 with FMA and F16C, 0: none.
+/* Returns which kernels processor and system allow. 4: AVX-512 with BF16 and VNNI, 3: with VNNI, 2: AVX-512, 1: AVX2 with
+ * FMA and F16C, 0: none.
  * __builtin_cpu_supports would do, but not with every compiler in a shared library. */
 EXPORT int weft_instruction_set(void) {
     unsigned eax, ebx, ecx, edx, saved_by_system;
@@ -194,7 +196,15 @@ EXPORT int weft_instruction_set(void) {
     const unsigned avx512vnni = 1u << 11; /* of ecx */
     if (!(ebx & avx2)) return 0;
     if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
-    return ecx & avx512vnni ? 3 : 2;
+    if (!(ecx & avx512vnni)) return 2;
+    const unsigned avx512bf16 = 1u << 5; /* of eax */
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & avx512bf16) ? 4 : 3;
+}
+
+/* Returns whether the processor multiplies tiles of bfloat16. */
+EXPORT int weft_has_amx_bf16(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 22);
 }
 
 enum { PARTS_PER_THREAD = 8 };

@@ -4,15 +4,17 @@ The exact and the packed variants follow docs/concepts/exactness.md, "The same b
 "Products with independent rows".
 """
 
+import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.native.library import NativeLibrary
 from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
@@ -36,13 +38,14 @@ class ActivationVariants(NamedTuple):
     fast: GatedActivation  # torch's own; bits may depend on other rows
     exact: GatedActivation  # for float32
     onednn_fused: tuple[str, str]  # oneDNN's operation fused into a packed linear, and its algorithm
+    native: int  # its number in shard/native/activations.c
 
 
 GATED_ACTIVATIONS = {  # by their names in config.json
     "silu": ActivationVariants(lambda gate, up: functional.silu(gate).mul_(up), batch_invariant_silu_and_mul,
-                               ("swish", "")),
+                               ("swish", ""), 0),
     "gelu_pytorch_tanh": ActivationVariants(lambda gate, up: functional.gelu(gate, approximate="tanh").mul_(up),
-                                            batch_invariant_gelu_tanh_and_mul, ("gelu", "tanh")),
+                                            batch_invariant_gelu_tanh_and_mul, ("gelu", "tanh"), 1),
 }
 
 
@@ -61,6 +64,34 @@ class GatedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.linear(x).chunk(2, dim=-1)  # [rows, intermediate]
         return self.activation(gate, up)
+
+
+class GatingArguments(ctypes.Structure):
+    """`Gating` in activations.c."""
+
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("gates_and_ups", "results", "rounded")),
+                          *((name, ctypes.c_int64) for name in ("rows", "width", "stride", "activation"))]
+
+
+@dataclass(eq=False, slots=True)
+class NativeGatedLinear:
+    """One linear for gate and up, followed by the activation in a compiled kernel."""
+
+    linear: Linear  # returns the outputs of gate, then those of up, in float32
+    activation: int  # ActivationVariants.native
+    dtype: torch.dtype  # of the results: float32, or bfloat16 rounded once
+    library: NativeLibrary
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gates_and_ups = self.linear(x)
+        rows, width = len(gates_and_ups), gates_and_ups.shape[1] // 2
+        results = torch.empty(rows, width, dtype=self.dtype)
+        address = results.data_ptr()
+        is_rounded = self.dtype is torch.bfloat16
+        self.library.gate(GatingArguments(
+            gates_and_ups.data_ptr(), None if is_rounded else address, address if is_rounded else None, rows, width,
+            gates_and_ups.stride(0), self.activation))
+        return results
 
 
 class PackedGatedLinear:

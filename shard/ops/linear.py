@@ -39,6 +39,8 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 SAFE_MAX_ROWS = 32
+NUM_PROBE_ROWS = 8
+PROBE_WEIGHT_SHAPE = (16384, 1024)  # larger than the private cache of a core
 
 
 # Products with which `has_independent_rows` is tried: [out, in] of weights, and numbers of rows.
@@ -114,6 +116,13 @@ class PlainLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+def make_probe_product(dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return a product of a few rows, as in a decode step, by which number types are compared."""
+    linear = make_linear(torch.full(PROBE_WEIGHT_SHAPE, 0.5, dtype=dtype))  # a value that 16 bits hold
+    rows = torch.full((NUM_PROBE_ROWS, PROBE_WEIGHT_SHAPE[1]), 0.5, dtype=dtype)
+    return lambda: linear(rows)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

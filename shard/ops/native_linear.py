@@ -1,4 +1,5 @@
-"""Linear with a weight of 16 bits, multiplied with float32 rows by the kernels of `shard/native/products.c`.
+"""Linears with weights of 16 bits by the kernels of `products.c` and `bf16_products.c` in `shard/native/`, for rows in
+float32 and in bfloat16.
 
 A row's sums are made in the order of the inputs, whatever other rows there are: docs/concepts/exactness.md, "Products
 with independent rows".
@@ -9,9 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shard.native.library import NativeLibrary, load_library
 
+BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
 
 
@@ -38,6 +41,9 @@ class NativeLinear:
         self._is_float16 = weight.dtype is torch.float16
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.forward_float32(x)
+
+    def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]`, both in float32"""
         x = x if x.stride(-1) == 1 else x.contiguous()
         y = torch.empty(len(x), self._padded_outputs)
@@ -45,6 +51,53 @@ class NativeLinear:
             x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
             len(x), self._num_inputs, len(self._panels), x.stride(0), y.stride(0))
         self._library.multiply(arguments, is_float16=self._is_float16)
+        return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+class Bf16ProductArguments(ctypes.Structure):
+    """`Bf16Product` in bf16_products.c."""
+
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "rounded")),
+                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "panels", "x_stride", "y_stride"))]
+
+
+class NativeBf16Linear:
+    """Linear with a packed bfloat16 weight for bfloat16 rows, summed in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, library: NativeLibrary) -> None:
+        """`weight: [out, in]` is copied."""
+        self._num_outputs, num_inputs = weight.shape
+        self._padding = num_inputs % 2  # inputs are multiplied in pairs
+        weight = functional.pad(weight, (0, self._padding))
+        self._num_inputs = weight.shape[1]
+        num_panels = -(-self._num_outputs // BF16_PANEL_OUTPUTS)
+        self._padded_outputs = num_panels * BF16_PANEL_OUTPUTS
+        halves = functional.pad(weight.view(torch.int16), (0, 0, 0, self._padded_outputs - self._num_outputs))
+        self._panels = halves.view(num_panels, BF16_PANEL_OUTPUTS, -1, 2).transpose(1, 2).contiguous()
+        self._bias = None if bias is None else functional.pad(bias.float(),
+                                                              (0, self._padded_outputs - self._num_outputs))
+        self._library = library
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, out]`, both in bfloat16"""
+        rounded = torch.empty(len(x), self._padded_outputs, dtype=torch.bfloat16)
+        self._multiply(x, rounded)
+        return self._remove_padding(rounded)
+
+    def forward_float32(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, out]`, the result in float32"""
+        return self._remove_padding(self._multiply(x, None))
+
+    def _multiply(self, x: Tensor, rounded: Tensor | None) -> Tensor:
+        x = functional.pad(x, (0, self._padding)) if self._padding else x if x.stride(-1) == 1 else x.contiguous()
+        y = torch.empty(len(x), self._padded_outputs)
+        self._library.multiply_bfloat16(Bf16ProductArguments(
+            x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
+            None if rounded is None else rounded.data_ptr(), len(x), self._num_inputs, len(self._panels), x.stride(0),
+            y.stride(0)))
+        return y
+
+    def _remove_padding(self, y: Tensor) -> Tensor:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
 
 
@@ -61,19 +114,24 @@ def pack_panels(weight: Tensor, lanes: int) -> Tensor:
 
 def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether there are compiled kernels for rows of `dtype` on this device."""
-    return dtype is torch.float32 and device.type == "cpu" and load_library() is not None
+    if device.type != "cpu" or dtype not in {torch.float32, torch.bfloat16} or (library := load_library()) is None:
+        return False
+    return dtype is torch.float32 or library.multiplies_bfloat16
 
 
 def count_stored_bytes(checkpoint_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> int:
     """Return the bytes of a number in the weights of a model that computes in `dtype`."""
-    return (checkpoint_dtype if has_native_products(dtype, device) else dtype).itemsize
+    keeps_checkpoint_dtype = dtype is torch.float32 and has_native_products(dtype, device)
+    return (checkpoint_dtype if keeps_checkpoint_dtype else dtype).itemsize
 
 
-def make_native_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear | None:
-    """Return a linear for a float32 weight on a CPU whose values all fit one of STORED_DTYPES; None if they do not, or
-    if there are no compiled kernels."""
+def make_native_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear | NativeBf16Linear | None:
+    """Return a linear of compiled kernels; None if there are none for the weight. A float32 weight is kept in the first
+    of STORED_DTYPES that holds all its values."""
     if not has_native_products(weight.dtype, weight.device) or (library := load_library()) is None:
         return None
+    if weight.dtype is torch.bfloat16:
+        return NativeBf16Linear(weight, bias, library)
     for dtype in STORED_DTYPES:
         narrow = weight.to(dtype)
         if torch.equal(narrow.float(), weight):

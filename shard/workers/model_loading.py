@@ -43,15 +43,16 @@ from shard.hardware.device_setup import (
     disable_split_k,
     get_device_name,
 )
-from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, make_packed_matmul, measure_fastest_dtype
+from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, measure_fastest_dtype
 from shard.hardware.probe_cache import ProbeCache, make_probe_key
 from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.encoder import EncoderConfig
 from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
+from shard.native.compiler import library_file_name
 from shard.native.library import ISA_VARIABLE, describe_loaded_library, log_use_of_kernels
-from shard.ops.linear import can_pack
+from shard.ops.linear import can_pack, make_probe_product
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
@@ -244,8 +245,9 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
                        choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
                        config.meeting_point)
     probe_cache = ProbeCache(Path(config.memory) if config.memory else None)
-    find_fastest = partial(agree_on_dtype, group, probe_cache, make_probe_key({"asked": "the faster number type"}),
-                           partial(measure_fastest_dtype, can_pack, make_packed_matmul))
+    key = make_probe_key({"asked": "the faster number type", "kernels": library_file_name(), "isa": config.cpu_isa})
+    find_fastest = partial(agree_on_dtype, group, probe_cache, key,
+                           partial(measure_fastest_dtype, can_pack, make_probe_product))
     dtype, user_note = choose_dtype(config.dtype, model_config.dtype, device.type, find_fastest)
     if user_note:
         logger.info("%s", user_note)

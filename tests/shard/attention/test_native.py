@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_runs.attention_inputs import AttentionHarness, AttentionSequence, ChunkRange
 
-from shard.attention import native
 from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.attention.native import MAX_HEAD_DIM, MAX_PIECE_ROWS, NativeAttention, can_use_native_attention
 from shard.native.library import INSTRUCTION_SETS, load_library
+from shard.ops import native_linear
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
@@ -158,10 +158,20 @@ def test_cache_of_16_bits_is_read_as_float32(dtype: torch.dtype) -> None:
     assert torch.equal(narrow.attention.run(rounded.queries, narrow.cache, 1, plan), expected)
 
 
+def test_bfloat16_queries_are_attended_to_in_float32() -> None:
+    narrow, wide = (AttentionHarness("native", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    sequence = narrow.make_random_sequence(100)
+    widened = AttentionSequence(sequence.queries.float(), sequence.keys.float(), sequence.values.float(),
+                                sequence.blocks)
+    (result,), (expected,) = (harness.run_step(chunks=[(one, 0, 100)])
+                              for harness, one in ((narrow, sequence), (wide, widened)))
+    assert torch.equal(result, expected.bfloat16())
+
+
 def test_other_kinds_of_attention_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_use_native_attention(torch.float32, MAX_PIECE_ROWS, MAX_HEAD_DIM)
-    assert not can_use_native_attention(torch.bfloat16, 1, 64)
+    assert not can_use_native_attention(torch.float16, 1, 64)
     assert not can_use_native_attention(torch.float32, MAX_PIECE_ROWS + 1, 64)
     assert not can_use_native_attention(torch.float32, 1, MAX_HEAD_DIM + 1)
-    monkeypatch.setattr(native, "load_library", lambda: None)
+    monkeypatch.setattr(native_linear, "load_library", lambda: None)
     assert not can_use_native_attention(torch.float32, 1, 64)

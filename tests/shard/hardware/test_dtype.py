@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shard.config import DTYPES as NAMES
-from shard.hardware.dtype import DTYPE_BY_NAME, agree_on_dtype, choose_dtype, make_packed_matmul, measure_fastest_dtype
+from shard.hardware.dtype import DTYPE_BY_NAME, agree_on_dtype, choose_dtype, measure_fastest_dtype
 from shard.parallel.group import SingleRankGroup
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -68,10 +68,6 @@ def test_fastest_dtype_has_the_lowest_minimum_time(monkeypatch: pytest.MonkeyPat
 
 def test_dtype_that_cannot_be_packed_is_not_measured() -> None:
     assert measure_fastest_dtype(lambda dtype: dtype == FP32, partial(pytest.fail)) == FP32
-
-
-def test_packed_matmul_runs_on_this_machine() -> None:
-    make_packed_matmul(FP32)()
 
 
 class FakeRankGroup:

@@ -16,7 +16,15 @@ from shard.layers.parallel_linear import (
     read_gelu_linear,
     read_row_parallel_linear,
 )
-from shard.ops.activations import ExactGeluLinear, GatedLinear, GeluLinear, PackedGatedLinear, PackedGeluLinear
+from shard.native.library import load_library
+from shard.ops.activations import (
+    ExactGeluLinear,
+    GatedLinear,
+    GeluLinear,
+    NativeGatedLinear,
+    PackedGatedLinear,
+    PackedGeluLinear,
+)
 from shard.ops.linear import Linear
 
 NUM_INPUTS, NUM_OUTPUTS = 20, 12
@@ -131,10 +139,16 @@ def test_gated_linear_uses_the_activation_of_its_model(
     torch.testing.assert_close(gated(INPUT_ROWS), functional.gelu(gate, approximate="tanh") * up)
 
 
-@pytest.mark.parametrize(("packs", "dtype", "kind"), [
-    (True, torch.float32, GatedLinear), (True, torch.float64, PackedGatedLinear), (False, torch.float32, GatedLinear)])
-def test_gated_linear_class_depends_on_dtype_and_processor(weights_folder: Path, monkeypatch: pytest.MonkeyPatch,
-                                                           packs: bool, dtype: torch.dtype, kind: type[Linear]) -> None:
+@pytest.mark.parametrize(("packs", "has_kernels", "dtype", "kind"), [
+    (True, False, torch.float32, GatedLinear), (True, False, torch.float64, PackedGatedLinear),
+    (False, False, torch.float32, GatedLinear), (True, True, torch.float32, NativeGatedLinear),
+    (False, True, torch.float32, NativeGatedLinear)])
+def test_gated_linear_class_depends_on_dtype_and_processor(  # noqa: PLR0917 - a table of cases
+        weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool, dtype: torch.dtype,
+        kind: type[Linear]) -> None:
+    if has_kernels and load_library() is None:
+        pytest.skip("there are no compiled kernels here")
+    monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
     for module in ("activations", "linear"):
         monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)

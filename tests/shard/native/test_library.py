@@ -26,8 +26,8 @@ def test_every_instruction_set_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize(("best", "wanted", "chosen"), [
-    (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"), (2, "avx2", "avx2"), (1, "avx512", "avx2"),
-    (2, "none", "none")])
+    (4, "", "avx512_bf16"), (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"), (2, "avx2", "avx2"),
+    (1, "avx512", "avx2"), (2, "none", "none")])
 def test_best_instruction_set_is_chosen_up_to_the_wanted_one(best: int, wanted: str, chosen: str) -> None:
     assert choose_instruction_set(best, wanted) == chosen
 

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shard.ops.linear import PackedLinear, PlainLinear, can_pack, make_linear, should_pack
+from shard.ops.linear import (
+    NUM_PROBE_ROWS,
+    PackedLinear,
+    PlainLinear,
+    can_pack,
+    make_linear,
+    make_probe_product,
+    should_pack,
+)
 
 MAX_ROWS = 300
 DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
@@ -99,3 +107,10 @@ def test_large_linear_does_not_depend_on_other_rows_with_avx_only() -> None:
     """With AVX but no AVX2, every row of a float32 matmul had other bits from 384 rows on."""
     subprocess.run([sys.executable, "-P", "-c", LARGE_LINEAR_PROGRAM], check=True,
                    env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_product_that_number_types_are_compared_by_has_few_rows(dtype: torch.dtype) -> None:
+    product = make_probe_product(dtype)()
+    assert product.dtype is dtype
+    assert len(product) == NUM_PROBE_ROWS
