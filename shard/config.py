@@ -20,7 +20,7 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-QUANTIZATIONS = ("", "int8")
+QUANTIZATIONS = ("", "int8", "int4")
 CPU_ISA_CHOICES = ("auto", "none", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 ATTENTION_CHOICES = ("auto", "reference", "cpu", "native", "triton")
 DIST_BACKENDS = ("auto", "memory", "nccl")
@@ -79,8 +79,9 @@ class ShardConfig:
         "auto", "Number type of weights and computation. auto: on CUDA that of the checkpoint; on CPU float32 for a "
         "float32 checkpoint, else bfloat16 or float32, whichever a short measurement finds faster.", choices=DTYPES)
     quantize: str = setting(
-        "", "Quantize the weights while loading, except embedding and head. int8: one byte per weight, with a scale "
-        "per output. Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need no flag.", choices=QUANTIZATIONS)
+        "", "Quantize the weights while loading, except the embedding and, without compiled kernels, the head. int8: a "
+        "byte per weight, with a scale per output. int4: half a byte, with a scale for each 32 inputs, on CPU only. "
+        "Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need no flag.", choices=QUANTIZATIONS)
     adaptable: bool = setting(False, "Whether adapters can be loaded.")
     embedding_dim: int = setting(
         0, "Number of values in an embedding: the first ones of the model's, for models trained so. 0: all.", low=0)

@@ -22,7 +22,7 @@ from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntr
 from shard.lora.targets import LoraTargets
 from shard.ops.int8_linear import DequantBuffers
 from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice
-from shard.quantization.quantized_weights import QuantizedWeightReader
+from shard.quantization.quantized_weights import CanKeepInt4, QuantizedWeightReader
 
 COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 PACKED_DTYPES = {  # in quantised checkpoints
@@ -174,9 +174,15 @@ class CheckpointReader:
             return read
         return self._read_columns_into(self._find_and_claim(name, shape), columns, read)
 
-    def read_quantized_slices(self, matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
-        """Return the codes of all parts for one linear, or None if it is not to be kept as codes."""
-        return self._quantized_weights.read_quantized_slices(self, matrix_slices)
+    def read_quantized_slices(self, matrix_slices: Sequence[MatrixSlice],
+                              can_keep_int4: CanKeepInt4 | None = None) -> list[QuantizedSlice] | None:
+        """Return the codes of all parts for one linear, or None if it is not to be kept as codes. `can_keep_int4` is
+        that of QuantizedWeightReader."""
+        return self._quantized_weights.read_quantized_slices(self, matrix_slices, can_keep_int4)
+
+    def read_head_as_int8(self, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
+        """Return the codes of the head, or None if weights are not quantised while they are loaded."""
+        return self._quantized_weights.read_head_as_int8(self, matrix_slice)
 
     @property
     def quantization_summary(self) -> str:

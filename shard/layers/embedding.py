@@ -11,7 +11,9 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
+from shard.native.library import load_library
 from shard.ops.linear import Linear, make_linear, should_pack
+from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.parallel.group import RankGroup, padded_rank_range
 from shard.quantization.format import MatrixSlice
 
@@ -85,13 +87,28 @@ class LMHead:
 
 def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
                  tied_embedding: VocabParallelEmbedding | None = None) -> LMHead:
-    """Read the head `name`. `tied_embedding`: embedding whose weight is the head's, too. It is shared if it has the
-    compute dtype; a packed linear copies it."""
+    """Read the head `name`. `tied_embedding`: embedding whose weight is the head's, too."""
     id_range = padded_rank_range(shape[0], group.rank, group.size)
+    head_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
+    stored_slice = head_slice if tied_embedding is None else replace(head_slice, weight_name=tied_embedding.name)
+    linear: Linear | None = read_int8_head(weights, stored_slice)
+    if linear is None:
+        linear = read_float_head(weights, stored_slice, tied_embedding)
+    return LMHead(weights.lora_targets.wrap_linear(linear, [head_slice], is_head=True), group, shape[0])
+
+
+def read_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | None:
+    """Return the head with int8 weights; None if it is not to be quantized, or if there are no compiled kernels."""
+    library = load_library() if weights.device.type == "cpu" else None
+    quantized_slice = None if library is None else weights.read_head_as_int8(stored_slice)
+    return None if library is None or quantized_slice is None else NativeInt8Linear([quantized_slice], None, library)
+
+
+def read_float_head(weights: CheckpointReader, stored_slice: MatrixSlice,
+                    tied_embedding: VocabParallelEmbedding | None) -> Linear:
+    """Return the head with its own weights. Those of the tied embedding are shared if they have the compute dtype; a
+    packed linear copies them."""
     if tied_embedding is not None and tied_embedding.weight.dtype == weights.dtype:
-        weight = tied_embedding.weight
-    else:
-        weight_name = name if tied_embedding is None else tied_embedding.name
-        weight = weights.read_rows(weight_name, shape, id_range, scratch=should_pack(weights.dtype, weights.device))
-    matrix_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
-    return LMHead(weights.lora_targets.wrap_linear(make_linear(weight), [matrix_slice], is_head=True), group, shape[0])
+        return make_linear(tied_embedding.weight)
+    return make_linear(weights.read_rows(stored_slice.weight_name, stored_slice.shape, stored_slice.rows,
+                                         scratch=should_pack(weights.dtype, weights.device)))

@@ -24,13 +24,15 @@ from shard.ops.activations import (
 )
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
+from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
 from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.ops.native_linear import NativeBf16Linear, NativeLinear, has_native_products
 from shard.ops.triton_support import import_kernels
 from shard.parallel.group import RankGroup
 from shard.quantization.format import MatrixSlice
 
-FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeLinear, NativeBf16Linear)  # that can return float32
+QuantizedLinear = Int8Linear | NativeInt8Linear | NativeInt4Linear
+FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeInt4Linear, NativeLinear, NativeBf16Linear)  # can return float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +61,24 @@ def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> T
                                       for part in linear_rows])
 
 
-def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
-                     bias: Tensor | None) -> Int8Linear | NativeInt8Linear | None:
+def read_quantized_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
+                     bias: Tensor | None) -> QuantizedLinear | None:
     """Return a linear that keeps its weights quantized; None if they are not to be kept so."""
-    quantized_slices = weights.read_quantized_slices(matrix_slices)
+    library = load_library() if weights.device.type == "cpu" else None
+    quantized_slices = weights.read_quantized_slices(matrix_slices, None if library is None else can_keep_int4)
     if quantized_slices is None:
         return None
-    if weights.device.type == "cpu" and (library := load_library()) is not None:
-        return NativeInt8Linear(quantized_slices, bias, library)
-    return Int8Linear(quantized_slices, bias, weights.dequant_buffers)
+    if library is None:
+        return Int8Linear(quantized_slices, bias, weights.dequant_buffers)
+    native_linear = NativeInt4Linear if can_keep_int4(quantized_slices) else NativeInt8Linear
+    return native_linear(quantized_slices, bias, library)
 
 
 def read_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one linear for several of the checkpoint, without adapters."""
     bias = read_bias(weights, linear_rows)
-    int8_linear = read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)
-    return read_float_linear(weights, linear_rows, bias) if int8_linear is None else int8_linear
+    quantized_linear = read_quantized_linear(weights, [part.matrix_slice for part in linear_rows], bias)
+    return read_float_linear(weights, linear_rows, bias) if quantized_linear is None else quantized_linear
 
 
 def read_float_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows], bias: Tensor | None) -> Linear:
@@ -116,7 +120,7 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     variants = GATED_ACTIVATIONS[activation]
     exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=variants.exact)
     bias = read_bias(weights, [gate, up])
-    unwrapped: Linear | None = read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
+    unwrapped: Linear | None = read_quantized_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
     if unwrapped is None and has_native_products(weights.dtype, weights.device):
         unwrapped = read_float_linear(weights, [gate, up], bias)
     if unwrapped is not None:
@@ -157,7 +161,7 @@ def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: 
     full_bias = weights.read_tensor(f"{name}.bias", shape[:1]) if bias else None
     rank_bias = full_bias if group.rank == 0 else None
     matrix_slice = MatrixSlice(f"{name}.weight", shape, range(shape[0]), columns)
-    linear: Linear | None = None if transposed else read_int8_linear(weights, [matrix_slice], rank_bias)
+    linear: Linear | None = None if transposed else read_quantized_linear(weights, [matrix_slice], rank_bias)
     if linear is None:
         scratch = should_pack(weights.dtype, weights.device)
         linear = make_linear(

@@ -7,24 +7,18 @@
  * to whole groups.
  */
 
+#include "int16_rows.h"
 #include "parallel.h"
 
-#include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-enum { PANEL_OUTPUTS = 16, GROUP_INPUTS = 128, READ_AHEAD_BYTES = 1024, MAX_CODE = 32767 };
+enum { PANEL_OUTPUTS = 16, GROUP_INPUTS = 128, READ_AHEAD_BYTES = 1024 };
 
 typedef struct {
-    const float *rows; /* [num_rows, row_inputs], a row every `row_stride` numbers */
-    int16_t *x;        /* [num_rows, inputs], filled by the call: the rows' codes */
-    float *x_scales;   /* [num_rows, inputs / GROUP_INPUTS], filled by the call */
+    Int16Rows rows; /* with groups of GROUP_INPUTS */
     const int8_t *weight;
     const float *scales; /* [panels * 16] */
     const float *bias;   /* [panels * 16], or NULL */
-    float *y;            /* [num_rows, y_stride], y_stride >= panels * 16 */
-    int64_t num_rows, row_inputs, row_stride, inputs, panels, y_stride;
+    float *y;            /* [rows, y_stride], y_stride >= panels * 16 */
+    int64_t panels, y_stride;
 } Int8Product;
 
 typedef void (*Int8Tile)(const Int8Product *product, ptrdiff_t row, ptrdiff_t panel);
@@ -33,12 +27,6 @@ typedef struct {
     const Int8Tile *by_rows; /* by number of rows - 1 */
     ptrdiff_t max_rows;
 } Int8Tiles;
-
-static inline int32_t read_pair(const int16_t *codes) {
-    int32_t pair;
-    memcpy(&pair, codes, sizeof pair);
-    return pair;
-}
 
 /* Products before their sums: otherwise compilers compute many products first, and run out of registers. */
 #define KEEP_ORDER(sum) __asm__ volatile("" : "+v"(sum))
@@ -103,51 +91,6 @@ static inline int32_t read_pair(const int16_t *codes) {
 #define MULTIPLY_ADD_PAIRS(sums, a, b) _mm512_dpwssd_epi32(sums, a, b)
 #include "int8_tiles.h"
 
-/* Quantises `count` numbers, at most GROUP_INPUTS; the codes that are left become zeros. Returns the scale. */
-__attribute__((target("avx2,fma"))) static float quantize_group(const float *from, ptrdiff_t count, int16_t *codes) {
-    float padded[GROUP_INPUTS];
-    if (count < GROUP_INPUTS) {
-        memset(padded, 0, sizeof padded);
-        memcpy(padded, from, (size_t)count * sizeof *from);
-        from = padded;
-    }
-    const __m256 all_but_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), infinity = _mm256_set1_ps(INFINITY);
-    __m256 sizes = _mm256_setzero_ps(), are_finite = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
-    for (int i = 0; i < GROUP_INPUTS; i += 8) {
-        const __m256 size = _mm256_and_ps(_mm256_loadu_ps(from + i), all_but_sign);
-        sizes = _mm256_max_ps(sizes, size);
-        are_finite = _mm256_and_ps(are_finite, _mm256_cmp_ps(size, infinity, _CMP_LT_OQ)); /* not so for NaN */
-    }
-    if (_mm256_movemask_ps(are_finite) != 0xff) { /* the scale alone makes the row NaN, as its products would be */
-        memset(codes, 0, GROUP_INPUTS * sizeof *codes);
-        return NAN;
-    }
-    float lanes[8], largest = 0.0f;
-    _mm256_storeu_ps(lanes, sizes);
-    for (int lane = 0; lane < 8; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
-    const float factor = largest == 0.0f ? INFINITY : MAX_CODE / largest;
-    if (factor == INFINITY) { /* zeros, and numbers so small that they count as such */
-        memset(codes, 0, GROUP_INPUTS * sizeof *codes);
-        return 0.0f;
-    }
-    for (int i = 0; i < GROUP_INPUTS; i += 8) {
-        const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), _mm256_set1_ps(factor)));
-        _mm_storeu_si128((__m128i *)(codes + i),
-                         _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
-    }
-    return largest / MAX_CODE;
-}
-
-static void quantize_row(const void *data, ptrdiff_t row) {
-    const Int8Product *p = data;
-    for (ptrdiff_t first = 0; first < p->inputs; first += GROUP_INPUTS) {
-        const ptrdiff_t left = p->row_inputs - first;
-        p->x_scales[row * (p->inputs / GROUP_INPUTS) + first / GROUP_INPUTS] =
-            quantize_group(p->rows + row * p->row_stride + first, left < GROUP_INPUTS ? left : GROUP_INPUTS,
-                           p->x + row * p->inputs + first);
-    }
-}
-
 typedef struct {
     const Int8Product *product;
     const Int8Tiles *tiles;
@@ -159,8 +102,8 @@ enum { PARTS_PER_THREAD = 8, ROWS_PER_CHUNK = 48, MIN_NUMBERS_FOR_THREADS = 1638
 static void multiply_part(const void *data, ptrdiff_t part) {
     const Job *job = data;
     const Int8Product *p = job->product;
-    for (ptrdiff_t chunk = 0; chunk < p->num_rows; chunk += ROWS_PER_CHUNK) {
-        const ptrdiff_t rows = p->num_rows - chunk < ROWS_PER_CHUNK ? p->num_rows - chunk : ROWS_PER_CHUNK;
+    for (ptrdiff_t chunk = 0; chunk < p->rows.num_rows; chunk += ROWS_PER_CHUNK) {
+        const ptrdiff_t rows = p->rows.num_rows - chunk < ROWS_PER_CHUNK ? p->rows.num_rows - chunk : ROWS_PER_CHUNK;
         const ptrdiff_t num_tiles = (rows + job->tiles->max_rows - 1) / job->tiles->max_rows;
         for (ptrdiff_t panel = p->panels * part / job->num_parts; panel < p->panels * (part + 1) / job->num_parts; panel++)
             for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
@@ -173,8 +116,8 @@ static void multiply_part(const void *data, ptrdiff_t part) {
 /* instruction_set: as in products.c */
 EXPORT void weft_multiply_int8(const Int8Product *product, int instruction_set, Parallel parallel, unsigned threads) {
     static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
-    const int takes_threads = product->num_rows * product->inputs >= MIN_NUMBERS_FOR_THREADS;
-    run_parts(quantize_row, product, product->num_rows, parallel, takes_threads ? threads : 1);
+    const int takes_threads = product->rows.num_rows * product->rows.inputs >= MIN_NUMBERS_FOR_THREADS;
+    run_parts(quantize_row, &product->rows, product->rows.num_rows, parallel, takes_threads ? threads : 1);
     const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
     const Job job = {product, tiles[instruction_set - 1], product->panels < most_parts ? product->panels : most_parts};
     run_parts(multiply_part, &job, job.num_parts, parallel, threads);

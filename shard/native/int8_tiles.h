@@ -3,13 +3,14 @@
 
 #define DEFINE_TILE(ROWS)                                                                                              \
     TARGET static void NAME(int8_tile_##ROWS)(const Int8Product *p, ptrdiff_t row, ptrdiff_t panel) {                  \
-        const int8_t *weight = p->weight + panel * p->inputs * PANEL_OUTPUTS;                                          \
-        const int16_t *x = p->x + row * p->inputs;                                                                     \
-        const float *x_scales = p->x_scales + row * (p->inputs / GROUP_INPUTS);                                        \
+        const ptrdiff_t inputs = p->rows.inputs, groups = inputs / GROUP_INPUTS;                                       \
+        const int8_t *weight = p->weight + panel * inputs * PANEL_OUTPUTS;                                             \
+        const int16_t *x = p->rows.codes + row * inputs;                                                               \
+        const float *x_scales = p->rows.scales + row * groups;                                                         \
         VECTOR results[ROWS][PARTS];                                                                                   \
         _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                        \
             _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) results[i][part] = ZERO();                \
-        for (ptrdiff_t group = 0; group < p->inputs / GROUP_INPUTS; group++) {                                         \
+        for (ptrdiff_t group = 0; group < groups; group++) {                                                             \
             INTEGERS sums[ROWS][PARTS];                                                                                \
             _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                    \
                 _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) sums[i][part] = ZERO_INTEGERS();      \
@@ -19,7 +20,7 @@
                 _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                                       \
                     codes[part] = WIDEN(weight + part * (2 * PANEL_OUTPUTS / PARTS));                                  \
                 _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                              \
-                    const INTEGERS pairs = BROADCAST_PAIR(x + i * p->inputs + k);                                      \
+                    const INTEGERS pairs = BROADCAST_PAIR(x + i * inputs + k);                                         \
                     _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                                 \
                         sums[i][part] = MULTIPLY_ADD_PAIRS(sums[i][part], codes[part], pairs);                         \
                         KEEP_ORDER(sums[i][part]);                                                                     \
@@ -28,7 +29,7 @@
             }                                                                                                          \
             x += GROUP_INPUTS;                                                                                         \
             _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                                  \
-                const VECTOR scale = BROADCAST(x_scales[i * (p->inputs / GROUP_INPUTS) + group]);                      \
+                const VECTOR scale = BROADCAST(x_scales[i * groups + group]);                                          \
                 _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                                       \
                     results[i][part] = MULTIPLY_ADD(TO_FLOAT(sums[i][part]), scale, results[i][part]);                 \
             }                                                                                                          \

@@ -62,6 +62,11 @@ class NativeLibrary:
         self.functions.weft_multiply_int8(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
                                           self.openmp_parallel, torch.get_num_threads())
 
+    def multiply_int4(self, arguments: ctypes.Structure) -> None:
+        """Compute an `Int4Product` (int4_products.c) on torch's threads."""
+        self.functions.weft_multiply_int4(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
+                                          self.openmp_parallel, torch.get_num_threads())
+
     def gate(self, arguments: ctypes.Structure) -> None:
         """Compute a `Gating` (activations.c) on torch's threads."""
         self.functions.weft_gate(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),

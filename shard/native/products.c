@@ -28,16 +28,14 @@ typedef struct {
     ptrdiff_t step;
 } ReadAhead;
 
-typedef void (*Tile)(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride,
-                     const float *bias, float *y, ptrdiff_t y_stride, ptrdiff_t count, int is_first, ReadAhead ahead);
+typedef void (*Tile)(const float *x, ptrdiff_t x_stride, const uint16_t *weight, const float *bias, float *y,
+                     ptrdiff_t y_stride, ptrdiff_t count, int is_first, ReadAhead ahead);
 
 typedef struct {
     ptrdiff_t panel_outputs; /* outputs per panel */
     ptrdiff_t block_inputs;  /* inputs of a panel that stay in the cache while row after row uses them */
     ptrdiff_t max_rows;      /* of a tile */
-    const Tile *one_panel;   /* by number of rows - 1 */
-    const Tile *two_panels;
-    ptrdiff_t max_rows_of_two;
+    const Tile *tiles;       /* by number of rows - 1 */
 } Kernels;
 
 enum { MAX_ROWS_PER_CHUNK = 96, READ_AHEAD_BYTES = 1024 };
@@ -45,17 +43,14 @@ enum { MAX_ROWS_PER_CHUNK = 96, READ_AHEAD_BYTES = 1024 };
 static ptrdiff_t divide_up(ptrdiff_t count, ptrdiff_t divisor) { return (count + divisor - 1) / divisor; }
 
 /* Computes panels first_panel to last_panel - 1 for one tile of rows, so that the weights are read once and in their
- * order in memory. */
+ * order in memory. Two panels at once would hide more of the latency of additions, and were slower: memory is the limit. */
 static void multiply_one_tile(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
     const ptrdiff_t panel_outputs = kernels->panel_outputs, panel_stride = p->inputs * panel_outputs;
-    for (ptrdiff_t panel = first_panel; panel < last_panel;) {
-        const int takes_two = p->rows <= kernels->max_rows_of_two && panel + 1 < last_panel;
+    for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
         const uint16_t *weight = p->weight + panel * panel_stride;
         const ReadAhead ahead = {(const char *)weight + READ_AHEAD_BYTES, panel_outputs * (ptrdiff_t)sizeof(uint16_t)};
-        (takes_two ? kernels->two_panels : kernels->one_panel)[p->rows - 1](
-            p->x, p->x_stride, weight, panel_stride, p->bias == NULL ? NULL : p->bias + panel * panel_outputs,
-            p->y + panel * panel_outputs, p->y_stride, p->inputs, 1, ahead);
-        panel += takes_two ? 2 : 1;
+        kernels->tiles[p->rows - 1](p->x, p->x_stride, weight, p->bias == NULL ? NULL : p->bias + panel * panel_outputs,
+                                    p->y + panel * panel_outputs, p->y_stride, p->inputs, 1, ahead);
     }
 }
 
@@ -76,9 +71,9 @@ static void multiply_tiles(const Product *p, const Kernels *kernels, ptrdiff_t f
                 const ptrdiff_t rows = first_row + num_rows * (tile + 1) / num_tiles - row;
                 const ReadAhead ahead = {(const char *)(weight + panel_stride) + block_bytes * tile / num_tiles,
                                          block_bytes / num_tiles / count};
-                kernels->one_panel[rows - 1](p->x + row * p->x_stride + k, p->x_stride, weight, panel_stride, bias,
-                                             p->y + row * p->y_stride + panel * panel_outputs, p->y_stride, count,
-                                             k == 0, ahead);
+                kernels->tiles[rows - 1](p->x + row * p->x_stride + k, p->x_stride, weight, bias,
+                                         p->y + row * p->y_stride + panel * panel_outputs, p->y_stride, count, k == 0,
+                                         ahead);
             }
         }
     }
@@ -96,29 +91,27 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
     }
 }
 
-/* Defines the tile of ROWS rows and PANELS panels for one kind of vectors; LOAD_PAIR reads the weights of one k. */
-#define DEFINE_TILE(NAME, TARGET, VECTOR, LANES, ROWS, PANELS, SET1, LOADU, STOREU, FMADD, ZERO, LOAD_PAIR)               \
-    TARGET static void NAME(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride,           \
-                            const float *bias, float *y, ptrdiff_t y_stride, ptrdiff_t count, int is_first,               \
-                            ReadAhead ahead) {                                                                            \
-        VECTOR sums[ROWS][2 * PANELS];                                                                                    \
-        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                      \
-            _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                         \
+/* Defines the tile of ROWS rows for one kind of vectors; LOAD_PAIR reads the weights of one k. */
+#define DEFINE_TILE(NAME, TARGET, VECTOR, LANES, ROWS, SET1, LOADU, STOREU, FMADD, ZERO, LOAD_PAIR)                       \
+    TARGET static void NAME(const float *x, ptrdiff_t x_stride, const uint16_t *weight, const float *bias, float *y,      \
+                            ptrdiff_t y_stride, ptrdiff_t count, int is_first, ReadAhead ahead) {                         \
+        VECTOR sums[ROWS][2];                                                                                             \
+        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                     \
+            _Pragma("GCC unroll 2") for (int part = 0; part < 2; part++)                                                  \
                 sums[row][part] = !is_first ? LOADU(y + row * y_stride + part * LANES)                                    \
                                   : bias != NULL ? LOADU(bias + part * LANES) : ZERO();                                   \
         for (ptrdiff_t k = 0; k < count; k++, ahead.start += ahead.step) {                                                \
+            VECTOR low, high;                                                                                             \
             __builtin_prefetch(ahead.start);                                                                              \
-            VECTOR weights[2 * PANELS];                                                                                   \
-            _Pragma("GCC unroll 4") for (int panel = 0; panel < PANELS; panel++)                                          \
-                LOAD_PAIR(weight + panel * panel_stride + k * 2 * LANES, weights[2 * panel], weights[2 * panel + 1]);     \
-            _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++) {                                                \
+            LOAD_PAIR(weight + k * 2 * LANES, low, high);                                                                 \
+            _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++) {                                               \
                 const VECTOR value = SET1(x[row * x_stride + k]);                                                         \
-                _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                     \
-                    sums[row][part] = FMADD(value, weights[part], sums[row][part]);                                       \
+                sums[row][0] = FMADD(value, low, sums[row][0]);                                                           \
+                sums[row][1] = FMADD(value, high, sums[row][1]);                                                          \
             }                                                                                                             \
         }                                                                                                                 \
-        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                      \
-            _Pragma("GCC unroll 16") for (int part = 0; part < 2 * PANELS; part++)                                         \
+        _Pragma("GCC unroll 16") for (int row = 0; row < ROWS; row++)                                                     \
+            _Pragma("GCC unroll 2") for (int part = 0; part < 2; part++)                                                  \
                 STOREU(y + row * y_stride + part * LANES, sums[row][part]);                                               \
     }
 
@@ -134,8 +127,8 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
         LOW = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(ADDRESS)));                \
         HIGH = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((ADDRESS) + 8)));         \
     } while (0)
-#define TILE_AVX2(FORMAT, ROWS, PANELS)                                                                              \
-    DEFINE_TILE(avx2_##FORMAT##_##ROWS##x##PANELS, AVX2, __m256, 8, ROWS, PANELS, _mm256_set1_ps, _mm256_loadu_ps,   \
+#define TILE_AVX2(FORMAT, ROWS)                                                                                      \
+    DEFINE_TILE(avx2_##FORMAT##_##ROWS, AVX2, __m256, 8, ROWS, _mm256_set1_ps, _mm256_loadu_ps,                      \
                 _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
@@ -150,28 +143,26 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
         LOW = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(ADDRESS)));              \
         HIGH = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((ADDRESS) + 16)));      \
     } while (0)
-#define TILE_AVX512(FORMAT, ROWS, PANELS)                                                                                 \
-    DEFINE_TILE(avx512_##FORMAT##_##ROWS##x##PANELS, AVX512, __m512, 16, ROWS, PANELS, _mm512_set1_ps, _mm512_loadu_ps,   \
+#define TILE_AVX512(FORMAT, ROWS)                                                                                         \
+    DEFINE_TILE(avx512_##FORMAT##_##ROWS, AVX512, __m512, 16, ROWS, _mm512_set1_ps, _mm512_loadu_ps,                      \
                 _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_setzero_ps, LOAD_##FORMAT##_AVX512)
 
-#define DEFINE_KERNELS_AVX2(FORMAT)                                                                                     \
-    TILE_AVX2(FORMAT, 1, 1) TILE_AVX2(FORMAT, 2, 1) TILE_AVX2(FORMAT, 3, 1) TILE_AVX2(FORMAT, 4, 1)                     \
-    TILE_AVX2(FORMAT, 5, 1) TILE_AVX2(FORMAT, 6, 1) TILE_AVX2(FORMAT, 1, 2) TILE_AVX2(FORMAT, 2, 2)                     \
-    static const Tile avx2_##FORMAT##_one[] = {avx2_##FORMAT##_1x1, avx2_##FORMAT##_2x1, avx2_##FORMAT##_3x1,           \
-                                               avx2_##FORMAT##_4x1, avx2_##FORMAT##_5x1, avx2_##FORMAT##_6x1};          \
-    static const Tile avx2_##FORMAT##_two[] = {avx2_##FORMAT##_1x2, avx2_##FORMAT##_2x2};                               \
-    static const Kernels avx2_##FORMAT##_kernels = {16, 1024, 6, avx2_##FORMAT##_one, avx2_##FORMAT##_two, 2};
-#define DEFINE_KERNELS_AVX512(FORMAT)                                                                                       \
-    TILE_AVX512(FORMAT, 1, 1) TILE_AVX512(FORMAT, 2, 1) TILE_AVX512(FORMAT, 3, 1) TILE_AVX512(FORMAT, 4, 1)                 \
-    TILE_AVX512(FORMAT, 5, 1) TILE_AVX512(FORMAT, 6, 1) TILE_AVX512(FORMAT, 7, 1) TILE_AVX512(FORMAT, 8, 1)                 \
-    TILE_AVX512(FORMAT, 9, 1) TILE_AVX512(FORMAT, 10, 1) TILE_AVX512(FORMAT, 11, 1) TILE_AVX512(FORMAT, 12, 1)              \
-    TILE_AVX512(FORMAT, 1, 2) TILE_AVX512(FORMAT, 2, 2)                                                                     \
-    static const Tile avx512_##FORMAT##_one[] = {                                                                           \
-        avx512_##FORMAT##_1x1, avx512_##FORMAT##_2x1, avx512_##FORMAT##_3x1, avx512_##FORMAT##_4x1,                         \
-        avx512_##FORMAT##_5x1, avx512_##FORMAT##_6x1, avx512_##FORMAT##_7x1, avx512_##FORMAT##_8x1,                         \
-        avx512_##FORMAT##_9x1, avx512_##FORMAT##_10x1, avx512_##FORMAT##_11x1, avx512_##FORMAT##_12x1};                     \
-    static const Tile avx512_##FORMAT##_two[] = {avx512_##FORMAT##_1x2, avx512_##FORMAT##_2x2};                             \
-    static const Kernels avx512_##FORMAT##_kernels = {32, 1024, 12, avx512_##FORMAT##_one, avx512_##FORMAT##_two, 2};
+#define DEFINE_KERNELS_AVX2(FORMAT)                                                                                  \
+    TILE_AVX2(FORMAT, 1) TILE_AVX2(FORMAT, 2) TILE_AVX2(FORMAT, 3) TILE_AVX2(FORMAT, 4)                              \
+    TILE_AVX2(FORMAT, 5) TILE_AVX2(FORMAT, 6)                                                                        \
+    static const Tile avx2_##FORMAT##_tiles[] = {                                                                    \
+        avx2_##FORMAT##_1, avx2_##FORMAT##_2, avx2_##FORMAT##_3, avx2_##FORMAT##_4,                                  \
+        avx2_##FORMAT##_5, avx2_##FORMAT##_6};                                                                       \
+    static const Kernels avx2_##FORMAT##_kernels = {16, 1024, 6, avx2_##FORMAT##_tiles};
+#define DEFINE_KERNELS_AVX512(FORMAT)                                                                                \
+    TILE_AVX512(FORMAT, 1) TILE_AVX512(FORMAT, 2) TILE_AVX512(FORMAT, 3) TILE_AVX512(FORMAT, 4)                      \
+    TILE_AVX512(FORMAT, 5) TILE_AVX512(FORMAT, 6) TILE_AVX512(FORMAT, 7) TILE_AVX512(FORMAT, 8)                      \
+    TILE_AVX512(FORMAT, 9) TILE_AVX512(FORMAT, 10) TILE_AVX512(FORMAT, 11) TILE_AVX512(FORMAT, 12)                   \
+    static const Tile avx512_##FORMAT##_tiles[] = {                                                                  \
+        avx512_##FORMAT##_1, avx512_##FORMAT##_2, avx512_##FORMAT##_3, avx512_##FORMAT##_4,                          \
+        avx512_##FORMAT##_5, avx512_##FORMAT##_6, avx512_##FORMAT##_7, avx512_##FORMAT##_8,                          \
+        avx512_##FORMAT##_9, avx512_##FORMAT##_10, avx512_##FORMAT##_11, avx512_##FORMAT##_12};                      \
+    static const Kernels avx512_##FORMAT##_kernels = {32, 1024, 12, avx512_##FORMAT##_tiles};
 
 DEFINE_KERNELS_AVX2(BF16)
 DEFINE_KERNELS_AVX2(FP16)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shard.native.library import NativeLibrary
+from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
 from shard.quantization.format import QuantizedSlice
 
@@ -20,12 +21,34 @@ GROUP_INPUTS = 128  # as in int8_products.c
 PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
 
 
+class Int16RowsArguments(ctypes.Structure):
+    """`Int16Rows` in int16_rows.h."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("numbers", "codes", "scales", "sums")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "row_inputs", "stride", "inputs", "group_inputs"))]
+
+
 class Int8ProductArguments(ctypes.Structure):
     """`Int8Product` in int8_products.c."""
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("rows", "x", "x_scales", "weight", "scales", "bias", "y")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "row_inputs", "row_stride", "inputs", "panels", "y_stride"))]
+        ("rows", Int16RowsArguments), *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias", "y")),
+        *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
+
+
+class Int16Rows:
+    """Memory for rows that a kernel quantises to int16. It must live until the call is over."""
+
+    def __init__(self, x: Tensor, padded_inputs: int, group_inputs: int) -> None:
+        numbers = x.float()
+        self._numbers = numbers if numbers.stride(-1) == 1 else numbers.contiguous()
+        self._codes = torch.empty(len(x), padded_inputs, dtype=torch.int16)
+        self._scales = torch.empty(len(x), padded_inputs // group_inputs)
+        self._sums = torch.empty(len(x), padded_inputs // group_inputs, dtype=torch.int32)
+        self.arguments = Int16RowsArguments(
+            self._numbers.data_ptr(), self._codes.data_ptr(), self._scales.data_ptr(), self._sums.data_ptr(), len(x),
+            x.shape[1], self._numbers.stride(0), padded_inputs, group_inputs)
 
 
 class NativeInt8Linear:
@@ -39,8 +62,8 @@ class NativeInt8Linear:
         self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
         self._scales = pad_with_zeros(scales, self._padded_outputs)
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
-        self._panels = torch.empty(self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2,
-                                   dtype=torch.int8)
+        self._panels = allocate_packed(
+            (self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
         for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
             codes = torch.zeros(len(panels), PANEL_OUTPUTS, self._padded_inputs, dtype=torch.int8)
@@ -53,15 +76,10 @@ class NativeInt8Linear:
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
-        rows = x.float()
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        codes = torch.empty(len(x), self._padded_inputs, dtype=torch.int16)
-        code_scales = torch.empty(len(x), self._padded_inputs // GROUP_INPUTS)
-        y = torch.empty(len(x), self._padded_outputs)
+        rows, y = Int16Rows(x, self._padded_inputs, GROUP_INPUTS), torch.empty(len(x), self._padded_outputs)
         self._library.multiply_int8(Int8ProductArguments(
-            rows.data_ptr(), codes.data_ptr(), code_scales.data_ptr(), self._panels.data_ptr(),
-            self._scales.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(x),
-            self._num_inputs, rows.stride(0), self._padded_inputs, len(self._panels), y.stride(0)))
+            rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import NativeLibrary, load_library
+from shard.native.packed_memory import pack_contiguously
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
@@ -73,7 +74,7 @@ class NativeBf16Linear:
         num_panels = -(-self._num_outputs // BF16_PANEL_OUTPUTS)
         self._padded_outputs = num_panels * BF16_PANEL_OUTPUTS
         halves = functional.pad(weight.view(torch.int16), (0, 0, 0, self._padded_outputs - self._num_outputs))
-        self._panels = halves.view(num_panels, BF16_PANEL_OUTPUTS, -1, 2).transpose(1, 2).contiguous()
+        self._panels = pack_contiguously(halves.view(num_panels, BF16_PANEL_OUTPUTS, -1, 2).transpose(1, 2))
         self._bias = None if bias is None else functional.pad(bias.float(),
                                                               (0, self._padded_outputs - self._num_outputs))
         self._library = library
@@ -109,7 +110,7 @@ def pack_panels(weight: Tensor, lanes: int) -> Tensor:
         [weight, weight.new_zeros(num_panels * 2 * lanes - num_outputs, num_inputs)])
     halves = padded.view(torch.int16).view(num_panels, 2, lanes, num_inputs)
     order = (0, 3, 2, 1) if weight.dtype is torch.bfloat16 else (0, 3, 1, 2)
-    return halves.permute(order).contiguous()
+    return pack_contiguously(halves.permute(order))
 
 
 def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:

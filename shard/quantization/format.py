@@ -3,7 +3,7 @@ A weight is code times scale; zero points have already been subtracted from the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,14 @@ class MatrixSlice:
         return self.weight_name.removesuffix(".weight")
 
 
+class GroupLayout(NamedTuple):
+    """Equal groups of consecutive columns, into which a slice's columns can be ordered."""
+
+    group_size: int  # columns
+    groups: Tensor  # [groups], their numbers in the scales, in order
+    column_order: Tensor | None  # [columns], the order that makes groups consecutive; None if they are so already
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedSlice:
     """Quantised slice of a weight."""
@@ -49,6 +57,7 @@ class QuantizedSlice:
     scales: Tensor  # [rows, groups], float32
     column_groups: Tensor  # [columns], the group of each column
     is_int8: bool  # whether codes are int8
+    is_int4: bool = False  # whether, beside that, at most 15 lies between the codes of an output in one group
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +71,17 @@ class QuantizedSlice:
     def can_stay_quantized(self) -> bool:
         """Whether a linear can multiply the codes and scale its outputs: int8 codes with one scale per row."""
         return self.is_int8 and self.scales.shape[1] == 1
+
+    def find_group_layout(self) -> GroupLayout | None:
+        """Return the groups in order; None if not all have the same number of columns here. A single group for whole
+        rows counts as one of all columns."""
+        column_order = None
+        if bool((self.column_groups.diff() < 0).any()):
+            column_order = self.column_groups.argsort(stable=True)
+        ordered = self.column_groups if column_order is None else self.column_groups[column_order]
+        groups, counts = torch.unique_consecutive(ordered, return_counts=True)
+        group_size = int(counts[0])
+        return GroupLayout(group_size, groups, column_order) if bool((counts == group_size).all()) else None
 
     def dequantize_into(self, target: Tensor) -> None:
         """Dequantise into `target: [rows, columns]` of any dtype: code times scale in float32, then rounded."""

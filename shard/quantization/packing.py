@@ -63,4 +63,4 @@ def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Ten
     def unpack_codes(first: int, last: int) -> Tensor:
         return subtract_zero_points(read_codes(first, last), zero_points[first:last], column_groups, is_int8=is_int8)
 
-    return QuantizedSlice(unpack_codes, scales, column_groups, is_int8)
+    return QuantizedSlice(unpack_codes, scales, column_groups, is_int8, is_int4=bits == 4)

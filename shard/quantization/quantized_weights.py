@@ -1,10 +1,11 @@
 """Quantised weights of a model as one rank reads them, and the form in which they are kept.
 
-Weights of linears whose codes fit into int8, with one scale per output, are kept as int8. All other quantised weights,
-such as eight-bit floats, are dequantised when they are read.
+Weights of linears whose codes fit into int8, with one scale per output, are kept as int8. Weights of four bits are kept
+so if the reader's kernels multiply them. All other quantised weights, such as eight-bit floats, are dequantised when
+they are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,12 +13,15 @@ from torch import Tensor
 from shard.quantization.format import CODES_PER_CHUNK, MatrixSlice, QuantizationFormat, QuantizedSlice, TensorReader
 from shard.quantization.packing import make_consecutive_groups
 
-INT8_ON_LOAD = "int8"
+INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
+CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]
 MAX_CODE = 127
+NUM_INT4_STEPS = 15  # between the least and the largest code of four bits
+INT4_GROUP_SIZES = (32, 16, 8)  # inputs with one scale; the first that divides the columns of every rank
 
 
 class QuantizedWeightReader:
-    """Reader of quantised weights that decides for each whether it is kept as int8 or dequantised."""
+    """Reader of quantised weights that decides for each whether it is kept quantised or dequantised."""
 
     def __init__(self, checkpoint_format: QuantizationFormat | None, quantize_on_load: str) -> None:
         """`checkpoint_format`: format of a quantised checkpoint. `quantize_on_load`: type to which unquantised weights
@@ -27,7 +31,9 @@ class QuantizedWeightReader:
                              f"{checkpoint_format.description}; " f"leave it out")
         self._checkpoint_format = checkpoint_format
         self._quantize_on_load = quantize_on_load
-        self._kept_names: set[str] = set()
+        self._int4_names: set[str] = set()
+        self._int8_names: set[str] = set()
+        self._has_int8_head = False
         self._dequantized_names: set[str] = set()
 
     def try_dequantize_into(self, reader: TensorReader, matrix_slice: MatrixSlice, target: Tensor) -> bool:
@@ -41,33 +47,51 @@ class QuantizedWeightReader:
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
         return self._checkpoint_format is not None and self._checkpoint_format.is_quantized(reader, weight_name)
 
-    def read_quantized_slices(self, reader: TensorReader,
-                              matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
-        """Return the codes for one linear of all parts; None if it is not to be kept quantised."""
+    def read_quantized_slices(self, reader: TensorReader, matrix_slices: Sequence[MatrixSlice],
+                              can_keep_int4: CanKeepInt4 | None) -> list[QuantizedSlice] | None:
+        """Return the codes for one linear of all parts; None if it is not to be kept quantised. `can_keep_int4`:
+        whether weights are of four bits and there are kernels for their groups; None: there are no such kernels."""
         checkpoint_format = self._checkpoint_format
         if self._quantize_on_load == INT8_ON_LOAD:
             quantized_slices = [read_and_quantize_to_int8(reader, part) for part in matrix_slices]
+        elif self._quantize_on_load == INT4_ON_LOAD:
+            quantized_slices = [read_and_quantize_to_int4(reader, part) for part in matrix_slices]
         elif checkpoint_format is not None and all(checkpoint_format.is_quantized(reader, part.weight_name)
                                                    for part in matrix_slices):
             quantized_slices = [checkpoint_format.read_slice(reader, part) for part in matrix_slices]
         else:
             return None
-        if not all(part.can_stay_quantized for part in quantized_slices):
+        names = {part.weight_name for part in matrix_slices}
+        if can_keep_int4 is not None and can_keep_int4(quantized_slices):
+            self._int4_names |= names
+        elif all(part.can_stay_quantized for part in quantized_slices):
+            self._int8_names |= names
+        else:
             return None
-        self._kept_names.update(part.weight_name for part in matrix_slices)
         return quantized_slices
+
+    def read_head_as_int8(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
+        """Return the codes of the head if weights are quantised while they are loaded, to whatever type."""
+        if not self._quantize_on_load:
+            return None
+        self._has_int8_head = True
+        return read_and_quantize_to_int8(reader, matrix_slice)
 
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
         return self._checkpoint_format is not None and self._checkpoint_format.may_skip_tensor(reader, tensor_name)
 
     def describe(self, dtype: torch.dtype) -> str:
         """Return one line about the quantised weights and how they are kept, or an empty string."""
-        num_kept, num_dequantized = len(self._kept_names), len(self._dequantized_names - self._kept_names)
+        kept_names = self._int4_names | self._int8_names
         if self._checkpoint_format is None:
-            return (f"{num_kept} weights quantised to {self._quantize_on_load} and kept so" if self._quantize_on_load
-                    else "")
-        return (f"quantised checkpoint ({self._checkpoint_format.description}): {num_kept} weights kept as int8, "
-                f"{num_dequantized} made into " f"{str(dtype).removeprefix('torch.')} at load")
+            if not self._quantize_on_load:
+                return ""
+            head = ", the head to int8," if self._has_int8_head else ""
+            return f"{len(kept_names)} weights quantised to {self._quantize_on_load}{head} and kept so"
+        four_bits = f"{len(self._int4_names)} weights kept in four bits, " if self._int4_names else ""
+        return (f"quantised checkpoint ({self._checkpoint_format.description}): {four_bits}{len(self._int8_names)} "
+                f"weights kept as int8, {len(self._dequantized_names - kept_names)} made into "
+                f"{str(dtype).removeprefix('torch.')} at load")
 
 
 def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
@@ -87,3 +111,27 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
         codes[first:first + step] = weight[:, columns].div(scale).round_().clamp_(-MAX_CODE, MAX_CODE)
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           make_consecutive_groups(matrix_slice, matrix_slice.shape[1], reader.device), is_int8=True)
+
+
+def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
+    """Quantise a weight to four bits while it is loaded, with a scale for each output and group of inputs. A group's
+    codes go from its least weight to its largest, and one of them stands for zero."""
+    columns, num_rows = matrix_slice.columns, len(matrix_slice.rows)
+    group_size = next((size for size in INT4_GROUP_SIZES
+                       if not any(number % size for number in (columns.start, columns.stop, matrix_slice.shape[1]))),
+                      len(columns))
+    codes = torch.empty(num_rows, len(columns), dtype=torch.int8, device=reader.device)
+    scales = torch.empty(num_rows, len(columns) // group_size, device=reader.device)
+    step = max(1, CODES_PER_CHUNK // matrix_slice.shape[1])
+    for first in range(0, num_rows, step):
+        weight = reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows[first:first + step],
+                                  torch.float32)[:, columns.start:columns.stop]
+        groups = weight.reshape(len(weight), -1, group_size)
+        least, largest = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
+        scale = (largest - least).div_(NUM_INT4_STEPS)
+        scale.masked_fill_(scale == 0, 1.0)  # for a group of zeros
+        least_code = (least / scale).round_()
+        rounded = (groups / scale).round_().clamp_(least_code, least_code + NUM_INT4_STEPS)
+        codes[first:first + step], scales[first:first + step] = rounded.view_as(weight), scale[..., 0]
+    return QuantizedSlice(lambda first, last: codes[first:last], scales,
+                          torch.arange(len(columns), device=reader.device) // group_size, is_int8=True, is_int4=True)

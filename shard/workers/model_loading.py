@@ -51,11 +51,12 @@ from shard.models.encoder import EncoderConfig
 from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
 from shard.native.compiler import library_file_name
-from shard.native.library import ISA_VARIABLE, describe_loaded_library, log_use_of_kernels
+from shard.native.library import ISA_VARIABLE, describe_loaded_library, find_library, log_use_of_kernels
 from shard.ops.linear import can_pack, make_probe_product
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
+from shard.quantization.quantized_weights import INT4_ON_LOAD
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
 from shard.runner.model_runner import ModelRunner
@@ -241,6 +242,10 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     num_gpus = torch.cuda.device_count()
     device = choose_device(config.device, config.rank, num_gpus)
     set_up_device(device, config)
+    if config.quantize == INT4_ON_LOAD and device.type != "cpu":
+        raise ValueError("--quantize int4 is for --device cpu; use --quantize int8")
+    if config.quantize == INT4_ON_LOAD and isinstance(library := find_library(), str):
+        raise ValueError(f"--quantize int4 needs compiled kernels: {library}; or use --quantize int8")
     group = join_group(config.rank, config.world_size,
                        choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
                        config.meeting_point)

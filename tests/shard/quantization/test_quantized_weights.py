@@ -1,9 +1,15 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints.dequantized_checkpoints import MODEL_SIZES, compute_logits, use_products_of_torch
+from support.checkpoints.dequantized_checkpoints import (
+    KERNEL_ERROR,
+    MODEL_SIZES,
+    compute_logits,
+    use_products_of_torch,
+)
 from support.checkpoints.quantized_checkpoints import CompressedTensorsTool, GptqTool, write_quantized_checkpoint
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.decoder_reference import (
@@ -18,11 +24,14 @@ from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.registry import load_model, read_model_config
+from shard.native.library import load_library
+from shard.ops.native_int4_linear import can_keep_int4
 from shard.parallel.group import SingleRankGroup
 from shard.quantization.format import MatrixSlice
-from shard.quantization.quantized_weights import read_and_quantize_to_int8
+from shard.quantization.quantized_weights import read_and_quantize_to_int4, read_and_quantize_to_int8
 
 SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
+needs_kernels = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
 
 
 def round_to_int8(weight: Tensor) -> Tensor:
@@ -55,40 +64,104 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", **MODEL_SIZES)
 
 
-def compute_int8_logits(checkpoint: Path, num_ranks: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def compute_quantized_logits(checkpoint: Path, num_ranks: int, dtype: torch.dtype = torch.float32, *,
+                             quantize: str = "int8") -> Tensor:
     outcomes: list[ForwardOutput] = run_on_ranks(
-        num_ranks, lambda group: run_forward(load_decoder_model(checkpoint, dtype, group, "int8"), group, dtype))
+        num_ranks, lambda group: run_forward(load_decoder_model(checkpoint, dtype, group, quantize), group, dtype))
     assert outcomes[0].logits is not None
     return outcomes[0].logits
+
+
+def compute_rounded_logits(checkpoint: Path, folder: Path, num_ranks: int, round_weight: Callable[[Tensor], Tensor], *,
+                           rounds_head: bool) -> Tensor:
+    """Return the logits of a copy of the checkpoint, in `folder`, with rounded weights; the head's are int8."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "_proj" in name:
+            tensors[name] = round_weight(tensor)
+        elif name == "lm_head.weight" and rounds_head:
+            tensors[name] = round_to_int8(tensor)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    return compute_logits(folder, num_ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_logits_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
-    tensors = {name: round_to_int8(tensor) if "_proj" in name else tensor
-               for name, tensor in load_file(checkpoint / "model.safetensors").items()}
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    expected = compute_logits(tmp_path, num_ranks)
+    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int8, rounds_head=False)
     largest = float(expected.abs().max())
-    torch.testing.assert_close(compute_int8_logits(checkpoint, num_ranks), expected, rtol=0, atol=5e-4 * largest)
     with use_products_of_torch():
-        torch.testing.assert_close(compute_int8_logits(checkpoint, num_ranks), expected, rtol=1e-5,
+        torch.testing.assert_close(compute_quantized_logits(checkpoint, num_ranks), expected, rtol=1e-5,
                                    atol=1e-5 * largest)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_logits_of_kernels_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
+    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int8, rounds_head=True)
+    torch.testing.assert_close(compute_quantized_logits(checkpoint, num_ranks), expected, rtol=0,
+                               atol=KERNEL_ERROR * float(expected.abs().max()))
+
+
+def round_to_int4(weight: Tensor) -> Tensor:
+    """Return the weights after rounding to 16 levels for each 32 inputs."""
+    groups = weight.unflatten(1, (-1, 32))
+    least, largest = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+    scale = (largest - least) / 15
+    codes = (groups / scale).round().clamp((least / scale).round(), (least / scale).round() + 15)
+    return (codes * scale).flatten(1)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_logits_match_weights_rounded_to_four_bits(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+                                                   num_ranks: int) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", intermediate_size=128)
+    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int4, rounds_head=True)
+    quantized = compute_quantized_logits(checkpoint, num_ranks, quantize="int4")
+    torch.testing.assert_close(quantized, expected, rtol=0, atol=KERNEL_ERROR * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("columns", "num_groups"), [
+    (range(64), 2), (range(32, 64), 1), (range(16, 64), 3), (range(8, 24), 2), (range(3, 64), 1)])
+def test_groups_of_four_bits_divide_the_columns_of_a_rank(tmp_path: Path, columns: range, num_groups: int) -> None:
+    save_file({"x.weight": torch.randn(5, 64)}, tmp_path / "model.safetensors")
+    with CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights:
+        coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 64), range(1, 4), columns))
+    assert coded.scales.shape == (3, num_groups)
+    assert can_keep_int4([coded])
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(2, 32), torch.full((2, 32), 3.0), -torch.rand(2, 32),
+                                    torch.randn(2, 32)], ids=["zeros", "equal", "negative", "random"])
+def test_weights_of_four_bits_are_off_by_half_a_level(tmp_path: Path, weight: Tensor) -> None:
+    save_file({"x.weight": weight}, tmp_path / "model.safetensors")
+    with CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights:
+        coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (2, 32), range(2), range(32)))
+    rounded = torch.empty(2, 32)
+    coded.dequantize_into(rounded)
+    codes = coded.unpack_codes(0, 2)
+    assert int((codes.amax(1) - codes.amin(1)).max()) <= 15
+    # The levels of both ends may be rounded away from zero, so that one end is off by a whole level.
+    assert ((rounded - weight).abs() <= coded.scales * 1.01).all()
+    assert ((rounded - weight).abs().mean(1) <= 0.5 * coded.scales[:, 0]).all()
 
 
 @pytest.mark.slow
 def test_int8_weights_change_logits_little(checkpoint: Path) -> None:
     exact = run_transformers_model(checkpoint, torch.float32).logits
     assert exact is not None
-    assert (compute_int8_logits(checkpoint, 1) - exact).square().mean() < 1e-3 * exact.square().mean()
+    assert (compute_quantized_logits(checkpoint, 1) - exact).square().mean() < 1e-3 * exact.square().mean()
 
 
 @pytest.mark.slow
 def test_bfloat16_error_is_no_larger_with_int8_weights(checkpoint: Path) -> None:
-    exact = compute_int8_logits(checkpoint, 1)
+    exact = compute_quantized_logits(checkpoint, 1)
     unquantized_error = compute_logits(checkpoint, 1, torch.bfloat16) - compute_logits(checkpoint, 1)
-    assert (compute_int8_logits(checkpoint, 1, torch.bfloat16)
+    assert (compute_quantized_logits(checkpoint, 1, torch.bfloat16)
             - exact).square().mean() < 1.25 * unquantized_error.square().mean()
 
 
@@ -100,8 +173,17 @@ def load_and_describe(folder: Path, quantize: str = "") -> str:
 
 
 def test_description_names_the_method_and_counts_weights(checkpoint: Path, tmp_path: Path) -> None:
+    folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)
+    with use_products_of_torch():
+        assert load_and_describe(folder) == (
+            "quantised checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
+
+
+@needs_kernels
+def test_weights_of_four_bits_are_kept_so(checkpoint: Path, tmp_path: Path) -> None:
     assert load_and_describe(write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)) == (
-        "quantised checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
+        "quantised checkpoint (GPTQ, 4 bits, groups of 32): 14 weights kept in four bits, 0 weights kept as int8, 0 "
+        "made into float32 at load")
 
 
 def test_weights_with_one_scale_per_output_are_kept_as_int8(checkpoint: Path, tmp_path: Path) -> None:
@@ -112,8 +194,16 @@ def test_weights_with_one_scale_per_output_are_kept_as_int8(checkpoint: Path, tm
 
 
 def test_weights_quantized_at_load_are_counted(checkpoint: Path) -> None:
-    assert load_and_describe(checkpoint, "int8") == "14 weights quantised to int8 and kept so"
+    with use_products_of_torch():
+        assert load_and_describe(checkpoint, "int8") == "14 weights quantised to int8 and kept so"
     assert load_and_describe(checkpoint) == ""
+
+
+@needs_kernels
+def test_head_is_quantized_at_load_beside_other_weights(checkpoint: Path) -> None:
+    for quantize in ("int8", "int4"):
+        assert load_and_describe(checkpoint, quantize) == (
+            f"14 weights quantised to {quantize}, the head to int8, and kept so")
 
 
 def test_quantizing_a_quantized_checkpoint_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
@@ -123,5 +213,12 @@ def test_quantizing_a_quantized_checkpoint_is_rejected(checkpoint: Path, tmp_pat
 
 
 def test_quantized_head_is_read(checkpoint: Path, tmp_path: Path) -> None:
-    assert "15 made into float32" in load_and_describe(write_quantized_checkpoint(checkpoint, GptqTool(),
-                                                                                  tmp_path, quantizes_head=True))
+    folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path, quantizes_head=True)
+    with use_products_of_torch():
+        assert "15 made into float32" in load_and_describe(folder)
+
+
+@needs_kernels
+def test_quantized_head_is_read_beside_weights_of_four_bits(checkpoint: Path, tmp_path: Path) -> None:
+    folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path, quantizes_head=True)
+    assert "14 weights kept in four bits, 0 weights kept as int8, 1 made into float32" in load_and_describe(folder)

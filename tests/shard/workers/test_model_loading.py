@@ -130,3 +130,11 @@ def test_unexpected_tensor_is_rejected_by_name(encoder_config: ShardConfig, tmp_
 def test_labels_are_read_from_the_folder(tmp_path_factory: pytest.TempPathFactory, encoder_config: ShardConfig) -> None:
     folder = make_tiny_encoder(tmp_path_factory.getbasetemp(), "bert", labels=True)
     assert load_encoder_model(replace(encoder_config, model=str(folder))).config.labels == TOKEN_LABELS
+
+
+def test_weights_of_four_bits_need_compiled_kernels(tmp_path_factory: pytest.TempPathFactory,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+    monkeypatch.setattr(model_loading, "find_library", lambda: "there is no C compiler")
+    with pytest.raises(ValueError, match=r"--quantize int4 needs compiled kernels: there is no C compiler; or use"):
+        load_decoder_model(ShardConfig(model=str(folder), device="cpu", threads=1, quantize="int4"))

@@ -1,0 +1,148 @@
+/* Products of float32 rows with weights of four bits that have a scale and a zero for each output and group of inputs:
+ * a weight is (code - zero) * scale, with codes from 0 to 15.
+ *
+ * Each row is quantised to int16, with the same groups. Sums over a group are exact, and so is the part of the zeros,
+ * zero times the sum of the row's codes. A row's bits therefore do not depend on other rows, on threads, or on the
+ * instruction set.
+ *
+ * A panel holds the weights of 16 outputs: for every four inputs 32 bytes, whose low halves are codes of the first two
+ * inputs, and whose high halves those of the other two. Bytes come in pairs of inputs, for outputs 0 to 3, 8 to 11, 4 to 7
+ * and 12 to 15. Inputs are padded with zeros to whole groups.
+ */
+
+#include "int16_rows.h"
+#include "parallel.h"
+
+enum { PANEL_OUTPUTS = 16, READ_AHEAD_BYTES = 1024 };
+
+typedef struct {
+    Int16Rows rows;
+    const uint8_t *weight;
+    const float *scales; /* [panels, groups, 16] */
+    const int8_t *zeros; /* [panels, groups, 16] */
+    const float *bias;   /* [panels * 16], or NULL */
+    float *y;            /* [rows, y_stride], y_stride >= panels * 16 */
+    int64_t panels, y_stride;
+} Int4Product;
+
+typedef void (*Int4Tile)(const Int4Product *product, ptrdiff_t row, ptrdiff_t panel);
+
+typedef struct {
+    const Int4Tile *by_rows; /* by number of rows - 1 */
+    ptrdiff_t max_rows;
+} Int4Tiles;
+
+/* Products before their sums: otherwise compilers compute many products first, and run out of registers. */
+#define KEEP_ORDER(sum) __asm__ volatile("" : "+v"(sum))
+
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define VECTOR __m256
+#define INTEGERS __m256i
+#define PARTS 2
+#define MAX_TILE_ROWS 5 /* sixteen registers: two sums for each row, and a few more */
+#define ZERO _mm256_setzero_ps
+#define ZERO_INTEGERS _mm256_setzero_si256
+#define LOAD _mm256_loadu_ps
+#define STORE _mm256_storeu_ps
+#define ADD _mm256_add_ps
+#define MULTIPLY _mm256_mul_ps
+#define BROADCAST _mm256_set1_ps
+#define BROADCAST_INTEGER _mm256_set1_epi32
+#define WIDEN(nibbles, codes)                                              \
+    codes[0] = _mm256_unpacklo_epi8(nibbles, _mm256_setzero_si256());      \
+    codes[PARTS - 1] = _mm256_unpackhi_epi8(nibbles, _mm256_setzero_si256())
+#define ORDER_OUTPUTS(sums) sums
+#define MULTIPLY_ADD_PAIRS(sums, a, b) _mm256_add_epi32(sums, _mm256_madd_epi16(a, b))
+#define MULTIPLY_ADD _mm256_fmadd_ps
+#define MULTIPLY_INTEGERS _mm256_mullo_epi32
+#define SUBTRACT_INTEGERS _mm256_sub_epi32
+#define LOAD_BYTES(p) _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
+#define TO_FLOAT _mm256_cvtepi32_ps
+#include "int4_tiles.h"
+#undef NAME
+#undef TARGET
+#undef VECTOR
+#undef INTEGERS
+#undef PARTS
+#undef MAX_TILE_ROWS
+#undef ZERO
+#undef ZERO_INTEGERS
+#undef LOAD
+#undef STORE
+#undef ADD
+#undef MULTIPLY
+#undef BROADCAST
+#undef BROADCAST_INTEGER
+#undef WIDEN
+#undef ORDER_OUTPUTS
+#undef MULTIPLY_ADD_PAIRS
+#undef MULTIPLY_ADD
+#undef MULTIPLY_INTEGERS
+#undef SUBTRACT_INTEGERS
+#undef LOAD_BYTES
+#undef TO_FLOAT
+
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define VECTOR __m512
+#define INTEGERS __m512i
+#define PARTS 1
+#define MAX_TILE_ROWS 12
+#define ZERO _mm512_setzero_ps
+#define ZERO_INTEGERS _mm512_setzero_si512
+#define LOAD _mm512_loadu_ps
+#define STORE _mm512_storeu_ps
+#define ADD _mm512_add_ps
+#define MULTIPLY _mm512_mul_ps
+#define BROADCAST _mm512_set1_ps
+#define BROADCAST_INTEGER _mm512_set1_epi32
+#define WIDEN(nibbles, codes) codes[0] = _mm512_cvtepu8_epi16(nibbles)
+#define ORDER_OUTPUTS(sums) _mm512_shuffle_i32x4(sums, sums, 0xd8)
+#define MULTIPLY_ADD_PAIRS(sums, a, b) _mm512_add_epi32(sums, _mm512_madd_epi16(a, b))
+#define MULTIPLY_ADD _mm512_fmadd_ps
+#define MULTIPLY_INTEGERS _mm512_mullo_epi32
+#define SUBTRACT_INTEGERS _mm512_sub_epi32
+#define LOAD_BYTES(p) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p)))
+#define TO_FLOAT _mm512_cvtepi32_ps
+#include "int4_tiles.h"
+#undef NAME
+#undef TARGET
+#undef MULTIPLY_ADD_PAIRS
+
+#define NAME(name) name##_avx512_vnni
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")))
+#define MULTIPLY_ADD_PAIRS(sums, a, b) _mm512_dpwssd_epi32(sums, a, b)
+#include "int4_tiles.h"
+
+typedef struct {
+    const Int4Product *product;
+    const Int4Tiles *tiles;
+    ptrdiff_t num_parts;
+} Job;
+
+enum { PARTS_PER_THREAD = 8, ROWS_PER_CHUNK = 48, MIN_NUMBERS_FOR_THREADS = 16384 };
+
+static void multiply_part(const void *data, ptrdiff_t part) {
+    const Job *job = data;
+    const Int4Product *p = job->product;
+    for (ptrdiff_t chunk = 0; chunk < p->rows.num_rows; chunk += ROWS_PER_CHUNK) {
+        const ptrdiff_t rows = p->rows.num_rows - chunk < ROWS_PER_CHUNK ? p->rows.num_rows - chunk : ROWS_PER_CHUNK;
+        const ptrdiff_t num_tiles = (rows + job->tiles->max_rows - 1) / job->tiles->max_rows;
+        for (ptrdiff_t panel = p->panels * part / job->num_parts; panel < p->panels * (part + 1) / job->num_parts; panel++)
+            for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
+                const ptrdiff_t first = rows * tile / num_tiles, end = rows * (tile + 1) / num_tiles;
+                job->tiles->by_rows[end - first - 1](p, chunk + first, panel);
+            }
+    }
+}
+
+/* instruction_set: as in products.c */
+EXPORT void weft_multiply_int4(const Int4Product *product, int instruction_set, Parallel parallel, unsigned threads) {
+    static const Int4Tiles *const tiles[] = {&INT4_avx2, &INT4_avx512, &INT4_avx512_vnni, &INT4_avx512_vnni};
+    const int takes_threads = product->rows.num_rows * product->rows.inputs >= MIN_NUMBERS_FOR_THREADS;
+    run_parts(quantize_row, &product->rows, product->rows.num_rows, parallel, takes_threads ? threads : 1);
+    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
+    const Job job = {product, tiles[instruction_set - 1], product->panels < most_parts ? product->panels : most_parts};
+    run_parts(multiply_part, &job, job.num_parts, parallel, threads);
+}

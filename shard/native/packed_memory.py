@@ -1,0 +1,28 @@
+"""Memory for packed weights."""
+
+import mmap
+from contextlib import suppress
+from math import prod
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE_BYTES = 2**21
+
+
+def allocate_packed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros, in huge pages if the system has them: a step reads all weights, and each page of them once."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if num_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def pack_contiguously(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy in such memory."""
+    packed = allocate_packed(tuple(tensor.shape), tensor.dtype)
+    packed.copy_(tensor)
+    return packed

@@ -1,0 +1,118 @@
+"""Linear with a weight of four bits, and a scale and a zero for each output and group of inputs, by the kernels of
+`shard/native/int4_products.c`.
+
+They quantise each row to int16 and add exact integers, so a row's bits depend on the row alone:
+docs/concepts/exactness.md, "Products with independent rows".
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shard.native.library import NativeLibrary
+from shard.native.packed_memory import allocate_packed
+from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
+from shard.quantization.format import QuantizedSlice
+
+PANEL_OUTPUTS = 16  # as in int4_products.c
+OUTPUT_ORDER = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]  # of a panel's bytes
+MAX_GROUP_INPUTS = 128  # as in int16_rows.h
+GROUP_INPUTS_MULTIPLE = 8  # as in int16_rows.h
+PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
+
+
+class Int4ProductArguments(ctypes.Structure):
+    """`Int4Product` in int4_products.c."""
+
+    _fields_: ClassVar = [
+        ("rows", Int16RowsArguments), *((name, ctypes.c_void_p) for name in ("weight", "scales", "zeros", "bias", "y")),
+        *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
+
+
+def can_keep_int4(quantized_slices: Sequence[QuantizedSlice]) -> bool:
+    """Return whether `NativeInt4Linear` multiplies these weights: codes of four bits with one scale for whole rows, or
+    with equal groups of a multiple of 8 inputs up to 128, or of a multiple of 128."""
+    if not all(part.is_int4 for part in quantized_slices):
+        return False
+    layouts = [part.find_group_layout() for part in quantized_slices]
+    first = layouts[0]
+    if first is None or any(layout is None or not torch.equal(layout.groups, first.groups) for layout in layouts):
+        return False
+    if len(first.groups) == 1:
+        return True
+    if len({None if layout is None or layout.column_order is None else tuple(layout.column_order.tolist())
+            for layout in layouts}) > 1:
+        return False
+    return first.group_size % MAX_GROUP_INPUTS == 0 or (
+        first.group_size % GROUP_INPUTS_MULTIPLE == 0 and first.group_size < MAX_GROUP_INPUTS)
+
+
+class NativeInt4Linear:
+    """Linear with codes of four bits in panels."""
+
+    def __init__(self, quantized_slices: Sequence[QuantizedSlice], bias: Tensor | None, library: NativeLibrary) -> None:
+        """The outputs are those of all parts, one after the other. `can_keep_int4` must hold for them."""
+        layout = quantized_slices[0].find_group_layout()
+        assert layout is not None
+        self._num_outputs = sum(part.num_rows for part in quantized_slices)
+        self._num_inputs = quantized_slices[0].num_columns
+        self._group_inputs = MAX_GROUP_INPUTS if len(layout.groups) == 1 else min(layout.group_size, MAX_GROUP_INPUTS)
+        self._input_order = layout.column_order
+        self._padded_inputs = round_up(self._num_inputs, self._group_inputs)
+        self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
+        num_groups, num_panels = self._padded_inputs // self._group_inputs, self._padded_outputs // PANEL_OUTPUTS
+        scales = torch.cat([part.scales.index_select(1, layout.groups) for part in quantized_slices])
+        repeated_scales = scales.repeat_interleave(num_groups // len(layout.groups), dim=1)  # [outputs, groups]
+        padded_scales = torch.zeros(self._padded_outputs, num_groups)
+        padded_scales[:self._num_outputs] = repeated_scales
+        self._scales = padded_scales.view(num_panels, PANEL_OUTPUTS, num_groups).transpose(1, 2).contiguous()
+        self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
+        self.packed_weight = allocate_packed((num_panels, self._padded_inputs // 4, PANEL_OUTPUTS, 2), torch.uint8)
+        self._zeros = torch.empty(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
+        self._library = library
+        self._pack(quantized_slices)
+
+    def _pack(self, quantized_slices: Sequence[QuantizedSlice]) -> None:
+        parts = zip(iter_code_tiles(quantized_slices, self._padded_outputs),
+                    torch.split(self.packed_weight, PACKED_ROWS // PANEL_OUTPUTS),
+                    torch.split(self._zeros, PACKED_ROWS // PANEL_OUTPUTS), strict=True)
+        for tile, panels, zeros in parts:
+            codes = tile if self._input_order is None else tile.index_select(1, self._input_order)
+            # The rows' codes are zeros behind the inputs, so any code will do there: one that is in the group.
+            padding = codes[:, -1:].expand(-1, self._padded_inputs - self._num_inputs)
+            grouped = torch.cat([codes, padding], dim=1).view(len(panels), PANEL_OUTPUTS, -1, self._group_inputs)
+            least = grouped.amin(-1, keepdim=True)  # [panels, outputs, groups, 1]
+            zeros.copy_(least[..., 0].neg().transpose(1, 2))
+            unsigned = (grouped - least).view(len(panels), PANEL_OUTPUTS, -1, 2, 2)[:, OUTPUT_ORDER]
+            halves = unsigned.permute(0, 2, 3, 1, 4).to(torch.uint8)  # [panels, inputs / 4, half, outputs, 2]
+            panels.copy_(halves[:, :, 0] | halves[:, :, 1] << 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward_float32(x).to(x.dtype)
+
+    def forward_float32(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, out]` in float32"""
+        if self._input_order is not None:
+            x = x.index_select(1, self._input_order)
+        rows, y = Int16Rows(x, self._padded_inputs, self._group_inputs), torch.empty(len(x), self._padded_outputs)
+        self._library.multiply_int4(Int4ProductArguments(
+            rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))
+        return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+def iter_code_tiles(quantized_slices: Sequence[QuantizedSlice], padded_rows: int) -> Iterator[Tensor]:
+    """Yield at most PACKED_ROWS rows of codes at once, `[rows, in]`, padded with zeros to `padded_rows` in all."""
+    num_rows = sum(part.num_rows for part in quantized_slices)
+    for first in range(0, padded_rows, PACKED_ROWS):
+        tile = torch.zeros(min(PACKED_ROWS, padded_rows - first), quantized_slices[0].num_columns, dtype=torch.int8)
+        begin = 0
+        for part in quantized_slices:
+            low, high = max(first, begin), min(first + len(tile), begin + part.num_rows, num_rows)
+            if low < high:
+                tile[low - first:high - first] = part.unpack_codes(low - begin, high - begin)
+            begin += part.num_rows
+        yield tile
