@@ -22,6 +22,8 @@ typedef struct {
     int64_t rows, inputs, panels, x_stride, y_stride;
 } Bf16Product;
 
+#if HAS_BFLOAT16
+
 typedef void (*Bf16Tile)(const uint16_t *x, ptrdiff_t x_stride, const uint16_t *weight, const float *bias, float *y,
                          ptrdiff_t y_stride, uint16_t *rounded, ptrdiff_t count, int is_first, const char *ahead, ptrdiff_t ahead_step);
 
@@ -131,3 +133,14 @@ EXPORT void weft_multiply_bf16(const Bf16Product *product, Parallel parallel, un
     const Job job = {product, product->panels < most_parts ? product->panels : most_parts};
     run_parts(multiply_part, &job, job.num_parts, parallel, threads);
 }
+
+#else
+
+/* Never called: weft_instruction_set says that there are no instructions for it. */
+EXPORT void weft_multiply_bf16(const Bf16Product *product, Parallel parallel, unsigned threads) {
+    (void)product;
+    (void)parallel;
+    (void)threads;
+}
+
+#endif

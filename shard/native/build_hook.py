@@ -5,13 +5,16 @@ torch.
 """
 
 import importlib.util
+import os
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-COMPILER_PACKAGE = "ziglang>=0.15,<0.17"  # a C compiler as a package; only for this build, and only without another one
+OPT_OUT_VARIABLE = "WEFT_BUILD_WITHOUT_KERNELS"  # for package indexes without the next
+COMPILER_PACKAGE = "ziglang>=0.17,<0.18"  # a C compiler as a package; only for this build, and only without another one
 
 
 def load_compiler_module(root: str) -> ModuleType:
@@ -27,16 +30,22 @@ def load_compiler_module(root: str) -> ModuleType:
 class KernelBuildHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         compiler = load_compiler_module(self.root)
-        return [COMPILER_PACKAGE] if compiler.has_kernels_for_machine() and compiler.find_compiler() is None else []
+        needs_package = self.is_wanted(compiler) and compiler.find_compiler() is None
+        return [COMPILER_PACKAGE] if needs_package else []
+
+    def is_wanted(self, compiler: ModuleType) -> bool:
+        return (self.target_name == "wheel" and compiler.has_kernels_for_machine()
+                and not os.environ.get(OPT_OUT_VARIABLE))
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         compiler = load_compiler_module(self.root)
-        if self.target_name != "wheel" or not compiler.has_kernels_for_machine():
+        if not self.is_wanted(compiler):
             return
         folder = Path(self.root, "shard", "native")
         path = folder / compiler.library_file_name()
         for outdated_path in set(folder.glob("kernels-*.so")) - {path}:
-            outdated_path.unlink()
+            with suppress(OSError):  # nothing loads it
+                outdated_path.unlink()
         if not path.exists():
             try:
                 compiler.compile_library(folder)

@@ -25,11 +25,16 @@ class CompilationFailed(Exception):
 
 
 def find_compiler() -> tuple[str, ...] | None:
-    """Return the command of a C compiler: CC, or the first of cc, gcc and clang, or that of the package ziglang."""
+    """Return the command of a C compiler: CC, or the first of cc, gcc and clang, or that of the package ziglang.
+
+    Whatever it compiles runs on every processor: functions for some of them are marked in the sources.
+    """
     for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
         if path := which(name):
-            return (path,)
-    return (sys.executable, "-m", "ziglang", "cc") if find_spec("ziglang") is not None else None
+            return (path, "-march=x86-64", "-mtune=generic")
+    if find_spec("ziglang") is None:
+        return None
+    return (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17", "-mcpu=baseline")
 
 
 def has_kernels_for_machine() -> bool:
@@ -64,7 +69,9 @@ def run_compiler(compiler: tuple[str, ...], output: Path) -> None:
     try:
         result = subprocess.run(  # noqa: S603 - a compiler on our own files
             [*compiler, *COMPILE_FLAGS, "-o", str(output), *(str(NATIVE_FOLDER / name) for name in SOURCE_NAMES)],
-            check=False, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_SECONDS)
+            check=False, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_SECONDS)
+    except OSError as error:
+        raise CompilationFailed(f"cannot run {compiler[0]}: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise CompilationFailed(f"{' '.join(compiler)} took more than {COMPILE_TIMEOUT_SECONDS} seconds") from error
     if result.returncode:

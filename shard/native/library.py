@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,7 +109,7 @@ def find_library() -> NativeLibrary | str:
     if (openmp_parallel := find_openmp_parallel()) is None:
         return "this torch has no OpenMP of GNU's kind"
     try:
-        functions = ctypes.CDLL(str(find_or_compile(os.environ)))
+        functions = load_functions(os.environ)
     except (OSError, CompilationFailed) as error:
         return str(error)
     wanted = os.environ.get(ISA_VARIABLE, "").removeprefix("auto")
@@ -135,13 +136,17 @@ def find_openmp_parallel() -> ctypes.c_void_p | None:
         return None
 
 
-def find_or_compile(environment: Mapping[str, str]) -> Path:
-    """Return the library for the present sources: that of the installation, or one compiled into the user's cache."""
-    name, cache_folder = library_file_name(), get_cache_folder(environment)
-    for folder in (PACKAGE_FOLDER, cache_folder):
-        if (folder / name).is_file():
-            return folder / name
-    return compile_library(cache_folder)
+def load_functions(environment: Mapping[str, str]) -> ctypes.CDLL:
+    """Load the library for the present sources: that of the installation, or, if it does not load here, one compiled
+    into the user's cache."""
+    name = library_file_name()
+    installed_path = PACKAGE_FOLDER / name
+    if installed_path.is_file():
+        with suppress(OSError):  # made for another system
+            return ctypes.CDLL(str(installed_path))
+    cache_folder = get_cache_folder(environment)
+    cached_path = cache_folder / name
+    return ctypes.CDLL(str(cached_path if cached_path.is_file() else compile_library(cache_folder)))
 
 
 def get_cache_folder(environment: Mapping[str, str]) -> Path:

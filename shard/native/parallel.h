@@ -2,6 +2,13 @@
 
 #include <stddef.h>
 
+/* Whether the compiler knows the instructions for bfloat16. */
+#if defined(__clang__) || __GNUC__ >= 10
+#define HAS_BFLOAT16 1
+#else
+#define HAS_BFLOAT16 0
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */

@@ -80,6 +80,7 @@ static void multiply_tiles(const Product *p, const Kernels *kernels, ptrdiff_t f
 }
 
 static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
+    if (p->rows == 0) return;
     if (p->rows <= kernels->max_rows) {
         multiply_one_tile(p, kernels, first_panel, last_panel);
         return;
@@ -189,7 +190,7 @@ EXPORT int weft_instruction_set(void) {
     if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
     if (!(ecx & avx512vnni)) return 2;
     const unsigned avx512bf16 = 1u << 5; /* of eax */
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & avx512bf16) ? 4 : 3;
+    return HAS_BFLOAT16 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & avx512bf16) ? 4 : 3;
 }
 
 /* Returns whether the processor multiplies tiles of bfloat16. */

@@ -97,7 +97,8 @@ class NativeInt4Linear:
         """`[rows, in] -> [rows, out]` in float32"""
         if self._input_order is not None:
             x = x.index_select(1, self._input_order)
-        rows, y = Int16Rows(x, self._padded_inputs, self._group_inputs), torch.empty(len(x), self._padded_outputs)
+        rows = Int16Rows(x, self._num_inputs, self._padded_inputs, self._group_inputs)
+        y = torch.empty(len(x), self._padded_outputs)
         self._library.multiply_int4(Int4ProductArguments(
             rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))

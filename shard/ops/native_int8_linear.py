@@ -40,7 +40,8 @@ class Int8ProductArguments(ctypes.Structure):
 class Int16Rows:
     """Memory for rows that a kernel quantises to int16. It must live until the call is over."""
 
-    def __init__(self, x: Tensor, padded_inputs: int, group_inputs: int) -> None:
+    def __init__(self, x: Tensor, num_inputs: int, padded_inputs: int, group_inputs: int) -> None:
+        assert x.shape[1:] == (num_inputs,)  # the kernel cannot tell
         numbers = x.float()
         self._numbers = numbers if numbers.stride(-1) == 1 else numbers.contiguous()
         self._codes = torch.empty(len(x), padded_inputs, dtype=torch.int16)
@@ -76,7 +77,8 @@ class NativeInt8Linear:
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
-        rows, y = Int16Rows(x, self._padded_inputs, GROUP_INPUTS), torch.empty(len(x), self._padded_outputs)
+        rows = Int16Rows(x, self._num_inputs, self._padded_inputs, GROUP_INPUTS)
+        y = torch.empty(len(x), self._padded_outputs)
         self._library.multiply_int8(Int8ProductArguments(
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))

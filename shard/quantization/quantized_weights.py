@@ -118,8 +118,11 @@ def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -
     codes go from its least weight to its largest, and one of them stands for zero."""
     columns, num_rows = matrix_slice.columns, len(matrix_slice.rows)
     group_size = next((size for size in INT4_GROUP_SIZES
-                       if not any(number % size for number in (columns.start, columns.stop, matrix_slice.shape[1]))),
-                      len(columns))
+                       if not any(number % size for number in (columns.start, columns.stop, matrix_slice.shape[1]))), 0)
+    if not group_size:
+        raise ValueError(f"--quantize int4 needs multiples of {INT4_GROUP_SIZES[-1]} inputs, and of "
+                         f"{matrix_slice.weight_name} a shard has inputs {columns.start} to {columns.stop} of "
+                         f"{matrix_slice.shape[1]}; choose another --num-shard, or --quantize int8")
     codes = torch.empty(num_rows, len(columns), dtype=torch.int8, device=reader.device)
     scales = torch.empty(num_rows, len(columns) // group_size, device=reader.device)
     step = max(1, CODES_PER_CHUNK // matrix_slice.shape[1])

@@ -114,6 +114,16 @@ def test_all_instruction_sets_give_the_same_bits() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+def test_queries_of_a_single_head_may_have_any_stride_there() -> None:
+    harness = AttentionHarness("native", kv_heads=1, group=1)
+    sequence = harness.make_random_sequence(5)
+    harness.write_to_cache(sequence, 0, 5)
+    plan = harness.attention.plan([], [sequence.make_span(0, 0, 5)], 5, harness.cache)
+    expected = harness.attention.run(sequence.queries, harness.cache, 1, plan).clone()
+    strided = sequence.queries.as_strided((5, 1, 32), (32, 160, 1))
+    assert torch.equal(harness.attention.run(strided, harness.cache, 1, plan), expected)
+
+
 @pytest.mark.parametrize("where", ["queries", "keys", "values"])
 def test_a_sequence_that_is_not_finite_stays_so(where: str) -> None:
     """A step finds failed sequences by their hidden states, so nothing may make them finite again."""

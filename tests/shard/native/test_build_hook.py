@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shard.native import build_hook, compiler
-from shard.native.build_hook import COMPILER_PACKAGE, KernelBuildHook, load_compiler_module
+from shard.native.build_hook import COMPILER_PACKAGE, OPT_OUT_VARIABLE, KernelBuildHook, load_compiler_module
 
 REPOSITORY_ROOT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(not compiler.has_kernels_for_machine() or compiler.find_compiler() is None,
@@ -81,3 +81,8 @@ def test_compiler_is_a_package_only_where_there_is_no_other(
                         has_kernels_for_machine=lambda: has_kernels)
     hook = KernelBuildHook(str(checkout), {}, None, None, "", "wheel")  # type: ignore[arg-type]  # unused
     assert hook.dependencies() == packages
+    archive_hook = KernelBuildHook(str(checkout), {}, None, None, "", "sdist")  # type: ignore[arg-type]  # unused
+    assert archive_hook.dependencies() == []
+    monkeypatch.setenv(OPT_OUT_VARIABLE, "1")
+    assert hook.dependencies() == []
+    assert run_hook(checkout) == ([], [])

@@ -13,15 +13,16 @@ def test_named_compiler_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "which", lambda name: f"/bin/{name}")
     assert find_compiler() is not None
     monkeypatch.setenv("CC", "tcc")
-    assert find_compiler() == ("/bin/tcc",)
+    assert find_compiler() == ("/bin/tcc", "-march=x86-64", "-mtune=generic")
     monkeypatch.delenv("CC")
-    assert find_compiler() == ("/bin/cc",)
+    assert find_compiler() == ("/bin/cc", "-march=x86-64", "-mtune=generic")
 
 
 def test_package_ziglang_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "which", lambda _: None)
     monkeypatch.setattr(compiler, "find_spec", lambda _: object())
-    assert find_compiler() == (sys.executable, "-m", "ziglang", "cc")
+    assert find_compiler() == (
+        sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17", "-mcpu=baseline")
 
 
 def test_machine_without_a_compiler_is_told_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,6 +34,17 @@ def test_machine_without_a_compiler_is_told_what_helps(monkeypatch: pytest.Monke
 def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import sys; sys.exit('loom is no flag')")
     with pytest.raises(CompilationFailed, match="failed: loom is no flag"):
+        run_compiler(command, tmp_path / "x.so")
+
+
+def test_compiler_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CompilationFailed, match=f"cannot run {tmp_path}: "):
+        run_compiler((str(tmp_path),), tmp_path / "x.so")
+
+
+def test_output_of_a_compiler_may_have_any_encoding(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", r"import sys; sys.stderr.buffer.write(b'\xff'); sys.exit(1)")
+    with pytest.raises(CompilationFailed, match="failed: \N{REPLACEMENT CHARACTER}"):
         run_compiler(command, tmp_path / "x.so")
 
 

@@ -13,7 +13,8 @@ from shard.native.library import (
     choose_instruction_set,
     describe_loaded_library,
     find_library,
-    find_or_compile,
+    get_cache_folder,
+    load_functions,
     load_library,
     log_use_of_kernels,
 )
@@ -50,21 +51,28 @@ def empty_package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_library_is_compiled_once_into_the_cache(empty_package_folder: Path, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    path = find_or_compile(environment)
-    assert [*path.parent.iterdir()] == [path]
-    assert path.parent == tmp_path / "weft" / "native"
+    load_functions(environment)
+    [path] = (tmp_path / "weft" / "native").iterdir()
+    assert path.name == library_file_name()
     assert not [*empty_package_folder.iterdir()]
     monkeypatch.setattr(compiler, "run_compiler", None)
-    assert find_or_compile(environment) == path
+    assert load_functions(environment)._name == str(path)
 
 
-def test_library_of_an_installation_needs_no_compiler(empty_package_folder: Path, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = empty_package_folder / library_file_name()
-    installed.write_bytes(b"")
+@needs_compiler
+def test_library_of_an_installation_needs_no_compiler_and_no_home(empty_package_folder: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = compile_library(empty_package_folder)
     (empty_package_folder / "kernels-x86_64-0123456789abcdef.so").write_bytes(b"")  # of another source
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    assert find_or_compile({"XDG_CACHE_HOME": str(tmp_path)}) == installed
+    monkeypatch.setattr(library, "get_cache_folder", None)
+    assert load_functions({})._name == str(installed)
+
+
+@needs_compiler
+def test_library_made_for_another_system_is_compiled_here(empty_package_folder: Path, tmp_path: Path) -> None:
+    (empty_package_folder / library_file_name()).write_bytes(b"no library")
+    assert load_functions({"XDG_CACHE_HOME": str(tmp_path)})._name.startswith(str(tmp_path / "weft"))
 
 
 @needs_compiler
@@ -72,14 +80,23 @@ def test_library_of_an_installation_needs_no_compiler(empty_package_folder: Path
 def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "weft").write_text("")
     with pytest.raises(CompilationFailed, match=r"cannot write .*/weft/native/kernels-\w+-\w+\.so"):
-        find_or_compile({"XDG_CACHE_HOME": str(tmp_path)})
+        load_functions({"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_user_without_a_home_folder_is_told_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", fail)
+    with pytest.raises(CompilationFailed, match="this user has no home folder; set XDG_CACHE_HOME to a folder"):
+        get_cache_folder({})
 
 
 def test_shard_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: object) -> Path:
         raise CompilationFailed("there is no C compiler")
 
-    monkeypatch.setattr(library, "find_or_compile", fail)
+    monkeypatch.setattr(library, "load_functions", fail)
     monkeypatch.setattr(library, "find_library", cache(find_library.__wrapped__))
     log_use_of_kernels()
     assert not caplog.text  # nothing has asked for kernels
@@ -89,11 +106,12 @@ def test_shard_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch, caplog:
     assert not describe_loaded_library()
 
 
-@needs_compiler
+@pytest.mark.usefixtures("empty_package_folder")
 def test_file_that_is_no_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = compile_library(tmp_path)
+    path = tmp_path / "weft" / "native" / library_file_name()
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"no library")
-    monkeypatch.setattr(library, "find_or_compile", lambda _: path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert str(path) in str(find_library.__wrapped__())
 
 

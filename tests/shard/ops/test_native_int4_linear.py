@@ -137,3 +137,8 @@ def test_parts_with_other_groups_are_not_kept_together() -> None:
     assert can_keep_int4([first, first])
     assert not can_keep_int4([first, other])
     assert not can_keep_int4([first, reordered])
+
+
+def test_no_rows_have_no_results() -> None:
+    linear = NativeInt4Linear([make_quantized_slice(40, 64, 32)], None, get_library(AVAILABLE_SETS[0]))
+    assert linear(torch.empty(0, 64)).shape == (0, 40)

@@ -121,3 +121,8 @@ def test_weights_are_packed_a_few_outputs_at_a_time(monkeypatch: pytest.MonkeyPa
     expected = NativeInt8Linear(parts, None, get_library(AVAILABLE_SETS[0]))(x)
     monkeypatch.setattr(native_int8_linear, "PACKED_ROWS", 16)
     assert torch.equal(NativeInt8Linear(parts, None, get_library(AVAILABLE_SETS[0]))(x), expected)
+
+
+def test_no_rows_have_no_results() -> None:
+    linear = NativeInt8Linear([make_quantized_slice(40, 30)], None, get_library(AVAILABLE_SETS[0]))
+    assert linear(torch.empty(0, 30)).shape == (0, 40)

@@ -88,6 +88,20 @@ def test_processor_without_instructions_for_bfloat16_leaves_its_rows_to_torch(mo
     assert make_native_linear(torch.randn(32, 16).bfloat16(), None) is None
 
 
+@pytest.mark.parametrize("rows", [torch.ones(2, 31), torch.ones(2, 29), torch.ones(2, 30).bfloat16(), torch.ones(30)],
+                         ids=["wide", "narrow", "bfloat16", "one axis"])
+def test_rows_that_do_not_fit_the_weight_are_refused(rows: Tensor) -> None:
+    """The kernel would read whatever lies behind them."""
+    linear = NativeLinear(make_weight(40, 30, torch.bfloat16), None, get_library(AVAILABLE_SETS[0]))
+    with pytest.raises(AssertionError):
+        linear(rows)
+
+
+def test_no_rows_have_no_results() -> None:
+    linear = NativeLinear(make_weight(40, 30, torch.bfloat16), None, get_library(AVAILABLE_SETS[0]))
+    assert linear(torch.empty(0, 30)).shape == (0, 40)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows in bfloat16
 
@@ -146,3 +160,9 @@ def test_bfloat16_rows_of_a_wider_tensor_are_read_where_they_are() -> None:
     wide = torch.randn(6, 80).bfloat16()
     assert torch.equal(linear(wide[:, 10:60]), linear(wide[:, 10:60].contiguous()))
     assert torch.equal(linear(wide.t()[:50].t()), linear(wide[:, :50].contiguous()))
+
+
+@needs_bfloat16
+def test_no_bfloat16_rows_have_no_results() -> None:
+    linear = make_bf16_linear(make_weight(40, 30, torch.bfloat16))
+    assert linear(torch.empty(0, 30, dtype=torch.bfloat16)).shape == (0, 40)

@@ -126,13 +126,21 @@ def test_logits_match_weights_rounded_to_four_bits(tmp_path: Path, tmp_path_fact
 
 
 @pytest.mark.parametrize(("columns", "num_groups"), [
-    (range(64), 2), (range(32, 64), 1), (range(16, 64), 3), (range(8, 24), 2), (range(3, 64), 1)])
+    (range(64), 2), (range(32, 64), 1), (range(16, 64), 3), (range(8, 24), 2)])
 def test_groups_of_four_bits_divide_the_columns_of_a_rank(tmp_path: Path, columns: range, num_groups: int) -> None:
     save_file({"x.weight": torch.randn(5, 64)}, tmp_path / "model.safetensors")
     with CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights:
         coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 64), range(1, 4), columns))
     assert coded.scales.shape == (3, num_groups)
     assert can_keep_int4([coded])
+
+
+def test_slices_without_whole_groups_of_four_bits_are_refused(tmp_path: Path) -> None:
+    save_file({"x.weight": torch.randn(5, 64)}, tmp_path / "model.safetensors")
+    with (CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights,
+          pytest.raises(ValueError, match=r"int4 needs multiples of 8 inputs, and of x.weight a shard has inputs 3 to "
+                                          r"64 of 64; choose another --num-shard, or --quantize int8")):
+        read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 64), range(1, 4), range(3, 64)))
 
 
 @pytest.mark.parametrize("weight", [torch.zeros(2, 32), torch.full((2, 32), 3.0), -torch.rand(2, 32),
