@@ -91,7 +91,7 @@ class ShardConfig:
         "with more than four.", low=0)
     attention: str = setting(
         "auto", "Implementation of attention. auto: native or else cpu on CPU, triton on CUDA. native: compiled "
-        "kernels for float32. cpu: torch's own. reference: simple and slow.",
+        "kernels. cpu: torch's own. reference: simple and slow.",
         choices=ATTENTION_CHOICES)
     cpu_isa: str = setting(
         "auto", "Instruction set of the compiled kernels on CPU. auto: the best of this processor. none: compute with "

@@ -88,8 +88,8 @@ def choose_attention_backend(requested: str, device: str, *, is_native_possible:
         raise ValueError(f"--attention {requested} computes on CPU only, the model is on --device {device}; "
                          "use --attention auto")
     if requested == "native" and not is_native_possible:
-        raise ValueError("--attention native needs compiled kernels for this processor (weft doctor says whether there "
-                         "are some) and --dtype float32; use --attention auto")
+        raise ValueError("--attention native needs compiled kernels for this processor, model and --dtype (weft doctor "
+                         "says whether there are some); use --attention auto")
     if requested == "triton" and device == "cpu":
         raise ValueError("--attention triton computes on GPUs only, the model is on --device cpu; use --attention auto")
     if requested == "triton" and not has_triton():

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { LANES = 16, PANEL_OUTPUTS = 32, MAX_TILE_ROWS = 14, BLOCK_INPUTS = 1024, MAX_ROWS_PER_CHUNK = 512 };
-enum { PARTS_PER_THREAD = 8, READ_AHEAD_BYTES = 1024 };
+enum { READ_AHEAD_BYTES = 1024 };
 
 typedef struct {
     const uint16_t *x;      /* [rows, x_stride] */
@@ -81,8 +81,6 @@ static const Bf16Tile TILES[] = {bf16_tile_1, bf16_tile_2, bf16_tile_3, bf16_til
                                  bf16_tile_7, bf16_tile_8, bf16_tile_9, bf16_tile_10, bf16_tile_11, bf16_tile_12,
                                  bf16_tile_13, bf16_tile_14};
 
-static ptrdiff_t divide_up(ptrdiff_t count, ptrdiff_t divisor) { return (count + divisor - 1) / divisor; }
-
 /* Computes panels first_panel to last_panel - 1 of some rows, in tiles of nearly equal size. While the tiles use one block
  * of a panel, they read ahead: a single tile what follows in memory, several the next panel's block, each a part of it. */
 static void multiply_rows(const Bf16Product *p, ptrdiff_t first_panel, ptrdiff_t last_panel, ptrdiff_t first_row,
@@ -129,8 +127,7 @@ static void multiply_part(const void *data, ptrdiff_t part) {
 
 /* Needs AVX-512 with BF16. */
 EXPORT void weft_multiply_bf16(const Bf16Product *product, Parallel parallel, unsigned threads) {
-    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
-    const Job job = {product, product->panels < most_parts ? product->panels : most_parts};
+    const Job job = {product, count_parts(product->panels, threads)};
     run_parts(multiply_part, &job, job.num_parts, parallel, threads);
 }
 

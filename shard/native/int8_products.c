@@ -97,14 +97,14 @@ typedef struct {
     ptrdiff_t num_parts;
 } Job;
 
-enum { PARTS_PER_THREAD = 8, ROWS_PER_CHUNK = 48, MIN_NUMBERS_FOR_THREADS = 16384 };
+enum { ROWS_PER_CHUNK = 48, MIN_NUMBERS_FOR_THREADS = 16384 };
 
 static void multiply_part(const void *data, ptrdiff_t part) {
     const Job *job = data;
     const Int8Product *p = job->product;
     for (ptrdiff_t chunk = 0; chunk < p->rows.num_rows; chunk += ROWS_PER_CHUNK) {
         const ptrdiff_t rows = p->rows.num_rows - chunk < ROWS_PER_CHUNK ? p->rows.num_rows - chunk : ROWS_PER_CHUNK;
-        const ptrdiff_t num_tiles = (rows + job->tiles->max_rows - 1) / job->tiles->max_rows;
+        const ptrdiff_t num_tiles = divide_up(rows, job->tiles->max_rows);
         for (ptrdiff_t panel = p->panels * part / job->num_parts; panel < p->panels * (part + 1) / job->num_parts; panel++)
             for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
                 const ptrdiff_t first = rows * tile / num_tiles, end = rows * (tile + 1) / num_tiles;
@@ -118,7 +118,6 @@ EXPORT void weft_multiply_int8(const Int8Product *product, int instruction_set, 
     static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
     const int takes_threads = product->rows.num_rows * product->rows.inputs >= MIN_NUMBERS_FOR_THREADS;
     run_parts(quantize_row, &product->rows, product->rows.num_rows, parallel, takes_threads ? threads : 1);
-    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
-    const Job job = {product, tiles[instruction_set - 1], product->panels < most_parts ? product->panels : most_parts};
+    const Job job = {product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
     run_parts(multiply_part, &job, job.num_parts, parallel, threads);
 }

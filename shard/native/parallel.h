@@ -11,6 +11,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+static inline ptrdiff_t divide_up(ptrdiff_t count, ptrdiff_t divisor) { return (count + divisor - 1) / divisor; }
+
+/* Returns into how many parts a product is cut: a few for each thread. */
+static inline ptrdiff_t count_parts(ptrdiff_t panels, unsigned threads) {
+    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * 8;
+    return panels < most_parts ? panels : most_parts;
+}
+
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
 
 typedef struct {

@@ -40,8 +40,6 @@ typedef struct {
 
 enum { MAX_ROWS_PER_CHUNK = 96, READ_AHEAD_BYTES = 1024 };
 
-static ptrdiff_t divide_up(ptrdiff_t count, ptrdiff_t divisor) { return (count + divisor - 1) / divisor; }
-
 /* Computes panels first_panel to last_panel - 1 for one tile of rows, so that the weights are read once and in their
  * order in memory. Two panels at once would hide more of the latency of additions, and were slower: memory is the limit. */
 static void multiply_one_tile(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
@@ -199,8 +197,6 @@ EXPORT int weft_has_amx_bf16(void) {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 22);
 }
 
-enum { PARTS_PER_THREAD = 8 };
-
 typedef struct {
     const Product *product;
     const Kernels *kernels;
@@ -215,8 +211,6 @@ static void run_part(const void *data, ptrdiff_t part) {
 
 EXPORT void weft_multiply(const Product *product, int instruction_set, int is_fp16, Parallel parallel,
                           unsigned threads) {
-    const ptrdiff_t most_parts = threads <= 1 ? 1 : (ptrdiff_t)threads * PARTS_PER_THREAD;
-    const Job job = {product, KERNELS[instruction_set - 1][is_fp16],
-                     product->panels < most_parts ? product->panels : most_parts};
+    const Job job = {product, KERNELS[instruction_set - 1][is_fp16], count_parts(product->panels, threads)};
     run_parts(run_part, &job, job.num_parts, parallel, threads);
 }

@@ -6,7 +6,7 @@ docs/concepts/exactness.md, "Products with independent rows".
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shard.native.library import NativeLibrary
 from shard.native.packed_memory import allocate_packed
+from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
 from shard.quantization.format import QuantizedSlice
 
@@ -76,11 +77,13 @@ class NativeInt4Linear:
         self._pack(quantized_slices)
 
     def _pack(self, quantized_slices: Sequence[QuantizedSlice]) -> None:
-        parts = zip(iter_code_tiles(quantized_slices, self._padded_outputs),
+        parts = zip(iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs)),
                     torch.split(self.packed_weight, PACKED_ROWS // PANEL_OUTPUTS),
                     torch.split(self._zeros, PACKED_ROWS // PANEL_OUTPUTS), strict=True)
         for tile, panels, zeros in parts:
-            codes = tile if self._input_order is None else tile.index_select(1, self._input_order)
+            codes = tile[:len(panels) * PANEL_OUTPUTS]
+            if self._input_order is not None:
+                codes = codes.index_select(1, self._input_order)
             # The rows' codes are zeros behind the inputs, so any code will do there: one that is in the group.
             padding = codes[:, -1:].expand(-1, self._padded_inputs - self._num_inputs)
             grouped = torch.cat([codes, padding], dim=1).view(len(panels), PANEL_OUTPUTS, -1, self._group_inputs)
@@ -103,17 +106,3 @@ class NativeInt4Linear:
             rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
-
-
-def iter_code_tiles(quantized_slices: Sequence[QuantizedSlice], padded_rows: int) -> Iterator[Tensor]:
-    """Yield at most PACKED_ROWS rows of codes at once, `[rows, in]`, padded with zeros to `padded_rows` in all."""
-    num_rows = sum(part.num_rows for part in quantized_slices)
-    for first in range(0, padded_rows, PACKED_ROWS):
-        tile = torch.zeros(min(PACKED_ROWS, padded_rows - first), quantized_slices[0].num_columns, dtype=torch.int8)
-        begin = 0
-        for part in quantized_slices:
-            low, high = max(first, begin), min(first + len(tile), begin + part.num_rows, num_rows)
-            if low < high:
-                tile[low - first:high - first] = part.unpack_codes(low - begin, high - begin)
-            begin += part.num_rows
-        yield tile
