@@ -1,29 +1,34 @@
 """Banner that is printed when the server is ready: model, device, cache, address and an example request."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+from launcher.adapters.adapter_files import CONFIG_FILE
 from launcher.hub.resolve import ResolvedModel
+from launcher.settings import LaunchConfig
+from router.config import RouterConfig
 
 GENERATE_BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
 POOLING_BODY = """'{"inputs": "Ada Lovelace was born in London"}'"""
 EXAMPLE_REQUESTS = {"text": ("-N ", "/generate_stream", GENERATE_BODY), "vector": ("", "/embed", POOLING_BODY),
                     "labels": ("", "/classify", POOLING_BODY)}
+MAX_NAMED_ADAPTERS = 8
 API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
-                needs_key: bool, adapters_note: str = "") -> str:
+                needs_key: bool, adapters: str = "") -> str:
     """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
-    key."""
+    key; `adapters`: which ones requests may name."""
     url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
     flags, path, body = EXAMPLE_REQUESTS[ready_message.get("instead_of_text", "text")]
     example_command = (
         f"curl {flags}{url}{path} -H 'content-type: application/json'{API_KEY_HEADER if needs_key else ''} -d {body}")
     rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}",
-            "cache": describe_kv_cache(ready_message), "adapters": adapters_note,
+            "cache": describe_kv_cache(ready_message), "adapters": adapters,
             "clients": describe_allowed_clients(listener, needs_key=needs_key), "try": example_command,
             "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",
@@ -47,3 +52,32 @@ def describe_allowed_clients(listener: socket.socket, *, needs_key: bool) -> str
         return "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"
     return "whoever reaches this machine and has a key" if needs_key else (
         "whoever reaches this machine, without a key; --api-key KEY asks for one")
+
+
+def serves_adapters(launch: LaunchConfig, router: RouterConfig) -> bool:
+    return bool(launch.adapters or launch.adapter_root or router.adapter_id or router.preloaded_adapter_ids)
+
+
+def describe_adapters(launch: LaunchConfig, router: RouterConfig) -> str:
+    """Return which adapters requests may name, or "" if adapters are not served."""
+    if not serves_adapters(launch, router):
+        return ""
+    if router.adapter_source == "local" and launch.adapter_root:
+        return f"{join_names(list_adapter_names(Path(launch.adapter_root))) or 'none yet'}, in {launch.adapter_root}"
+    preloaded_names = join_names(dict.fromkeys((router.adapter_id, *router.preloaded_adapter_ids)))
+    return "; ".join(part for part in (
+        f"from the source {router.adapter_source}, unless a request names another",
+        f"at the start: {preloaded_names}" if preloaded_names else "",
+        "--adapter-source local takes those below --adapter-root" if launch.adapter_root else "") if part)
+
+
+def list_adapter_names(root: Path) -> list[str]:
+    """Return the names of the adapters directly in a folder, sorted; those in folders below them are served, too."""
+    return sorted(path.parent.name for path in root.glob(f"*/{CONFIG_FILE}"))
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names as one text, in which a long list is cut."""
+    known = [name for name in names if name]
+    more = len(known) - MAX_NAMED_ADAPTERS
+    return ", ".join(known[:MAX_NAMED_ADAPTERS]) + (f" and {more} more" if more > 0 else "")

@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
-from launcher.banner import make_banner
+from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.command_line.error_messages import describe_error
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
@@ -140,12 +140,12 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     with bind_listener(router.hostname, router.port) as listener:
-        model = find_or_download_model(launch, needed_download)
+        model = find_or_download_model(launch, needed_download, shard.quantize)
 
         def print_banner(ready_message: dict[str, Any]) -> None:
             needs_key = bool(router.api_key or router.api_keys)
             output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key,
-                                            adapters_note=describe_unused_root(launch, router)))
+                                            adapters=describe_adapters(launch, router)))
 
         with create_runtime_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,
@@ -154,12 +154,12 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                              adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
                              traces=launch.trace_settings)
             asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output,
-                              announces_stop=sys.stderr.isatty() and launch.log_level in {"debug", "info"}))
+                              logs_stop=launch.log_level in {"debug", "info"}))
 
 
 def make_adapter_store_config(launch: LaunchConfig, router: RouterConfig) -> AdapterStoreConfig | None:
     """Return the settings of the adapter store, or None if adapters are not served."""
-    if not (launch.adapters or launch.adapter_root or router.adapter_id or router.preloaded_adapter_ids):
+    if not serves_adapters(launch, router):
         return None
     access = read_hub_access(os.environ)
     return AdapterStoreConfig(str(adapter_store_folder(os.environ)),
@@ -182,12 +182,13 @@ def make_user_agent() -> str:
     return f"weft/{version('weft')}"
 
 
-def find_or_download_model(launch: LaunchConfig, needed_download: DownloadRequest | None) -> ResolvedModel:
+def find_or_download_model(launch: LaunchConfig, needed_download: DownloadRequest | None,
+                           quantize: str) -> ResolvedModel:
     if needed_download:
         run_download(replace(needed_download, as_json=launch.json_output), read_hub_token(os.environ))
     model = find_model(launch.model_id, launch.revision, hub_cache_folder(os.environ))
     if model.name not in BUILTIN_MODELS:
-        check_model_config(Path(model.folder))
+        check_model_config(Path(model.folder), launch.num_shard, quantize)
         check_weight_files(Path(model.folder))
     return model
 
@@ -198,13 +199,6 @@ def download_command(
     """Download the files needed to serve a model into the Hub's cache, or update them, and print the folder."""
     run_download(make_download_request(model_id, revision, os.environ, make_user_agent()), read_hub_token(os.environ))
     print(find_cached_model(model_id, revision, hub_cache_folder(os.environ)))
-
-
-def describe_unused_root(launch: LaunchConfig, router: RouterConfig) -> str:
-    """Return a note if there is a folder of adapters that requests reach only by naming its source."""
-    return "" if not launch.adapter_root or router.adapter_source == "local" else (
-        f"from the source {router.adapter_source}, unless a request names another; --adapter-source local takes those "
-        "below --adapter-root")
 
 
 def check_readable(path: str, flag: str) -> None:

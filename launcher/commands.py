@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.cached_models import format_models_table, iterate_cached_models, remove_cached_model
-from launcher.hub.progress_bar import format_bytes
+from launcher.output import format_bytes
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"
@@ -45,7 +45,8 @@ def chat_command(
 
 
 def explain_command(
-        request_id: Annotated[str, Parameter(help="Value of the answer's header x-request-id.")],
+        request_id: Annotated[str, Parameter(help="Value of the answer's header x-request-id. Without one, list the "
+                                                  "latest requests.")] = "",
         url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Show what a request spent its time on: one of the last 1,000 of a server, or one that still runs."""
     client = import_module("launcher.client.explain")

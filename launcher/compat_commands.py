@@ -25,7 +25,7 @@ from launcher.hub.resolve import find_model
 from launcher.output import PLAIN_OUTPUT, Output
 
 REFUSED_SUBCOMMANDS = {
-    "quantize": "weft writes no quantised checkpoints. Those that GPTQ, AWQ or llm-compressor wrote are served as they "
+    "quantize": "weft writes no quantized checkpoints. Those that GPTQ, AWQ or llm-compressor wrote are served as they "
                 "are, and `weft serve MODEL --quantize int8` makes the weights of others a byte each as it loads them",
     "serve": "shards are not started one by one: `weft serve MODEL --num-shard N` starts all that a server has, and "
              "{launcher} does so under the flags that it had",

@@ -1,13 +1,14 @@
-"""Output of the launcher on stderr: plain lines, or one JSON object per line for programs."""
+"""Output of the launcher on stderr: plain lines, or one JSON object per line for programs. Tables and sizes as text."""
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from shard.telemetry.logs import JsonLogFormatter
 
 LOGGER_NAME = "launcher"
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class TextStream(Protocol):
@@ -66,3 +67,19 @@ class LogStream:
 
 
 PLAIN_OUTPUT = Output()
+
+
+def align_columns(rows: Sequence[Sequence[str]], left_columns: Collection[int] = (0,)) -> str:
+    """Return a text table; the columns with these numbers are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) if number in left_columns else cell.rjust(width)
+                               for number, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+                     for row in rows)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes: 512 B, 1.3 GB."""
+    for unit, name in BYTE_UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes:.0f} B"

@@ -1,4 +1,4 @@
-"""Validated, tokenised and immutable requests, the results of pooling requests, and the hashes of cache blocks. The
+"""Validated, tokenized and immutable requests, the results of pooling requests, and the hashes of cache blocks. The
 server creates requests in `validation/validator.py` only."""
 
 import secrets

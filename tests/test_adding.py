@@ -13,7 +13,7 @@ CODE_FOLDERS = ("router", "shard", "proto")
 RECIPES: dict[str, tuple[int, str]] = {  # the most places, and what an addition of the past is named by
     "A sampling parameter": (6, r"typical_p"),
     "A model architecture": (2, r"falcon"),
-    "A quantisation": (2, r"parse_gptq_config|gptq"),
+    "A quantization": (2, r"parse_gptq_config|gptq"),
     "A backend of attention": (2, r"CpuAttention"),
     "An HTTP dialect": (3, r"BatchingStudyCompatRoutes|batching_study_compat"),
     "A metric": (2, r"tgi_request_yields"),
@@ -22,7 +22,7 @@ RECIPES: dict[str, tuple[int, str]] = {  # the most places, and what an addition
 # Files that name an example for another reason than that it was added.
 OTHER_MENTIONS = {
     "A sampling parameter": {"router/http/lorax/parameters.py"},  # LoRAX's own order and words of refusals
-    "A quantisation": {"shard/quantization/compressed_tensors.py"},  # its tensors are laid out like those
+    "A quantization": {"shard/quantization/compressed_tensors.py"},  # its tensors are laid out like those
 }
 
 

@@ -44,7 +44,8 @@ IMPORT_ORDER = {
               "native", "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora",
               "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment_variables", "output", "client", "demo", "hub", "settings", "adapters", "supervisor",
-                 "commands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli", "compat_commands"],
+                 "commands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli", "compat_commands",
+                 "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }

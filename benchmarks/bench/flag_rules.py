@@ -15,7 +15,7 @@ EXCLUSIVE_GROUPS = (  # groups of which at most one flag may be given
     ("numsamples", "requests"), ("numtokens_range", "output_tokens"))
 UNSUPPORTED_BY_DIALECT = {  # setting -> dialects whose requests have no field for it
     "adapters": ("batching",), "model": ("batching", "tgi", "lorax"), "sampling": ("batching",),
-    "stop_at_end": ("batching", "tgi")}
+    "stop_at_end": ("batching",)}
 EXCLUSIVE_PAIRS = frozenset(pair for group in EXCLUSIVE_GROUPS for pair in combinations(group, 2))
 API_KEY_SETTING, VERSUS_SETTING = "api_key", "versus"
 UNDERSCORED_SETTING = "numtokens_range"  # as the original's client spells it

@@ -83,7 +83,7 @@ there is left out."
     adapters: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
     "Adapters that requests go by in turn."
     stop_at_end: bool = False
-    "Let answers end where the model ends them. Otherwise dialects that can are asked to go on (not tgi)."
+    "Let answers end where the model ends them. Otherwise servers that can are asked to go on (TGI itself cannot)."
     sampling: str = ""
     """JSON object of parameters that every request carries, such as '{"temperature": 0.7}'."""
     goal: str = ""

@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -13,11 +12,11 @@ import aiohttp
 
 from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
+from launcher.output import align_columns, format_bytes
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
 TABLE_HEADER = ["adapter", "source", "state", "requests", "loads", "on a shard", "on disk", "last used", ""]
-BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 TIME_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
@@ -77,18 +76,6 @@ def adapter_row(adapter: dict[str, Any], now: float) -> list[str]:
              format_bytes(adapter["bytes_on_shard"]), format_bytes(adapter["bytes_on_disk"]),
              format_age(now - adapter["last_used"]), ", ".join(notes)]
     return [str(cell).translate(REMOVED_CONTROL_CHARACTERS) for cell in cells]
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return a text table; the first column is aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
-    return "\n".join("  ".join(cells).rstrip() for cells in lines)
-
-
-def format_bytes(num_bytes: float) -> str:
-    unit, scale = next(((unit, scale) for unit, scale in BYTE_UNITS if num_bytes >= scale), ("B", 1))
-    return f"{num_bytes / scale:.{0 if scale == 1 else 1}f} {unit}"
 
 
 def format_age(seconds: float) -> str:

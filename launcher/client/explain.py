@@ -1,4 +1,4 @@
-"""The `weft explain` command: shows what a request of a running server spent its time on."""
+"""The `weft explain` command: shows what a request of a running server spent its time on, or lists the latest ones."""
 
 import asyncio
 import json
@@ -10,15 +10,18 @@ import aiohttp
 
 from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
+from launcher.output import align_columns
 
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=30)
+TABLE_HEADER = ["request", "state", "time", "prompt", "cached", "generated", "most of it"]
 
 
 async def fetch_explanation(url: str, request_id: str, api_key: str) -> dict[str, Any]:
-    """Return the JSON of the server's explanation. `url` may end with /v1, as the base URL of other clients does.
-    Raises ChatRequestFailed."""
+    """Return the JSON of the server's explanation, or without an id of its list of requests. `url` may end with /v1, as
+    the base URL of other clients does. Raises ChatRequestFailed."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    route_url = f"{url.rstrip('/').removesuffix('/v1')}/v1/requests/{quote(request_id, safe='')}/explain"
+    path = f"/{quote(request_id, safe='')}/explain" if request_id else ""
+    route_url = f"{url.rstrip('/').removesuffix('/v1')}/v1/requests{path}"
     with translate_connection_errors(url):
         async with (aiohttp.ClientSession(timeout=CLIENT_TIMEOUT, headers=headers) as session,
                     session.get(route_url) as response):
@@ -43,15 +46,33 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     return "\n".join(" ".join(line.translate(REMOVED_CONTROL_CHARACTERS).splitlines()) for line in lines)
 
 
+def format_requests(requests: list[dict[str, Any]]) -> str:
+    """Return a table with one line per request, the latest first, and with the cause that took most of its time."""
+    if not requests:
+        return "no requests yet, or none of this key"
+    rows = [[request["id"], request["state"], format_milliseconds(request["total_ms"]), str(request["prompt_tokens"]),
+             str(request["cached_tokens"]), str(request["generated_tokens"]), format_longest_cause(request["by_cause"])]
+            for request in requests]
+    cells = [[" ".join(cell.translate(REMOVED_CONTROL_CHARACTERS).split()) for cell in row] for row in rows]
+    return align_columns([TABLE_HEADER, *cells], left_columns=(0, 1, len(TABLE_HEADER) - 1))
+
+
+def format_longest_cause(ms_by_cause: dict[str, float]) -> str:
+    cause = max(ms_by_cause, key=ms_by_cause.__getitem__)
+    return f"{cause} {format_milliseconds(ms_by_cause[cause])}"
+
+
 def format_milliseconds(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s" if milliseconds >= 10_000 else f"{milliseconds:.1f} ms"
 
 
 def run_explain_command(url: str, request_id: str, api_key: str, *, as_json: bool) -> int:
-    """Print the explanation. Return 1 if the server does not know the request or cannot be reached."""
+    """Print the explanation, or without an id the list of requests. Return 1 if the server does not know the request or
+    cannot be reached."""
     try:
         explanation = asyncio.run(fetch_explanation(url, request_id, api_key))
-        text = json.dumps(explanation, indent=2) if as_json else format_explanation(explanation)
+        text = (json.dumps(explanation, indent=2) if as_json else format_explanation(explanation) if request_id
+                else format_requests(explanation["requests"]))
     except ChatRequestFailed as error:
         sys.stderr.write(f"weft: {error}\n".translate(REMOVED_CONTROL_CHARACTERS))
         return 1

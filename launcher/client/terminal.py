@@ -20,8 +20,9 @@ from launcher.client.markdown import PLAIN, MarkdownStream
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
 HELP_TEXT = (
-    "/reset forgets the chat, /system TEXT sets the system prompt, /help shows this line, /exit or Ctrl-D ends, "
-    "Ctrl-C stops an answer")
+    "/reset forgets the chat, /system TEXT sets the system prompt, /help shows this line, Ctrl-C stops an answer; "
+    "/exit, Ctrl-D or Ctrl-C twice ends")
+EXIT_HINT = "Ctrl-C again ends the chat, as /exit and Ctrl-D do"
 # Control characters that are removed: a model may generate terminal escape sequences. Tabs and newlines are kept.
 REMOVED_CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -40,8 +41,9 @@ class TerminalIO:
         self.is_interactive = is_interactive  # interactive, as opposed to piped
 
     def next_line(self) -> str | None:
-        """Return the next line, stripped, or None at the end of input. In a live chat Ctrl-C discards the line."""
-        while True:
+        """Return the next line, stripped, or None at the end of input. In a live chat Ctrl-C discards the line, and a
+        second one in a row ends the input."""
+        for is_first_try in (True, False):
             try:
                 return self._read_line(INPUT_PROMPT if self.is_interactive else "").strip()
             except EOFError:
@@ -50,6 +52,9 @@ class TerminalIO:
                 if not self.is_interactive:
                     raise
                 self.write_text("\n")
+                if is_first_try:
+                    self.write_remark(EXIT_HINT)
+        return None
 
     def begin_answer(self) -> None:
         """Let the next parts be those of one answer, of which a terminal shows the Markdown."""

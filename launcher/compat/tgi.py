@@ -29,10 +29,10 @@ REASON_ATTENTION_BY_DEVICE = "weft chooses its attention by the device (--attent
 REASON_CUDA_GRAPHS = "steps are replayed as CUDA graphs where they can be, of sizes that weft chooses"
 REASON_LIBRARY_NOT_USED = "weft does without the library that it is meant for"
 REASON_QUANTIZED_BY_CONFIG = (
-    "the model's config.json says how its weights are quantised; weights that are not stay as they are "
+    "the model's config.json says how its weights are quantized; weights that are not stay as they are "
                               "(--quantize int8 makes them a byte each)")
 REASON_NO_LOAD_QUANTIZATION = (
-    "weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each")
+    "weights cannot be quantized this way while they are loaded; --quantize int8 makes them a byte each")
 REASON_UNREADABLE_FORMAT = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
 SPECULATION_EFFECTS = (unneeded_effect("nothing is speculated", "0"),
                        ignored_effect("nothing is speculated yet; answers are the same without it"))

@@ -65,7 +65,7 @@ def find_model_folder(settings: DoctorSettings, cache_folder: Path) -> tuple[str
     try:
         folder = find_model(settings.model_id, settings.revision, cache_folder).folder
         if folder:
-            check_model_config(Path(folder))
+            check_model_config(Path(folder), settings.num_shard)
         return folder, None
     except ModelNotCachedError as error:
         return "", Finding("model", "warning", str(error), f"weft download {settings.model_id} fetches it beforehand")

@@ -7,8 +7,8 @@ from pathlib import Path
 from time import localtime, strftime
 
 from launcher.hub.cache import REPOSITORY_PREFIX
-from launcher.hub.progress_bar import format_bytes
 from launcher.hub.resolve import HUB_NAME_PATTERN, ModelNotCachedError, check_model_files
+from launcher.output import align_columns, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,7 @@ def format_models_table(models: list[CachedModel], cache_folder: Path) -> str:
     rows += [(model.name, format_bytes(model.num_bytes), strftime("%Y-%m-%d", localtime(model.changed_at)),
               ", ".join(model.revisions) or "-", "" if model.is_servable else "not a model that weft can serve")
              for model in models]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return align_columns(rows, left_columns=range(len(rows[0])))
 
 
 def remove_cached_model(name: str, cache_folder: Path) -> CachedModel:

@@ -25,8 +25,12 @@ OWN_ARCHITECTURES = (
     "Gemma3ForConditionalGeneration", "XLMRobertaForTokenClassification", "XLMRobertaModel")
 
 
-def check_model_config(folder: Path) -> None:
-    """Raise ValueError if config.json is damaged, or names an architecture that cannot be served."""
+QUANTIZATION_METHODS = ("gptq", "awq", "fp8", "compressed-tensors")  # as the shards have them
+
+
+def check_model_config(folder: Path, num_shards: int = 1, quantize: str = "") -> None:
+    """Raise ValueError if config.json is damaged, or if what it describes cannot be served, not by this number of
+    shards, or not with this --quantize."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_bytes())
@@ -41,6 +45,33 @@ def check_model_config(folder: Path) -> None:
         raise ValueError(f"{path} has no `architectures`, which names the kind of model; {ADVICE}")
     if reason := find_obstacle(names[0], values):
         raise ValueError(f"{path}: architecture {names[0]} is not supported: {reason}; {ADVICE}")
+    check_quantization(values.get("quantization_config"), path, quantize)
+    check_attention_head_split(values, num_shards)
+
+
+def check_quantization(quantization: object, path: Path, quantize: str) -> None:
+    """Raise ValueError if the weights are quantized in a way that cannot be loaded, or should be quantized twice."""
+    if not isinstance(quantization, dict):
+        return  # weights as they were trained, or something that the shards refuse
+    method = str(quantization.get("quant_method") or "something that quant_method does not name")
+    if method not in QUANTIZATION_METHODS:
+        raise ValueError(f"{path}: weights quantized as {method} are not supported; supported: "
+                         f"{', '.join(QUANTIZATION_METHODS)}, and weights that are not quantized")
+    if quantize:
+        raise ValueError(f"--quantize {quantize} is for weights that are not quantized, and these are ({method}); "
+                         "leave it out")
+
+
+def check_attention_head_split(config: dict[str, Any], num_shards: int) -> None:
+    """Raise ValueError if the attention heads cannot be shared by this number of shards."""
+    num_heads = config.get("num_attention_heads", config.get("n_head"))
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    if not isinstance(num_heads, int) or not isinstance(num_kv_heads, int) or num_kv_heads < 1:
+        return  # named otherwise, or something that the shards refuse
+    if num_heads % num_shards or (num_kv_heads % num_shards and num_shards % num_kv_heads):
+        raise ValueError(f"{num_shards} shards cannot share {num_heads} attention heads with {num_kv_heads} key/value "
+                         "heads; choose a --num-shard that divides both, or divides the first and is a multiple of the "
+                         "other")
 
 
 def check_weight_files(folder: Path) -> None:

@@ -31,7 +31,7 @@ from launcher.hub.client import (
 from launcher.hub.download_display import DownloadDisplay
 from launcher.hub.download_runner import DownloadRequest
 from launcher.hub.file_download import DownloadError, FileDownloader
-from launcher.hub.progress_bar import DownloadProgress, format_bytes
+from launcher.hub.progress_bar import DownloadProgress
 from launcher.hub.resolve import (
     SINGLE_WEIGHT_FILE,
     WEIGHT_INDEX_FILE,
@@ -40,7 +40,7 @@ from launcher.hub.resolve import (
     read_indexed_file_names,
 )
 from launcher.hub.retry_policy import RETRY_PAUSES_SECONDS, RetryPolicy
-from launcher.output import Output
+from launcher.output import Output, format_bytes
 
 NEEDED_FILES = frozenset({
     WEIGHT_INDEX_FILE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

@@ -2,9 +2,10 @@
 
 from collections import deque
 
+from launcher.output import format_bytes
+
 RATE_WINDOW_SECONDS = 10.0  # seconds over which the rate is averaged
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 8, 32  # characters of the bar
-BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class DownloadProgress:
@@ -48,14 +49,6 @@ class DownloadProgress:
             self._samples.popleft()
         sampled_at, bytes_before = self._samples[0]
         return (self.done_bytes - bytes_before) / (now - sampled_at) if now > sampled_at else 0.0
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Format a number of bytes: 512 B, 1.3 GB."""
-    for unit, name in BYTE_UNITS:
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes:.0f} B"
 
 
 def format_duration(seconds: float) -> str:

@@ -303,19 +303,22 @@ def bind_socket(listener: socket.socket, address: tuple[Any, ...]) -> socket.soc
 
 
 async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
-                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, announces_stop: bool = False) -> None:
-    """Serve until a signal asks to stop; a second signal ends everything at once. Raises LaunchError."""
+                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, logs_stop: bool = False) -> None:
+    """Serve until a signal asks to stop; a second signal ends everything at once. Raises LaunchError.
+
+    `logs_stop`: whether both signals and the end are logged."""
     parent_fd, write_descriptor = os.pipe()
     supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_progress_stream()),
                             output=output)
     run_task = asyncio.create_task(supervisor.run_processes())
 
-    def announce(text: str) -> None:
-        if announces_stop:
+    def log_stop(text: str) -> None:
+        if logs_stop:
             output.log(text)
 
-    stop_on_signals(run_task, supervisor, lambda: announce(
-        f"stopping: running requests may finish within {seconds_to_finish:g} seconds; the same signal again ends them"))
+    stop_on_signals(run_task, supervisor, on_stop=lambda: log_stop(
+        f"stopping: running requests may finish within {seconds_to_finish:g} seconds; the same signal again ends them"),
+        on_kill=lambda: log_stop("stopping at once: the second signal ends requests that still run, without an answer"))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, supervisor.request_recording)
     await asyncio.wait([run_task])
     if not run_task.cancelled():
@@ -327,14 +330,22 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
     await supervisor.stop_processes(seconds_to_finish)
     os.close(parent_fd)
     os.close(write_descriptor)
-    announce("stopped")
+    log_stop("stopped")
     ignore_signals()
 
 
-def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, on_stop: Callable[[], None]) -> None:
-    """Let a first signal stop the server, after a call of `on_stop`, and a second one kill all processes."""
+def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, *, on_stop: Callable[[], None],
+                    on_kill: Callable[[], None]) -> None:
+    """Let a first signal stop the server, after a call of `on_stop`, and a second one kill all processes, after one of
+    `on_kill`."""
+    is_killed = False
+
     def handle_stop_signal() -> None:
+        nonlocal is_killed
         if run_task.cancelling() or run_task.done():
+            if not is_killed:
+                on_kill()
+            is_killed = True
             supervisor.kill_all_processes()
         else:
             on_stop()

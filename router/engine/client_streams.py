@@ -80,7 +80,7 @@ class ClientStreams:
     # -- from the shards and the scheduler
 
     def detokenize_result(self, result: StepResult) -> dict[int, int]:
-        """Detokenise rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
+        """Detokenize rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
         string how many of the row's tokens count. The rows are delivered by `dispatch_events`, once the scheduler has
         decided how many of their tokens count."""
         builders, stop_token_counts = self._builders, {}

@@ -151,6 +151,10 @@ class Engine:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
 
+    def find_latest_request_records(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
+        """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
+        return self._client_streams.request_records.find_latest(tenant_name, max_records)
+
     def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
         """Return copies of the timelines of all other unfinished and recently finished requests."""
         return self._client_streams.request_records.copy_other_timelines(record)

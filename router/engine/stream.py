@@ -170,7 +170,7 @@ class StopStringMatcher:
 
 
 class OutputBuilder:
-    """Output state of one request, from token ids to events. A row of an answer is first detokenised, so that the
+    """Output state of one request, from token ids to events. A row of an answer is first detokenized, so that the
     scheduler learns of stop strings, and delivered after it has decided how many of the row's tokens count."""
 
     def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
@@ -182,14 +182,14 @@ class OutputBuilder:
         self._stop_strings = StopStringMatcher(request.stop_strings) if request.stop_strings else None
         self._next_prompt_logprob_index = 1  # the first token has none
         self._special_tokens = tokenizer.special_tokens
-        self._row_events: list[TokenEvent] = []  # events of the row that was detokenised last
-        self._text_pieces: list[str] = []  # pieces of all detokenised tokens, without special tokens
+        self._row_events: list[TokenEvent] = []  # events of the row that was detokenized last
+        self._text_pieces: list[str] = []  # pieces of all detokenized tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
         # Result of an embedding or classification request, which `finish` delivers.
         self.pooling_output: PoolingOutput | None = None
 
     def detokenize_row(self, row: StepResultRow) -> int | None:
-        """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
+        """Detokenize a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row_events = []
         tokens = row.tokens
         if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
@@ -208,7 +208,7 @@ class OutputBuilder:
         return None
 
     def deliver_row(self) -> None:
-        """Deliver the row that was detokenised last. `detokenize_row` and the scheduler cut it by the same rule."""
+        """Deliver the row that was detokenized last. `detokenize_row` and the scheduler cut it by the same rule."""
         for event in self._row_events:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)

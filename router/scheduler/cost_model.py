@@ -166,7 +166,7 @@ def fit_coefficients(measurements: GenericSequence[StepMeasurement]) -> CostTerm
 
 
 def _solve_least_squares(rows: list[list[float]]) -> list[float]:
-    """Return the x that minimises |rows x - 1|, by normal equations with a tiny ridge that keeps them solvable."""
+    """Return the x that minimizes |rows x - 1|, by normal equations with a tiny ridge that keeps them solvable."""
     n = len(rows[0])
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(n)]
     scaled = [[row[i] / scale[i] for i in range(n)] for row in rows]

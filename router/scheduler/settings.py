@@ -70,7 +70,7 @@ class SchedulerSettings:
 
 
 def describe_unused_settings(config: RouterConfig, settings: SchedulerSettings) -> list[str]:
-    """Return a warning for each setting that differs from its default but has no effect."""
+    """Return a warning for each setting that differs from its default but has no effect, or only a part of it."""
     defaults = RouterConfig()
     setting_groups = [
         (("waiting_served_ratio", "max_waiting_tokens"), settings.mixed,
@@ -81,5 +81,9 @@ def describe_unused_settings(config: RouterConfig, settings: SchedulerSettings) 
         (("prefill_policy", "max_decode_stall_ms"), settings.recompute,
          "with --recompute: every step is one of prompts"),
         (("max_handlers",), config.dialect != "batching", "but with --dialect batching")]
-    return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_unused, why in setting_groups if is_unused
-            for name in names if getattr(config, name) != getattr(defaults, name)]
+    warnings = [f"--{name.replace('_', '-')} has no effect {why}" for names, is_unused, why in setting_groups
+                if is_unused for name in names if getattr(config, name) != getattr(defaults, name)]
+    if config.max_batch_size != defaults.max_batch_size and config.max_batch_size > config.max_concurrent_requests:
+        warnings.append(f"--max-batch-size {config.max_batch_size} can only be reached with several sequences per "
+                        f"request: --max-concurrent-requests {config.max_concurrent_requests} refuses further requests")
+    return warnings

@@ -5,6 +5,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import fsum
 from typing import Any
 
@@ -92,6 +93,11 @@ class RequestRecordStore:
 
     def get(self, request_id: str) -> RequestRecord | None:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
+
+    def find_latest(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
+        """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
+        newest_first = chain(reversed(self._unfinished.values()), reversed(self._finished.values()))
+        return list(islice((record for record in newest_first if record.tenant_name == tenant_name), max_records))
 
     def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
         return [other.timeline.copy() for other in (*self._unfinished.values(), *self._finished.values())
@@ -297,7 +303,7 @@ class StepMetrics:
 
     def observe_result(self, plan: StepPlan, result: StepResult, round_trip_seconds: float,
                        detokenize_seconds: float) -> None:
-        """Count an answered plan: the seconds of its round trip, and those of detokenising its answer."""
+        """Count an answered plan: the seconds of its round trip, and those of detokenizing its answer."""
         step = plan.messages[-1]
         if (standalone_duration := self._standalone_durations.get(type(step))) is not None:
             standalone_duration.observe(round_trip_seconds)

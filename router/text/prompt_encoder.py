@@ -20,7 +20,7 @@ T = TypeVar("T")
 # then finishes with `length`. Clients of TGI rely on asking for more than fits.
 MAX_REQUIRED_NEW_TOKENS = 1024
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, on which clients shorten the prompt
-# Prompts of at most this many characters are tokenised in less time than it takes to hand them to a thread.
+# Prompts of at most this many characters are tokenized in less time than it takes to hand them to a thread.
 MAX_INLINE_CHARACTERS = 512
 
 
@@ -87,7 +87,7 @@ class DialectParameterNames:
 
 
 TGI_PARAMETER_NAMES = DialectParameterNames()
-RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has tokenised the prompt
+RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has tokenized the prompt
 TokenOffsets = tuple[tuple[int, int] | None, ...]
 
 
@@ -143,7 +143,7 @@ class PromptEncoder:
 
     async def tokenize_and_call(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
                                 render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
-        """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising.
+        """Tokenize a prompt and return `render` of it, in the same thread: rendering takes longer than tokenizing.
         Raises InvalidRequest, ChatTemplateFailed or Overloaded."""
         check_text(parameter_names.prompt, prompt)
         adds_special_tokens = add_special_tokens and not isinstance(prompt, Conversation)
@@ -164,7 +164,7 @@ class PromptEncoder:
         if not isinstance(prompt, Conversation) and len(prompt) <= MAX_INLINE_CHARACTERS:
             return work()
         if self._num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
+            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenized (--max-concurrent-requests)")
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work)

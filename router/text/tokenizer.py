@@ -42,7 +42,7 @@ class Tokenizer:
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True,
                  keep_last: int | None = None) -> tokenizers.Encoding:
-        """Tokenise a text; with `keep_last`, keep only that many tokens at its end."""
+        """Tokenize a text; with `keep_last`, keep only that many tokens at its end."""
         # a batch of one, since only methods for batches release the GIL
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if keep_last is not None:
@@ -50,7 +50,7 @@ class Tokenizer:
         return encoding
 
     def tokenize_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """Tokenise a text with the character offsets of its tokens, which takes longer."""
+        """Tokenize a text with the character offsets of its tokens, which takes longer."""
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Validation of a client's parameters: checks every limit once, has the prompt tokenised, and builds the `Request`.
+"""Validation of a client's parameters: checks every limit once, has the prompt tokenized, and builds the `Request`.
 Messages use TGI's names of parameters, except for those in `DialectParameterNames`."""
 
 import hashlib
@@ -153,7 +153,7 @@ class RequestValidator:
         self._grammar_compiler.close()
 
     def _validate_parameters(self, generation_input: GenerationInput) -> SamplingParams:
-        """Check everything that does not need the tokenised prompt, in TGI's order."""
+        """Check everything that does not need the tokenized prompt, in TGI's order."""
         config, names, best_of = self._config, generation_input.parameter_names, generation_input.best_of or 1
         if best_of > config.max_best_of:
             raise InvalidRequest(f"`best_of` must be at most {config.max_best_of} (--max-best-of), got {best_of}")
@@ -255,7 +255,7 @@ class RequestValidator:
 
 
 def remaining_seconds(deadline: float | None) -> float | None:
-    """Return the seconds that checking and tokenising have left. Raises TimedOut if none are left."""
+    """Return the seconds that checking and tokenizing have left. Raises TimedOut if none are left."""
     if deadline is None:
         return None
     remaining = deadline - now()

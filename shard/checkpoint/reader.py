@@ -25,7 +25,7 @@ from shard.quantization.format import MatrixSlice, QuantizationFormat, Quantized
 from shard.quantization.quantized_weights import CanKeepInt4, QuantizedWeightReader
 
 COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-PACKED_DTYPES = {  # in quantised checkpoints
+PACKED_DTYPES = {  # in quantized checkpoints
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 STORED_DTYPES = COMPUTE_DTYPES | PACKED_DTYPES
@@ -83,7 +83,7 @@ class CheckpointReader:
                  lora_targets: LoraTargets | None = None,
                  on_progress: Callable[[int, int], object] = lambda _done, _total: None) -> None:
         """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `quantization_format` is
-        how the checkpoint is quantised; `quantize_on_load` is the format in which weights are kept if it is not.
+        how the checkpoint is quantized; `quantize_on_load` is the format in which weights are kept if it is not.
         `lora_targets` collects, for adapters, the linears that are made of the weights. `on_progress` is called with
         the bytes of the tensors requested so far, and of all."""
         self.dtype, self.device = dtype, device
@@ -119,7 +119,7 @@ class CheckpointReader:
         self._open_files.close()
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the files have the tensor, or the tensors of its quantised form."""
+        """Whether the files have the tensor, or the tensors of its quantized form."""
         return name in self._stored_tensors or self._quantized_weights.is_quantized(self, name)
 
     def find_dtype_and_shape(self, name: str) -> tuple[torch.dtype, Shape] | None:
@@ -128,7 +128,7 @@ class CheckpointReader:
         return None if stored is None else (stored.dtype, stored.entry.shape)
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """Return the stored dtype of a tensor, or `dtype` if the tensor is quantised."""
+        """Return the stored dtype of a tensor, or `dtype` if the tensor is quantized."""
         return self.dtype if self._quantized_weights.is_quantized(self, name) else self._find_and_claim(name).dtype
 
     def stored_shape(self, name: str) -> Shape:
@@ -181,12 +181,12 @@ class CheckpointReader:
         return self._quantized_weights.read_quantized_slices(self, matrix_slices, can_keep_int4)
 
     def read_head_as_int8(self, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
-        """Return the codes of the head, or None if weights are not quantised while they are loaded."""
+        """Return the codes of the head, or None if weights are not quantized while they are loaded."""
         return self._quantized_weights.read_head_as_int8(self, matrix_slice)
 
     @property
     def quantization_summary(self) -> str:
-        """Summary in one line of what was quantised and how it is kept, or an empty string."""
+        """Summary in one line of what was quantized and how it is kept, or an empty string."""
         return self._quantized_weights.describe(self.dtype)
 
     def ignore_tensor(self, name: str) -> None:
@@ -208,7 +208,7 @@ class CheckpointReader:
         return [name for name in left if not self._quantized_weights.may_skip_tensor(self, name)]
 
     def _try_dequantize_into(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
-        """Fill `target` if the tensor is stored in quantised form; return whether `target` was filled."""
+        """Fill `target` if the tensor is stored in quantized form; return whether `target` was filled."""
         stored = self._stored_tensors.get(name)
         if len(shape) != MATRIX_DIMENSIONS or (stored is not None and stored.dtype == target.dtype):
             return False

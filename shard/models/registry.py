@@ -112,7 +112,7 @@ def read_model_config(model_folder: Path) -> ModelConfig:
 
 
 def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
-    """Return the config of the model, read by its architecture, with that of its quantised weights."""
+    """Return the config of the model, read by its architecture, with that of its quantized weights."""
     name = read_architecture_name(hf_config)
     architecture = ENCODER_ARCHITECTURES.get(name) or DECODER_ARCHITECTURES.get(name, FALLBACK_ARCHITECTURE)
     quantization_config = hf_config.get("quantization_config", "compression_config")

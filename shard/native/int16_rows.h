@@ -1,4 +1,4 @@
-/* Rows quantised to int16, with one scale for each group of inputs. */
+/* Rows quantized to int16, with one scale for each group of inputs. */
 
 #include <immintrin.h>
 #include <math.h>
@@ -22,7 +22,7 @@ static inline int32_t read_pair(const int16_t *codes) {
     return pair;
 }
 
-/* Quantises `count` numbers, at most a group; the codes that are left become zeros. Returns the scale. */
+/* Quantizes `count` numbers, at most a group; the codes that are left become zeros. Returns the scale. */
 __attribute__((target("avx2,fma"))) static float quantize_group(const float *from, ptrdiff_t count, ptrdiff_t group_inputs,
                                                                 int16_t *codes) {
     float padded[MAX_GROUP_INPUTS];

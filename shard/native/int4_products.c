@@ -1,7 +1,7 @@
 /* Products of float32 rows with weights of four bits that have a scale and a zero for each output and group of inputs:
  * a weight is (code - zero) * scale, with codes from 0 to 15.
  *
- * Each row is quantised to int16, with the same groups. Sums over a group are exact, and so is the part of the zeros,
+ * Each row is quantized to int16, with the same groups. Sums over a group are exact, and so is the part of the zeros,
  * zero times the sum of the row's codes. A row's bits therefore do not depend on other rows, on threads, or on the
  * instruction set.
  *

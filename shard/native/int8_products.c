@@ -1,6 +1,6 @@
 /* Products of float32 rows with int8 weights that have one scale per output.
  *
- * Each row is quantised to int16, with a scale for each GROUP_INPUTS inputs. Sums over a group are exact: 128 * 127 * 32767
+ * Each row is quantized to int16, with a scale for each GROUP_INPUTS inputs. Sums over a group are exact: 128 * 127 * 32767
  * is less than 2^31. A row's bits therefore do not depend on other rows, on threads, or on the instruction set.
  *
  * A panel holds the weights of 16 outputs: for every two inputs, two codes for each output. Inputs are padded with zeros

@@ -1,7 +1,7 @@
 """Linear with a weight of four bits, and a scale and a zero for each output and group of inputs, by the kernels of
 `shard/native/int4_products.c`.
 
-They quantise each row to int16 and add exact integers, so a row's bits depend on the row alone:
+They quantize each row to int16 and add exact integers, so a row's bits depend on the row alone:
 docs/concepts/exactness.md, "Products with independent rows".
 """
 

@@ -1,6 +1,6 @@
 """Linear with an int8 weight and one scale per output, by the kernels of `shard/native/int8_products.c`.
 
-They quantise each row to int16 and add exact integers, so a row's bits depend on the row alone:
+They quantize each row to int16 and add exact integers, so a row's bits depend on the row alone:
 docs/concepts/exactness.md, "Products with independent rows".
 """
 
@@ -38,7 +38,7 @@ class Int8ProductArguments(ctypes.Structure):
 
 
 class Int16Rows:
-    """Memory for rows that a kernel quantises to int16. It must live until the call is over."""
+    """Memory for rows that a kernel quantizes to int16. It must live until the call is over."""
 
     def __init__(self, x: Tensor, num_inputs: int, padded_inputs: int, group_inputs: int) -> None:
         assert x.shape[1:] == (num_inputs,)  # the kernel cannot tell

@@ -1,1 +1,1 @@
-"""Formats of quantised checkpoints, and quantisation to int8 while weights are loaded."""
+"""Formats of quantized checkpoints, and quantization to int8 while weights are loaded."""

@@ -1,8 +1,8 @@
 """compressed-tensors as written by llm-compressor: packed integers, one integer per byte, or eight-bit floats.
 
-Whether a weight is quantised follows from the stored tensors: weights named in `ignore` are stored unquantised.
+Whether a weight is quantized follows from the stored tensors: weights named in `ignore` are stored unquantized.
 weight_packed [out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale [out,
-groups], weight_g_idx [in]. Only weights are read; activations are not quantised, even if the checkpoint asks for it.
+groups], weight_g_idx [in]. Only weights are read; activations are not quantized, even if the checkpoint asks for it.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class CompressedTensorsFormat:
     @property
     def description(self) -> str:
         widths = " and ".join(map(str, self.bits))
-        return f"compressed-tensors, {' and '.join(self.format_names)}, {widths} bits, activations not quantised"
+        return f"compressed-tensors, {' and '.join(self.format_names)}, {widths} bits, activations not quantized"
 
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
         stored = reader.find_dtype_and_shape(weight_name)
@@ -140,7 +140,7 @@ def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTenso
     groups = [parse_weight_group(config_groups.get_subconfig(name), format_name)
               for name in sorted(config_groups.values)]
     if not groups:
-        raise ValueError(f"{quant_config.source}: config_groups names no quantised weights")
+        raise ValueError(f"{quant_config.source}: config_groups names no quantized weights")
     format_names, bits, block_shapes = zip(*groups, strict=True)
     blocks = sorted({shape for shape in block_shapes if shape})
     if len(blocks) > 1:

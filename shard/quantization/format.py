@@ -1,4 +1,4 @@
-"""Quantised weights independent of the format they were read from: codes, scales, and groups of columns with one scale.
+"""Quantized weights independent of the format they were read from: codes, scales, and groups of columns with one scale.
 A weight is code times scale; zero points have already been subtracted from the codes."""
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-CODES_PER_CHUNK = 2**20  # codes that are dequantised at once
+CODES_PER_CHUNK = 2**20  # codes that are dequantized at once
 
 Shape = tuple[int, ...]
 
@@ -51,7 +51,7 @@ class GroupLayout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedSlice:
-    """Quantised slice of a weight."""
+    """Quantized slice of a weight."""
 
     unpack_codes: Callable[[int, int], Tensor]  # (first row, last row, exclusive) -> codes, [rows, columns]
     scales: Tensor  # [rows, groups], float32
@@ -84,7 +84,7 @@ class QuantizedSlice:
         return GroupLayout(group_size, groups, column_order) if bool((counts == group_size).all()) else None
 
     def dequantize_into(self, target: Tensor) -> None:
-        """Dequantise into `target: [rows, columns]` of any dtype: code times scale in float32, then rounded."""
+        """Dequantize into `target: [rows, columns]` of any dtype: code times scale in float32, then rounded."""
         step = max(1, CODES_PER_CHUNK // self.num_columns)
         for first in range(0, self.num_rows, step):
             part = target[first:first + step]
@@ -98,14 +98,14 @@ def expand_groups_to_columns(values: Tensor, column_groups: Tensor) -> Tensor:
 
 
 class QuantizationFormat(Protocol):
-    """Format of a quantised checkpoint, made from its `quantization_config`."""
+    """Format of a quantized checkpoint, made from its `quantization_config`."""
 
     @property
     def description(self) -> str:
         """Description of the format for log lines and errors."""
 
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
-        """Return whether the weight is quantised, so that `read_slice` must read it."""
+        """Return whether the weight is quantized, so that `read_slice` must read it."""
 
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice: ...
 

@@ -1,5 +1,5 @@
 """`quant_method` fp8: eight-bit floats with one scale per weight, per output or per block; and scales per tensor, row,
-group or block, which compressed-tensors shares. Only weights are quantised. Activations and KV cache are not, even if
+group or block, which compressed-tensors shares. Only weights are quantized. Activations and KV cache are not, even if
 the checkpoint was made for that.
 """
 
@@ -28,7 +28,7 @@ class Fp8Format:
     @property
     def description(self) -> str:
         blocks = "" if self.block_shape is None else f" in blocks of {self.block_shape[0]} x {self.block_shape[1]}"
-        return f"fp8{blocks}, activations not quantised"
+        return f"fp8{blocks}, activations not quantized"
 
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
         stored = reader.find_dtype_and_shape(weight_name)
@@ -65,7 +65,7 @@ def read_block_shape(quant_config: JsonConfig, key: str) -> BlockShape | None:
 
 def read_float8_slice(reader: TensorReader, matrix_slice: MatrixSlice, dtype: torch.dtype, scales: Tensor,
                       column_groups: Tensor) -> QuantizedSlice:
-    """Return the quantised slice of eight-bit floats, whose "codes" are their values in float32.
+    """Return the quantized slice of eight-bit floats, whose "codes" are their values in float32.
 
     Values are looked up in a table, since torch's conversion takes several times as long.
     """

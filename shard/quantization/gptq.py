@@ -158,7 +158,7 @@ def parse_gptq_config(quant_config: JsonConfig) -> GptqFormat:
                                                        or GPTQ_V1_FORMAT, CHECKPOINT_FORMATS)
     quant_config.require_supported("pack_dtype", quant_config.get("pack_dtype") or "int32", ("int32",))
     if overriding_rules := [rule for rule in quant_config.get_subconfig("dynamic").values if not rule.startswith("-:")]:
-        raise ValueError(f"{quant_config.source}: dynamic gives {overriding_rules[0]} a quantisation of its own, which "
+        raise ValueError(f"{quant_config.source}: dynamic gives {overriding_rules[0]} a quantization of its own, which "
                          f"is not supported" f"; supported: one for all, and rules that leave weights out (-:)")
     return GptqFormat(bits, parse_group_size(quant_config, quant_config.get("group_size")),
                       zero_point_offset=int(checkpoint_format == GPTQ_V1_FORMAT))

@@ -57,7 +57,7 @@ def make_consecutive_groups(matrix_slice: MatrixSlice, group_size: int, device: 
 
 def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
                        bits: int) -> QuantizedSlice:
-    """Return the quantised slice of integers with zero points. `zero_points` and `scales` are `[rows, groups]`."""
+    """Return the quantized slice of integers with zero points. `zero_points` and `scales` are `[rows, groups]`."""
     is_int8 = can_fit_int8(zero_points, bits)
 
     def unpack_codes(first: int, last: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Quantised weights of a model as one rank reads them, and the form in which they are kept.
+"""Quantized weights of a model as one rank reads them, and the form in which they are kept.
 
 Weights of linears whose codes fit into int8, with one scale per output, are kept as int8. Weights of four bits are kept
-so if the reader's kernels multiply them. All other quantised weights, such as eight-bit floats, are dequantised when
+so if the reader's kernels multiply them. All other quantized weights, such as eight-bit floats, are dequantized when
 they are read.
 """
 
@@ -21,13 +21,13 @@ INT4_GROUP_SIZES = (32, 16, 8)  # inputs with one scale; the first that divides 
 
 
 class QuantizedWeightReader:
-    """Reader of quantised weights that decides for each whether it is kept quantised or dequantised."""
+    """Reader of quantized weights that decides for each whether it is kept quantized or dequantized."""
 
     def __init__(self, checkpoint_format: QuantizationFormat | None, quantize_on_load: str) -> None:
-        """`checkpoint_format`: format of a quantised checkpoint. `quantize_on_load`: type to which unquantised weights
-        are quantised while they are loaded (--quantize); empty: they are not."""
+        """`checkpoint_format`: format of a quantized checkpoint. `quantize_on_load`: type to which unquantized weights
+        are quantized while they are loaded (--quantize); empty: they are not."""
         if checkpoint_format is not None and quantize_on_load:
-            raise ValueError(f"--quantize {quantize_on_load} is for weights that are not quantised, and these are: "
+            raise ValueError(f"--quantize {quantize_on_load} is for weights that are not quantized, and these are: "
                              f"{checkpoint_format.description}; " f"leave it out")
         self._checkpoint_format = checkpoint_format
         self._quantize_on_load = quantize_on_load
@@ -37,7 +37,7 @@ class QuantizedWeightReader:
         self._dequantized_names: set[str] = set()
 
     def try_dequantize_into(self, reader: TensorReader, matrix_slice: MatrixSlice, target: Tensor) -> bool:
-        """Dequantise the weight into `target` if it is quantised, and return whether it is."""
+        """Dequantize the weight into `target` if it is quantized, and return whether it is."""
         if self._checkpoint_format is None or not self.is_quantized(reader, matrix_slice.weight_name):
             return False
         self._dequantized_names.add(matrix_slice.weight_name)
@@ -49,7 +49,7 @@ class QuantizedWeightReader:
 
     def read_quantized_slices(self, reader: TensorReader, matrix_slices: Sequence[MatrixSlice],
                               can_keep_int4: CanKeepInt4 | None) -> list[QuantizedSlice] | None:
-        """Return the codes for one linear of all parts; None if it is not to be kept quantised. `can_keep_int4`:
+        """Return the codes for one linear of all parts; None if it is not to be kept quantized. `can_keep_int4`:
         whether weights are of four bits and there are kernels for their groups; None: there are no such kernels."""
         checkpoint_format = self._checkpoint_format
         if self._quantize_on_load == INT8_ON_LOAD:
@@ -71,7 +71,7 @@ class QuantizedWeightReader:
         return quantized_slices
 
     def read_head_as_int8(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
-        """Return the codes of the head if weights are quantised while they are loaded, to whatever type."""
+        """Return the codes of the head if weights are quantized while they are loaded, to whatever type."""
         if not self._quantize_on_load:
             return None
         self._has_int8_head = True
@@ -81,21 +81,21 @@ class QuantizedWeightReader:
         return self._checkpoint_format is not None and self._checkpoint_format.may_skip_tensor(reader, tensor_name)
 
     def describe(self, dtype: torch.dtype) -> str:
-        """Return one line about the quantised weights and how they are kept, or an empty string."""
+        """Return one line about the quantized weights and how they are kept, or an empty string."""
         kept_names = self._int4_names | self._int8_names
         if self._checkpoint_format is None:
             if not self._quantize_on_load:
                 return ""
             head = ", the head to int8," if self._has_int8_head else ""
-            return f"{len(kept_names)} weights quantised to {self._quantize_on_load}{head} and kept so"
+            return f"{len(kept_names)} weights quantized to {self._quantize_on_load}{head} and kept so"
         four_bits = f"{len(self._int4_names)} weights kept in four bits, " if self._int4_names else ""
-        return (f"quantised checkpoint ({self._checkpoint_format.description}): {four_bits}{len(self._int8_names)} "
+        return (f"quantized checkpoint ({self._checkpoint_format.description}): {four_bits}{len(self._int8_names)} "
                 f"weights kept as int8, {len(self._dequantized_names - kept_names)} made into "
                 f"{str(dtype).removeprefix('torch.')} at load")
 
 
 def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
-    """Quantise a weight to int8 while it is loaded: one scale per output, no zero points. The scale is that of the
+    """Quantize a weight to int8 while it is loaded: one scale per output, no zero points. The scale is that of the
     whole row even if a rank holds only some of its columns, so that the weights are the same for any number of
     ranks."""
     codes = torch.empty(len(matrix_slice.rows), len(matrix_slice.columns), dtype=torch.int8, device=reader.device)
@@ -114,7 +114,7 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
 
 
 def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
-    """Quantise a weight to four bits while it is loaded, with a scale for each output and group of inputs. A group's
+    """Quantize a weight to four bits while it is loaded, with a scale for each output and group of inputs. A group's
     codes go from its least weight to its largest, and one of them stands for zero."""
     columns, num_rows = matrix_slice.columns, len(matrix_slice.rows)
     group_size = next((size for size in INT4_GROUP_SIZES

@@ -1,4 +1,4 @@
-"""Registry of quantised checkpoint formats by `quant_method` in config.json. To add one, add a file to this package and
+"""Registry of quantized checkpoint formats by `quant_method` in config.json. To add one, add a file to this package and
 a line here."""
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,6 @@ def parse_quantization_config(quantization_config: object, config_path: str) -> 
     method = str(quantization_config.get("quant_method") or "something that quant_method does not name")
     if method not in CONFIG_PARSERS:
         raise ValueError(
-            f"{config_path}: weights quantised as {method} are not supported; supported: {', '.join(CONFIG_PARSERS)}, "
-            f"and weights that are not quantised")
+            f"{config_path}: weights quantized as {method} are not supported; supported: {', '.join(CONFIG_PARSERS)}, "
+            f"and weights that are not quantized")
     return CONFIG_PARSERS[method](JsonConfig(dict(quantization_config), f"{config_path}: quantization_config"))

@@ -24,7 +24,7 @@ class Candidates:
 
     token_ids: Tensor  # [rows, width] int64
     logits: Tensor  # [rows, width]
-    logprobs: Tensor  # [rows, width], normalised over the whole vocabulary
+    logprobs: Tensor  # [rows, width], normalized over the whole vocabulary
     all_logprobs: Tensor  # [rows, vocabulary], the logprobs of all tokens, by id
     is_whole_vocabulary: bool
 

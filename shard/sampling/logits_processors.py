@@ -1,8 +1,8 @@
 """Logits processors, which run before temperature and draw: penalties, biases, and tokens that may not be chosen.
 
 Each function changes, in place, only the rows that use it. Counts of a sequence's tokens are kept with the sequence.
-The watermark makes half of the vocabulary, chosen by the token before, likelier, so that text can be recognised; on
-every device the halves are those of text-generation-inference on a CPU, so that its detectors recognise the text.
+The watermark makes half of the vocabulary, chosen by the token before, likelier, so that text can be recognized; on
+every device the halves are those of text-generation-inference on a CPU, so that its detectors recognize the text.
 """
 
 from array import array

@@ -257,7 +257,7 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     if user_note:
         logger.info("%s", user_note)
     num_sharing_shards = count_ranks_on_gpu(group.rank, group.size, num_gpus) if device.type == "cuda" else group.size
-    # of all ranks; with quantised weights too little if they are dequantised at load, too much if quantised at load
+    # of all ranks; with quantized weights too little if they are dequantized at load, too much if quantized at load
     weight_bytes = count_weight_bytes(Path(config.model))
     if model_config.quantization is None and not config.quantize:
         weight_bytes = (weight_bytes * count_stored_bytes(model_config.dtype, dtype, device)

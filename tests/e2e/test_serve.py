@@ -94,7 +94,10 @@ def test_requests_in_flight_finish_before_shutdown(tmp_path: Path) -> None:
         next(events)
         weft.send_signal(signal.SIGTERM)
         assert len(list(events)) == 39
-        assert weft.wait_for_exit()[0] == 0
+        code, errors = weft.wait_for_exit()
+        assert code == 0
+        assert errors.endswith("weft: stopped\n")
+        assert errors.count("weft: stopping: running requests may finish within 30 seconds; ") == 1
 
 
 def test_requests_unfinished_at_the_shutdown_timeout_get_an_error(tmp_path: Path) -> None:
@@ -116,7 +119,9 @@ def test_second_signal_stops_the_server_at_once(tmp_path: Path) -> None:
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 weft.process.send_signal(number)
             sleep(0.002)
-        assert weft.wait_for_exit()[0] == 0
+        code, errors = weft.wait_for_exit()
+        assert code == 0
+        assert errors.count("weft: stopping at once: the second signal ends requests that still run, ") == 1
         events.close()
 
 

@@ -94,7 +94,7 @@ def make_json_change(**values: Any) -> Callable[[Path], None]:
     ("config.json", make_json_change(architectures=["LoomForCausalLM"], model_type="loom"),
      "architecture LoomForCausalLM"),
     ("config.json", make_json_change(quantization_config={"quant_method": "loom"}),
-     "quantised as loom are not supported"),
+     "quantized as loom are not supported"),
     ("config.json", make_json_change(rope_parameters="linear"),
      "config.json: rope_parameters must be an object, got 'linear'"),
     ("config.json", Path.unlink, "has no config.json"),

@@ -1,4 +1,4 @@
-"""Tests that quantised checkpoints generate on a GPU what their dequantised weights do."""
+"""Tests that quantized checkpoints generate on a GPU what their dequantized weights do."""
 
 import pytest
 from support.checkpoints.dequantized_checkpoints import make_checkpoint_pair
@@ -23,7 +23,7 @@ TOOLS: dict[str, QuantizationTool] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
-def test_tokens_are_those_of_the_dequantised_weights(tmp_path_factory: pytest.TempPathFactory, tool: QuantizationTool,
+def test_tokens_are_those_of_the_dequantized_weights(tmp_path_factory: pytest.TempPathFactory, tool: QuantizationTool,
                                                      device: str) -> None:
     quantized, reference = make_checkpoint_pair(tmp_path_factory, tool)
     transformers_model = AutoModelForCausalLM.from_pretrained(reference).to(device).eval()

@@ -1,12 +1,15 @@
 """Tests of the banner of a server that is ready."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.banner import make_banner
+from launcher.banner import describe_adapters, make_banner
 from launcher.hub.resolve import BUILTIN_MODELS, ResolvedModel
+from launcher.settings import LaunchConfig
 from launcher.supervisor.supervisor import bind_listener
+from router.config import RouterConfig
 
 MODEL = ResolvedModel("org/name", "/cache/name")
 READY_INFO = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 * 2**29, "why": "50% of what there is"}
@@ -72,5 +75,27 @@ def test_encoder_banner_shows_its_route_and_no_cache(instead_of_text: str, path:
     assert f"{path} " in lines[3]
 
 
-def test_note_on_adapters_has_a_row() -> None:
-    assert "  adapters from the source hub" in get_banner_lines(adapters_note="from the source hub")
+def test_adapters_have_a_row() -> None:
+    assert "  adapters json and kjv" in get_banner_lines(adapters="json and kjv")
+
+
+@pytest.mark.parametrize(("launch", "router", "expected"), [
+    (LaunchConfig(), RouterConfig(), ""),
+    (LaunchConfig(adapters=True), RouterConfig(), "from the source hub, unless a request names another"),
+    (LaunchConfig(), RouterConfig(adapter_id="a", preloaded_adapter_ids=("b", "a"), adapter_source="s3"),
+     "from the source s3, unless a request names another; at the start: a, b"),
+    (LaunchConfig(adapter_root="/a"), RouterConfig(),
+     "from the source hub, unless a request names another; --adapter-source local takes those below --adapter-root")])
+def test_adapters_of_a_source_are_described(launch: LaunchConfig, router: RouterConfig, expected: str) -> None:
+    assert describe_adapters(launch, router) == expected
+
+
+@pytest.mark.parametrize(("num_adapters", "expected"), [
+    (0, "none yet"), (2, "a0, a1"), (9, "a0, a1, a2, a3, a4, a5, a6, a7 and 1 more")])
+def test_adapters_of_a_folder_are_named(tmp_path: Path, num_adapters: int, expected: str) -> None:
+    (tmp_path / "empty").mkdir()
+    for number in range(num_adapters):
+        (folder := tmp_path / f"a{number}").mkdir()
+        (folder / "adapter_config.json").touch()
+    described = describe_adapters(LaunchConfig(adapter_root=str(tmp_path)), RouterConfig(adapter_source="local"))
+    assert described == f"{expected}, in {tmp_path}"

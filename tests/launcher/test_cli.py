@@ -12,9 +12,7 @@ import pytest
 from launcher import cli, commands
 from launcher.client.adapters import AdaptersCommand
 from launcher.client.chat import ChatSettings
-from launcher.settings import LaunchConfig
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
-from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 
@@ -360,14 +358,6 @@ def test_models_of_the_cache_are_listed_and_removed(
     ("weft/demo", "weft: weft/demo comes with weft, so there is nothing to download")])
 def test_built_in_names_are_not_downloaded(run_weft: Callable[..., Any], name: str, line: str) -> None:
     assert run_weft("download", name) == (2, "", f"{line}\n")
-
-
-@pytest.mark.parametrize(("root", "source", "is_noted"), [
-    ("", "hub", False), ("/a", "local", False), ("/a", "hub", True), ("/a", "s3", True)])
-def test_folder_of_adapters_that_is_no_default_is_noted(root: str, source: str, is_noted: bool) -> None:
-    note = cli.describe_unused_root(LaunchConfig(adapter_root=root), RouterConfig(adapter_source=source))
-    assert bool(note) == is_noted
-    assert (source in note) == is_noted
 
 
 def test_run_chooses_port_and_output_itself(run_weft: Callable[..., Any], tmp_path: Path,

@@ -204,7 +204,7 @@ def test_download_of_a_folder_only_checks_that_it_holds_a_model(run_command: Cal
 
 @pytest.mark.parametrize("program", ["text-generation", "lorax"])
 @pytest.mark.parametrize(("words", "text"), [
-    (("quantize", "org/name", "/out"), "weft writes no quantised checkpoints"),
+    (("quantize", "org/name", "/out"), "weft writes no quantized checkpoints"),
     (("serve", "org/name", "--sharded"), "`weft serve MODEL --num-shard N` starts all that a server has"),
     (("downlaod-weights", "org/name"), "invalid choice: 'downlaod-weights'"),
     (("download-weights",), "the following arguments are required: model_id"),

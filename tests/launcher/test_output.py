@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from launcher.output import PLAIN_OUTPUT, Output
+from launcher.output import PLAIN_OUTPUT, Output, align_columns, format_bytes
 from launcher.supervisor.startup_display import StartupDisplay
 
 
@@ -46,3 +46,14 @@ def test_display_writes_plain_log_entries_for_programs(capsys: pytest.CaptureFix
     assert not screen.isatty()
     StartupDisplay(screen).stop()
     assert read_log_entries(capsys) == []
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [
+    (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_560_000, "2.6 MB"), (1_340_000_000, "1.3 GB"), (2.5e12, "2.5 TB")])
+def test_sizes_have_decimal_units(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(("left_columns", "text"), [((0,), "a     b\ncc  ddd"), ((0, 1), "a   b\ncc  ddd")])
+def test_columns_are_aligned(left_columns: tuple[int, ...], text: str) -> None:
+    assert align_columns([["a", "b"], ["cc", "ddd"]], left_columns) == text

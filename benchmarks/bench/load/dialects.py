@@ -59,13 +59,9 @@ def make_tgi_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
     parameters: JsonBody = {"max_new_tokens": request.output_tokens, "details": True, **options.sampling}
     if request.adapter:
         parameters["adapter_id"] = request.adapter
+    if options.ignore_eos:
+        parameters["ignore_eos_token"] = True
     return {"inputs": request.prompt, "parameters": parameters}
-
-
-def make_lorax_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
-    body = make_tgi_body(request, options)
-    body["parameters"]["ignore_eos_token"] = options.ignore_eos
-    return body
 
 
 def parse_tgi_event(event: Any) -> ParsedEvent:
@@ -130,7 +126,7 @@ def make_openai_tokenize_body(text: str, options: RequestOptions) -> JsonBody:
 
 DIALECTS: Mapping[str, Dialect] = {
     "tgi": Dialect("/generate_stream", make_tgi_body, parse_tgi_event),
-    "lorax": Dialect("/generate_stream", make_lorax_body, parse_tgi_event),
+    "lorax": Dialect("/generate_stream", make_tgi_body, parse_tgi_event),
     "openai": Dialect("/v1/completions", make_openai_body, parse_openai_event,
                       make_tokenize_body=make_openai_tokenize_body),
     "openai-chat": Dialect("/v1/chat/completions", make_chat_body, parse_openai_event,

@@ -58,7 +58,6 @@ class LoraxParameters(SharedGenerateParameters):
     temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
     top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
     presence_penalty: Annotated[float | None, bounds.PENALTY] = None
-    ignore_eos_token: bool = False
     return_k_alternatives: Annotated[Int32 | None, bounds.AT_LEAST_ONE] = None
     apply_chat_template: bool = False
     response_format: ResponseFormat | None = None
@@ -91,7 +90,6 @@ class LoraxParameters(SharedGenerateParameters):
             presence_penalty=self.presence_penalty,
             top_p=None if self.top_p is None or bounds.round_to_float32("top_p", self.top_p) == 1 else self.top_p,
             do_sample=self.do_sample or (self.num_choices > 1 and self.is_sampling),
-            ignore_eos=self.ignore_eos_token,
             top_n_tokens=self.return_k_alternatives,
             grammar=grammar,
             cache_salt=self.cache_salt,
@@ -108,7 +106,7 @@ def check_streamable(parameters: LoraxParameters) -> None:
 
 def find_faults(parameters: LoraxParameters, prompt: str | Conversation, config: RouterConfig,
                 limits: TokenLimits) -> Iterator[str]:
-    """Yield the messages for everything that LoRAX rejects before the prompt is tokenised."""
+    """Yield the messages for everything that LoRAX rejects before the prompt is tokenized."""
     max_input_tokens = limits.max_input_tokens
     if parameters.num_choices > 1 and config.max_best_of == 1:
         yield "`best_of` != 1 is not allowed for this endpoint"

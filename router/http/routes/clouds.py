@@ -9,8 +9,8 @@ from pydantic import FailFast, Field
 from router.errors import InvalidRequest
 from router.http.openai.routes import ChatRequest, validate_with_model_adapter
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.request_context import RequestContext
+from router.http.transport.body import ReportingRequestBody, RequestBody, json_response, read_body
+from router.http.transport.request_context import RequestContext, request_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 
@@ -23,10 +23,16 @@ class SageMakerRequest(RequestBody):
     prompt: Any = None
 
 
-class VertexRequest(RequestBody):
+class VertexRequest(ReportingRequestBody):
     """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
 
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]
+
+    def list_unknown_fields(self) -> list[str]:
+        """Return the names of unknown fields, also those of `instances`, as `instances.NUMBER.NAME`."""
+        return [*super().list_unknown_fields(), *(f"instances.{number}.{name}"
+                                                  for number, instance in enumerate(self.instances)
+                                                  for name in instance.list_unknown_fields())]
 
 
 class CloudRoutes(ServiceRoutes):
@@ -64,7 +70,8 @@ class CloudRoutes(ServiceRoutes):
                                  for index, instance in enumerate(instances_body.instances)]
         outputs_by_instance = await gather_or_cancel(generate_best_first(self._services, choices, context)
                                                      for choices in validated_by_instance)
-        return json_response({"predictions": [outputs[0].final_event.text for outputs in outputs_by_instance]})
+        return json_response({"predictions": [outputs[0].final_event.text for outputs in outputs_by_instance]},
+                             request_headers(request))
 
     async def _validate_instance(self, instance: GenerateRequest | ChatRequest,
                                  context: RequestContext) -> list[ValidatedRequest]:

@@ -64,7 +64,7 @@ async def run_pooling_requests(
     client disconnects, all are cancelled."""
     validated_requests: list[ValidatedRequest] = []
     for pooling_input in inputs:
-        if validated_requests:  # short texts are tokenised on the event loop: other tasks may run after each
+        if validated_requests:  # short texts are tokenized on the event loop: other tasks may run after each
             await asyncio.sleep(0)
         validated_requests += await services.validator.validate(pooling_input)
     validated_at = clock()
@@ -286,7 +286,7 @@ def vector_json(vector: EmbeddingVector) -> str:
 
 
 def truncate_vector(vector: EmbeddingVector, length: int) -> EmbeddingVector:
-    """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
+    """Return the first `length` values, normalized to unit length. Raises InvalidRequest."""
     if length > len(vector):
         raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")
     norm = sqrt(fsum(value * value for value in vector[:length]))

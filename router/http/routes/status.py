@@ -1,6 +1,5 @@
 """Routes that report on the server and its requests: `/info` and `/v1/models`, health probes, `/metrics` and
-`/v1/requests/{id}/explain`. All but the last are open without a key, so they reveal nothing about any tenant or
-request."""
+`/v1/requests`. All but the last are open without a key, so they reveal nothing about any tenant or request."""
 
 import asyncio
 import json
@@ -26,12 +25,13 @@ from router.telemetry.timeline_overlap import Overlaps, measure_overlaps
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 VERSION = version("weft")
 VALIDATION_PHASE = "validation"
+MAX_LISTED_REQUESTS = 100
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
-    VALIDATION_PHASE: "The body was read, checked and tokenised.",
-    RequestPhase.QUEUE: "Other requests were before it in the queue. `meanwhile`, if there, has what the first of "
-                        "them waited for.",
+    VALIDATION_PHASE: "The body was read, checked and tokenized.",
+    RequestPhase.QUEUE: "It waited for the next step, and for requests before it in the queue. `meanwhile`, if there, "
+                        "has what the first of them waited for.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -63,11 +63,11 @@ MEANWHILE_DESCRIPTIONS = {
 
 
 class InfoRoutes(ServiceRoutes):
-    """Handlers of `/info`, `/v1/models` and `/v1/requests/{id}/explain`."""
+    """Handlers of `/info`, `/v1/models`, `/v1/requests` and `/v1/requests/{id}/explain`."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/info", self.info), web.get("/v1/models", self.models),
-                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
+                web.get("/v1/requests", self.requests), web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
     async def info(self, _: web.Request) -> web.Response:
         model_info, config, limits = (self._services.engine.model_info, self._services.config,
@@ -105,6 +105,18 @@ class InfoRoutes(ServiceRoutes):
         adapters = [base_model | {"id": name, "root": root, "parent": base}
                     for name, root in self._listed_adapters().items()]
         return json_response({"object": "list", "data": [base_model, *adapters]})
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""
+        records = self._services.engine.find_latest_request_records(request[CLIENT].tenant.name, MAX_LISTED_REQUESTS)
+        now = clock()
+        return json_response({"requests": [
+            record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
+                                   "by_cause": {VALIDATION_PHASE: elapsed_ms(record.arrived_at,
+                                                                             record.timeline.submitted_at)}
+                                   | {phase: round_ms(seconds) for phase, seconds
+                                      in record.timeline.seconds_by_phase(now).items()}}
+            for record in records]})
 
     async def explain(self, request: web.Request) -> web.Response:
         """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
@@ -221,13 +233,7 @@ def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
     meanwhile = {str(phase): rounded for phase, seconds_by_phase in overlaps.items() if (rounded := {
         str(other): ms for other, seconds in seconds_by_phase.items() if (ms := round_ms(seconds))})}
-    return {
-        "id": record.id,
-        "tenant": record.tenant_name,
-        "state": record.state,
-        "prompt_tokens": record.num_prompt_tokens,
-        "cached_tokens": record.timeline.num_prefix_hit_tokens,
-        "generated_tokens": record.num_generated,
+    return record_json(record) | {
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
         "by_cause": by_cause,
@@ -235,6 +241,18 @@ def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict
         "meanwhile": meanwhile,
         "meanwhile_causes": {other: MEANWHILE_DESCRIPTIONS[RequestPhase(other)]
                              for other in chain.from_iterable(meanwhile.values())},
+    }
+
+
+def record_json(record: RequestRecord) -> dict[str, Any]:
+    """Return what the list of requests and an explanation both begin with."""
+    return {
+        "id": record.id,
+        "tenant": record.tenant_name,
+        "state": record.state,
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.timeline.num_prefix_hit_tokens,
+        "generated_tokens": record.num_generated,
     }
 
 

@@ -1,4 +1,4 @@
-"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`. The JSON of a token is ten to sixty times as
+"""Routes that tokenize texts and chats: `/tokenize` and `/chat_tokenize`. The JSON of a token is ten to sixty times as
 large as its text, so it is rendered in a thread and sent in pieces. Offsets count bytes, as in
 text-generation-inference."""
 
@@ -13,6 +13,7 @@ from aiohttp import web
 from router.http.openai.routes import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import read_body
+from router.http.transport.request_context import request_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
@@ -45,7 +46,7 @@ async def respond_with_tokens(services: Services, request: web.Request, text: st
                               parameter_names: DialectParameterNames,
                               render_pieces: Callable[[TokenizedText], list[bytes]], *,
                               add_special_tokens: bool = True) -> web.StreamResponse:
-    """Tokenise the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
+    """Tokenize the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
     many tokens."""
     pieces = await services.validator.prompt_encoder.tokenize_and_call(text, parameter_names, render_pieces,
                                                                        add_special_tokens=add_special_tokens)
@@ -77,7 +78,7 @@ def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
 async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
     """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
     a read."""
-    response = web.StreamResponse()
+    response = web.StreamResponse(headers=request_headers(request))
     response.content_type = "application/json"
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)

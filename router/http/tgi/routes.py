@@ -42,6 +42,7 @@ class SharedGenerateParameters(AdapterParameters):
     typical_p: Annotated[float | None, bounds.FRACTION] = None
     do_sample: bool = False
     max_new_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
+    ignore_eos_token: bool = False
     return_full_text: bool | None = None
     stop: Annotated[list[str], FailFast(), bounds.STOP_STRINGS] = Field(default_factory=list)
     truncate: Annotated[UInt64 | None, bounds.AT_LEAST_ONE] = None
@@ -62,6 +63,7 @@ class SharedGenerateParameters(AdapterParameters):
             typical_p=self.typical_p,
             do_sample=self.do_sample,
             max_new_tokens=self.max_new_tokens,
+            ignore_eos=self.ignore_eos_token,
             stop_strings=tuple(self.stop),
             truncate=self.truncate,
             watermark=self.watermark,

@@ -82,7 +82,7 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
 
 
 def reject_unsupported_settings(hf_config: JsonConfig) -> None:
-    """Reject models that are not text decoders, and quantised weights, by the settings in config.json."""
+    """Reject models that are not text decoders, and quantized weights, by the settings in config.json."""
     for name in hf_config.values:
         if name.endswith("_config") and name.startswith(NON_TEXT_CONFIG_PREFIXES):
             raise UnsupportedModel(f"it takes other input than text ({name})")
@@ -90,7 +90,7 @@ def reject_unsupported_settings(hf_config: JsonConfig) -> None:
         raise UnsupportedModel("it is an encoder-decoder")
     if (quantization := hf_config.get("quantization_config")) is not None:
         raise UnsupportedModel(
-            f"its weights are quantised as {quantization.get('quant_method')}, which is supported for "
+            f"its weights are quantized as {quantization.get('quant_method')}, which is supported for "
             f"weft's own architectures only")
 
 

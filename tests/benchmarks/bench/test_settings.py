@@ -65,7 +65,7 @@ def test_invalid_flags_are_rejected(flags: str) -> None:
     ("--burst 10", "--burst only applies with --rate, which is not given"), ("--even", "--rate"),
     ("--speed 2", "--trace"), ("--prefixes 3", "--shared-prefix"), ("--prompts x --prompt-tokens 9", "--prompts and"),
     ("--turns 2", "--versus"), ("--prompts x --tokenizer y", "--prompts and"), ("--model a", "tgi has no field"),
-    ("--stop-at-end", "--dialect tgi has no field"), ("--dialect batching --shared-prefix 9", "--prompt-tokens"),
+    ("--dialect batching --shared-prefix 9", "--prompt-tokens"),
     ("--prompts x --shared-prefix 9", "--prompts and"), ("--trace x --prompt-tokens 9", "--trace and --prompt-tokens"),
     ("--trace x --output-tokens 9", "--trace and"), ("--dialect batching --numsamples 3 --requests 3", "--numsamples"),
     ("--dialect batching --numtokens_range 3 --output-tokens 3", "--numtokens_range and --output-tokens"),

@@ -53,7 +53,7 @@ def test_every_seed_adds_a_value_to_the_band() -> None:
 
 
 def test_compat_ratio_pairs_runs_of_the_same_seed() -> None:
-    """An interrupted study lacks some policies of a seed; summarising it used to fail."""
+    """An interrupted study lacks some policies of a seed; summarizing it used to fail."""
     all_records = run_fake_study(SMALL_SCOPE)
     cut = [run_records for run_records in all_records
            if (run_records.run.part, run_records.run.policy, run_records.run.seed) != ("compat", "dynamic", 0)]

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from launcher.client.adapters import AdaptersCommand, format_age, format_answer, format_bytes, send_command
+from launcher.client.adapters import AdaptersCommand, format_age, format_answer, send_command
 from launcher.client.chat import ChatRequestFailed
 
 NOW = 1_000_000.0
@@ -82,12 +82,6 @@ def test_load_and_unload_results_are_printed() -> None:
 def test_json_output_is_the_server_response() -> None:
     assert json.loads(format_answer(AdaptersCommand("ls", "", as_json=True), {"data": [ADAPTER_JSON]},
                                     NOW)) == {"data": [ADAPTER_JSON]}
-
-
-@pytest.mark.parametrize(("num_bytes", "text"), [
-    (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_560_000, "2.6 MB"), (7e9, "7.0 GB")])
-def test_byte_sizes_are_formatted_with_units(num_bytes: float, text: str) -> None:
-    assert format_bytes(num_bytes) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from launcher.client import explain
 from launcher.client.chat import ChatRequestFailed
-from launcher.client.explain import fetch_explanation, format_explanation, run_explain_command
+from launcher.client.explain import fetch_explanation, format_explanation, format_requests, run_explain_command
 
 EXPLANATION: dict[str, Any] = {
     "id": "slow-1", "tenant": "", "state": "over", "prompt_tokens": 4, "cached_tokens": 0, "generated_tokens": 30,
@@ -68,3 +68,26 @@ def test_answer_of_another_server_is_reported_in_one_line(answer: Any, monkeypat
 def test_server_that_does_not_run_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_explain_command("http://127.0.0.1:9", "a", "", as_json=False) == 1
     assert capsys.readouterr().err.startswith("weft: cannot reach http://127.0.0.1:9")
+
+
+def test_without_an_id_the_list_of_requests_is_fetched() -> None:
+    result, received = fetch_from_server(200, {"requests": []}, "")
+    assert result == {"requests": []}
+    assert received == [("/v1/requests", "Bearer sk-one")]
+
+
+def test_requests_are_listed_with_what_took_most_of_their_time() -> None:
+    fast = {**EXPLANATION, "id": "a\x1b b", "state": "running", "total_ms": 1.5, "by_cause": {"validation": 1.5}}
+    assert format_requests([fast, EXPLANATION]).splitlines() == [
+        "request  state      time  prompt  cached  generated  most of it",
+        "a b      running  1.5 ms       4       0         30  validation 1.5 ms",
+        "slow-1   over     20.0 s       4       0         30  queue 12.0 s"]
+
+
+def test_server_without_requests_is_reported(monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    async def fetch(*_: str) -> Any:
+        return {"requests": []}
+    monkeypatch.setattr(explain, "fetch_explanation", fetch)
+    assert run_explain_command("http://loom", "", "", as_json=False) == 0
+    assert capsys.readouterr().out == "no requests yet, or none of this key\n"

@@ -136,6 +136,14 @@ def test_interrupt_while_typing_starts_a_new_line():
     assert shown.startswith("> \n> ")
 
 
+def test_second_interrupt_in_a_row_ends_the_session():
+    code, chat, shown, remarks = run_session("hi", KeyboardInterrupt(), "more", KeyboardInterrupt(),
+                                             KeyboardInterrupt(), "never asked")
+    assert (code, [question for _, question in chat.questions]) == (0, ["hi", "more"])
+    assert remarks.count("Ctrl-C again ends the chat") == 2
+    assert shown.endswith("> \n> \n")
+
+
 def test_interrupt_ends_a_piped_session():
     for options in ({"answers": [KeyboardInterrupt()]}, {}):
         with pytest.raises(KeyboardInterrupt):

@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from launcher.hub import config_check
 from launcher.hub.config_check import check_model_config, check_weight_files
 from shard.models.registry import DECODER_ARCHITECTURES, ENCODER_ARCHITECTURES
+from shard.quantization.registry import CONFIG_PARSERS
 
 TRANSFORMERS = version("transformers")
 
@@ -65,6 +66,37 @@ def test_what_cannot_be_served_is_refused_with_its_reason(tmp_path: Path, text: 
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(reason)):
         check_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("fields", "num_shards", "quantize", "reason"), [
+    ({"quantization_config": {"quant_method": "exl2"}}, 1, "", "weights quantized as exl2 are not supported; "
+     "supported: gptq, awq, fp8, compressed-tensors, and weights that are not quantized"),
+    ({"quantization_config": {}}, 1, "", "quantized as something that quant_method does not name"),
+    ({"quantization_config": {"quant_method": "awq"}}, 1, "int8", "--quantize int8 is for weights that are not "
+     "quantized, and these are (awq); leave it out"),
+    ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, "", "4 shards cannot share 14 attention heads with 2"),
+    ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "", "2 shards cannot share 12 attention heads with 3"),
+    ({"n_head": 12}, 5, "", "5 shards cannot share 12 attention heads with 12")])
+def test_weights_and_shards_that_do_not_fit_are_refused(tmp_path: Path, fields: dict[str, object], num_shards: int,
+                                                        quantize: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **fields}))
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_model_config(tmp_path, num_shards, quantize)
+
+
+@pytest.mark.parametrize(("fields", "num_shards", "quantize"), [
+    ({"quantization_config": {"quant_method": method}}, 1, "") for method in CONFIG_PARSERS] + [
+    ({"quantization_config": None}, 1, "int4"), ({"num_attention_heads": 14, "num_key_value_heads": 2}, 2, ""),
+    ({"num_attention_heads": 32, "num_key_value_heads": 4}, 8, ""), ({"num_attention_heads": "many"}, 3, ""),
+    ({"multi_query": True, "num_attention_heads": 71}, 71, "")])
+def test_weights_and_shards_that_fit_pass(tmp_path: Path, fields: dict[str, object], num_shards: int,
+                                          quantize: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **fields}))
+    check_model_config(tmp_path, num_shards, quantize)
+
+
+def test_ways_to_quantize_are_those_of_the_shards() -> None:
+    assert tuple(CONFIG_PARSERS) == config_check.QUANTIZATION_METHODS
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.hub.progress_bar import DownloadProgress, format_bytes, format_duration
+from launcher.hub.progress_bar import DownloadProgress, format_duration
 
 
 def make_progress(done_bytes: int, now: float, total_bytes: int = 1000_000_000) -> DownloadProgress:
@@ -49,12 +49,6 @@ def test_bar_fills_the_remaining_width(done_bytes: int, bar: str) -> None:
 
 def test_narrow_terminal_has_no_bar_or_second_line() -> None:
     assert make_progress(0, 0.0).format_bar(0.0, 14) == "0 %, 0 B of 1."
-
-
-@pytest.mark.parametrize(("size", "text"), [
-    (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_340_000_000, "1.3 GB"), (2.5e12, "2.5 TB")])
-def test_amounts_have_decimal_units(size: float, text: str) -> None:
-    assert format_bytes(size) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (59.7, "1:00"), (754, "12:34"), (3723, "1:02:03")])

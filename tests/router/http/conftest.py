@@ -72,6 +72,9 @@ class ScriptedEngine:
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)
 
+    def find_latest_request_records(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
+        return self.request_records.find_latest(tenant_name, max_records)
+
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         return self.request_records.can_use_request_id(request_id, tenant)
 

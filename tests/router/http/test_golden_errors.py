@@ -266,7 +266,10 @@ def test_stand_in_server_error_matches_openai_byte_for_byte():
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokns": 5}, "max_tokns"),
     ("/v1/completions", {"prompt": "x", "a\r\nb: c" + 80 * "d": 5}, "a??b??c" + 53 * "d"),
     ("/generate", {"inputs": "x", **{f"f{i}": i for i in range(9)}}, "f0, f1, f2, f3, f4, f5, f6, f7, ..."),
-    ("/generate", {"inputs": "", "max_tokens": 5}, "max_tokens"), ("/generate", {"inputs": "x"}, None)])
+    ("/generate", {"inputs": "", "max_tokens": 5}, "max_tokens"), ("/generate", {"inputs": "x"}, None),
+    ("/tokenize", {"inputs": "x", "model": "y"}, "model"), ("/tokenize", {"inputs": "x"}, None),
+    ("/vertex", {"instances": [{"inputs": "x"}, {"inputs": "x", "max_tokens": 5}], "seed": 1},
+     "seed, instances.1.max_tokens")])
 def test_unknown_fields_are_named_in_a_header(post, path, fields, ignored):
     _, headers, _ = post(path, **fields)
     assert headers.get("x-ignored-fields") == ignored

@@ -89,7 +89,7 @@ def merge_with_peft(base: Path, folders: list[Path], weights: list[float], **mer
 
 
 def seed_after_injection(model: Any) -> None:
-    """Seed after a new adapter's random initialisation, which must not affect the draws of the merge."""
+    """Seed after a new adapter's random initialization, which must not affect the draws of the merge."""
     inject = model.inject_adapter
 
     def inject_and_seed(*arguments: Any) -> None:

@@ -95,7 +95,7 @@ def test_max_positions_follow_from_rope_scaling(scaling: dict[str, Any], positio
     ({"rope_scaling": {"type": "ntk"}}, "rope_type ntk .*default, linear, dynamic, llama3, yarn, longrope"),
     ({"rope_scaling": {"type": "linear"}}, "rope_parameters: factor must be a number above 0, got None"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*sliding_attention.* are not supported"),
-    ({"quantization_config": {"quant_method": "hqq"}}, "quantised as hqq are not supported; supported: gptq, awq"),
+    ({"quantization_config": {"quant_method": "hqq"}}, "quantized as hqq are not supported; supported: gptq, awq"),
     ({"torch_dtype": "float8"}, "dtype float8 is not supported; supported: float32, bfloat16, float16"),
     ({"hidden_size": None}, "hidden_size must be a whole number of at least 1, got None"),
     ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number of at least 1, got 2"),

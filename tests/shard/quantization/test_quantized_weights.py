@@ -184,26 +184,26 @@ def test_description_names_the_method_and_counts_weights(checkpoint: Path, tmp_p
     folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)
     with use_products_of_torch():
         assert load_and_describe(folder) == (
-            "quantised checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
+            "quantized checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
 
 
 @needs_kernels
 def test_weights_of_four_bits_are_kept_so(checkpoint: Path, tmp_path: Path) -> None:
     assert load_and_describe(write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)) == (
-        "quantised checkpoint (GPTQ, 4 bits, groups of 32): 14 weights kept in four bits, 0 weights kept as int8, 0 "
+        "quantized checkpoint (GPTQ, 4 bits, groups of 32): 14 weights kept in four bits, 0 weights kept as int8, 0 "
         "made into float32 at load")
 
 
 def test_weights_with_one_scale_per_output_are_kept_as_int8(checkpoint: Path, tmp_path: Path) -> None:
     assert load_and_describe(write_quantized_checkpoint(
         checkpoint, CompressedTensorsTool("int-quantized", 8, None),
-        tmp_path)) == ("quantised checkpoint (compressed-tensors, int-quantized, 8 bits, activations not quantised): "
+        tmp_path)) == ("quantized checkpoint (compressed-tensors, int-quantized, 8 bits, activations not quantized): "
                        "12 weights kept as int8, 0 made into float32 at load")
 
 
 def test_weights_quantized_at_load_are_counted(checkpoint: Path) -> None:
     with use_products_of_torch():
-        assert load_and_describe(checkpoint, "int8") == "14 weights quantised to int8 and kept so"
+        assert load_and_describe(checkpoint, "int8") == "14 weights quantized to int8 and kept so"
     assert load_and_describe(checkpoint) == ""
 
 
@@ -211,11 +211,11 @@ def test_weights_quantized_at_load_are_counted(checkpoint: Path) -> None:
 def test_head_is_quantized_at_load_beside_other_weights(checkpoint: Path) -> None:
     for quantize in ("int8", "int4"):
         assert load_and_describe(checkpoint, quantize) == (
-            f"14 weights quantised to {quantize}, the head to int8, and kept so")
+            f"14 weights quantized to {quantize}, the head to int8, and kept so")
 
 
 def test_quantizing_a_quantized_checkpoint_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--quantize int8 is for weights that are not quantised, and these are: "
+    with pytest.raises(ValueError, match="--quantize int8 is for weights that are not quantized, and these are: "
                        "GPTQ, 4 bits, groups of 32; leave it out"):
         load_and_describe(write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path), "int8")
 

@@ -1,4 +1,4 @@
-"""Pairs of a quantised checkpoint and the same model with dequantised weights."""
+"""Pairs of a quantized checkpoint and the same model with dequantized weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,18 +41,18 @@ def use_products_of_torch() -> Iterator[None]:
 
 
 def check_logits_are_identical(folders: tuple[Path, Path], num_ranks: int) -> None:
-    """Compare logits of weights that torch dequantises with those of the same weights as float32. Compiled kernels
+    """Compare logits of weights that torch dequantizes with those of the same weights as float32. Compiled kernels
     round the inputs of products to 16 bits, if they multiply the weights as they are."""
-    quantised, reference = (compute_logits(folder, num_ranks) for folder in folders)
-    torch.testing.assert_close(quantised, reference, rtol=0, atol=KERNEL_ERROR * float(reference.abs().max()))
+    quantized, reference = (compute_logits(folder, num_ranks) for folder in folders)
+    torch.testing.assert_close(quantized, reference, rtol=0, atol=KERNEL_ERROR * float(reference.abs().max()))
     with use_products_of_torch():
         assert torch.equal(*(compute_logits(folder, num_ranks) for folder in folders))
 
 
 def check_logits_are_close(folders: tuple[Path, Path], num_ranks: int) -> None:
     """Compare like `check_logits_are_identical`, for weights that torch multiplies as int8."""
-    quantised, reference = (compute_logits(folder, num_ranks) for folder in folders)
+    quantized, reference = (compute_logits(folder, num_ranks) for folder in folders)
     largest = float(reference.abs().max())
-    torch.testing.assert_close(quantised, reference, rtol=0, atol=KERNEL_ERROR * largest)
+    torch.testing.assert_close(quantized, reference, rtol=0, atol=KERNEL_ERROR * largest)
     with use_products_of_torch():
         torch.testing.assert_close(compute_logits(folders[0], num_ranks), reference, rtol=1e-5, atol=1e-5 * largest)

@@ -70,8 +70,8 @@ def test_each_dialect_has_its_own_request_body() -> None:
     bodies = {name: dialect.make_body(BENCH_REQUEST, RequestOptions("a-model", {"top_p": 0.5}))
               for name, dialect in DIALECTS.items()}
     assert bodies["tgi"] == {"inputs": "a prompt", "parameters": {
-        "max_new_tokens": 25, "details": True, "top_p": 0.5, "adapter_id": "org/kind"}}
-    assert bodies["lorax"]["parameters"]["ignore_eos_token"] is True
+        "max_new_tokens": 25, "details": True, "top_p": 0.5, "adapter_id": "org/kind", "ignore_eos_token": True}}
+    assert bodies["lorax"] == bodies["tgi"]
     assert bodies["openai"] == {
         "prompt": "a prompt", "max_tokens": 25, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True}, "top_p": 0.5, "model": "org/kind", "ignore_eos": True}

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
-from router.http.routes.status import MEANWHILE_DESCRIPTIONS, PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
+from router.http.routes.status import (
+    MAX_LISTED_REQUESTS,
+    MEANWHILE_DESCRIPTIONS,
+    PHASE_DESCRIPTIONS,
+    VALIDATION_PHASE,
+    timeline_json,
+)
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.timeline_overlap import EXPLAINING_PHASES
@@ -121,3 +127,36 @@ def test_request_can_only_be_explained_to_its_own_tenant(serve, tmp_path):
                     for key in ("sk-a", "sk-b", "sk-a2", "sk-c")]
         assert statuses == [200, 404, 200, 401]
     serve(scenario, config=RouterConfig(api_keys=str(tmp_path / "keys")))
+
+
+def test_requests_of_a_tenant_are_listed_the_latest_first(serve, tmp_path):
+    (tmp_path / "keys").write_text('{"sk-a": {"tenant": "a"}, "sk-b": {"tenant": "b"}}')
+
+    async def list_requests(client, key):
+        answer = await client.get("/v1/requests", headers={"Authorization": f"Bearer {key}"})
+        return answer.status, await answer.json()
+
+    async def scenario(client, engine):
+        for number, key in enumerate(("sk-a", "sk-b", "sk-a")):
+            headers = {"Authorization": f"Bearer {key}", "x-request-id": str(number)}
+            await client.post("/generate", json={"inputs": "hi"}, headers=headers)
+        status, listed = await list_requests(client, "sk-a")
+        assert (status, [request["id"] for request in listed["requests"]]) == (200, ["2", "0"])
+        for request in listed["requests"]:
+            explanation = await (await client.get(f"/v1/requests/{request['id']}/explain",
+                                                  headers={"Authorization": "Bearer sk-a"})).json()
+            assert request.items() <= {**explanation, "total_ms": request["total_ms"],
+                                       "by_cause": request["by_cause"]}.items()
+            assert request["total_ms"] <= explanation["total_ms"]  # they are not over yet
+            assert request["by_cause"].keys() == explanation["by_cause"].keys()
+        assert (await list_requests(client, "sk-c"))[0] == 401
+    serve(scenario, config=RouterConfig(api_keys=str(tmp_path / "keys")))
+
+
+def test_list_of_requests_is_bounded(serve):
+    async def scenario(client, engine):
+        for _ in range(MAX_LISTED_REQUESTS + 1):
+            await client.post("/generate", json={"inputs": "hi", "parameters": {"max_new_tokens": 1}})
+        listed = await (await client.get("/v1/requests")).json()
+        assert len(listed["requests"]) == MAX_LISTED_REQUESTS
+    serve(scenario)

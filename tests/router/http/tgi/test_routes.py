@@ -114,6 +114,16 @@ def test_parameters_reach_the_request(serve):
     serve(scenario)
 
 
+def test_end_token_can_be_ignored(serve):
+    async def scenario(client, engine):
+        for parameters in ({}, {"ignore_eos_token": False}, {"ignore_eos_token": True}):
+            await client.post("/generate", json={"inputs": "x", "parameters": parameters})
+        kept, also_kept, ignored = engine.requests
+        assert kept.end_tokens == also_kept.end_tokens != frozenset()
+        assert ignored.end_tokens == frozenset()
+    serve(scenario)
+
+
 def test_priority_timeout_and_cache_salt_reach_the_request(serve):
     async def scenario(client, engine):
         body = {"inputs": "x" * 16, "parameters": {"priority": 3}}
@@ -381,16 +391,17 @@ def test_root_route_rejects_a_null_stream_field(post):
 CALLER = RequestContext(DEFAULT_TENANT, "mine", 0.0, None, source_token="theirs")
 PARAMETERS = {
     "adapter_id": "a", "adapter_source": "s3", "best_of": 2, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 3,
-    "top_p": 0.25, "typical_p": 0.75, "do_sample": True, "max_new_tokens": 7, "stop": ["x", "y"], "truncate": 9,
-    "watermark": True, "decoder_input_details": True, "seed": 11}
+    "top_p": 0.25, "typical_p": 0.75, "do_sample": True, "max_new_tokens": 7, "ignore_eos_token": True,
+    "stop": ["x", "y"], "truncate": 9, "watermark": True, "decoder_input_details": True, "seed": 11}
 OTHER_PARAMETERS = {"frequency_penalty", "return_full_text", "details", "api_token", "merged_adapters"}
 
 
 def test_parameters_become_a_generation_input():
     assert SharedGenerateParameters.model_validate(PARAMETERS).base_generation_input("hi", CALLER) == GenerationInput(
         prompt="hi", adapter=AdapterReference("a", "s3", "theirs"), best_of=2, temperature=0.5, repetition_penalty=1.5,
-        top_k=3, top_p=0.25, typical_p=0.75, do_sample=True, max_new_tokens=7, stop_strings=("x", "y"), truncate=9,
-        watermark=True, prompt_logprobs=True, seed=11, tenant=DEFAULT_TENANT, request_id="mine")
+        top_k=3, top_p=0.25, typical_p=0.75, do_sample=True, max_new_tokens=7, ignore_eos=True,
+        stop_strings=("x", "y"), truncate=9, watermark=True, prompt_logprobs=True, seed=11, tenant=DEFAULT_TENANT,
+        request_id="mine")
 
 
 def test_every_shared_parameter_is_tested():

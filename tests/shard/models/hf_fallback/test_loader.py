@@ -129,7 +129,7 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
     (make_json_config("OlmoForCausalLM", "olmo",
                       rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
      "its positions are of the type dynamic"),
-    (make_json_config("OlmoForCausalLM", "olmo", quantization_config={"quant_method": "gptq"}), "quantised as gptq"),
+    (make_json_config("OlmoForCausalLM", "olmo", quantization_config={"quant_method": "gptq"}), "quantized as gptq"),
     (make_json_config("OlmoForCausalLM", "olmo", hidden_size="many"),
      "transformers does not understand its config.json"),
     (make_json_config("OlmoForCausalLM", "olmo", layer_types=["linear_attention"] * 2),
