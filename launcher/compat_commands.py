@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli import report_errors_in_one_line, run_command_line
-from launcher.compat.flag_table import FlagTable
+from launcher.compat.foreign_flag_table import ForeignFlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
@@ -40,7 +40,7 @@ def lorax_launcher() -> None:
     run_foreign_launcher(LORAX_FLAG_TABLE, sys.argv[1:])
 
 
-def run_foreign_launcher(table: FlagTable, arguments: Sequence[str]) -> None:
+def run_foreign_launcher(table: ForeignFlagTable, arguments: Sequence[str]) -> None:
     with report_errors_in_one_line():
         translation = translate(table, arguments, os.environ, partial(count_visible_devices, os.environ, count_gpus))
     os.environ.update(translation.environment_variables)  # before any code reads them
@@ -69,7 +69,7 @@ def lorax_server() -> None:
     run_foreign_server_command("lorax-server", LORAX_FLAG_TABLE)
 
 
-def run_foreign_server_command(program: str, table: FlagTable) -> None:
+def run_foreign_server_command(program: str, table: ForeignFlagTable) -> None:
     with report_errors_in_one_line():
         parsed = parse_download_weights(program, table, sys.argv[1:])
     if parsed.api_token:
@@ -88,7 +88,7 @@ def download_model(model_id: str, revision: str = "main") -> None:
             run_command_line(["download", model_id, "--revision", revision])
 
 
-def parse_download_weights(program: str, table: FlagTable, arguments: Sequence[str]) -> Namespace:
+def parse_download_weights(program: str, table: ForeignFlagTable, arguments: Sequence[str]) -> Namespace:
     """Parse `download-weights`. Flags about conversion and logging are accepted and have no effect."""
     if arguments and arguments[0] in REFUSED_SUBCOMMANDS:
         raise ValueError(REFUSED_SUBCOMMANDS[arguments[0]].format(launcher=table.program))

@@ -76,7 +76,7 @@ def test_shard_uses_the_kernels_of_the_wheel_without_a_compiler(wheel: Path, tmp
     python = create_environment_with_wheel(wheel, tmp_path / "environment")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    program = "from shard.native.library import find_library; print(find_library().functions._name)"
+    program = "from shard.native.library import load_library_or_reason; print(load_library_or_reason().functions._name)"
     completed = subprocess.run([python, "-P", "-c", program], env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
                                check=True, capture_output=True, text=True)
     assert completed.stdout.strip() == str(site / "shard" / "native" / library_file_name())

@@ -64,7 +64,7 @@ class InvalidAdaptersSettings(experiment.RandomModelSettings):
 
 
 @dataclass(slots=True)
-class TurnMeasurements:
+class TurnResult:
     """Token gaps of the streams, and statuses and errors of the other requests."""
 
     token_gaps: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class TokenGapObserver:
     """Observer of streams that adds each time between two tokens to the measurements of the current turn."""
 
     def __init__(self, num_streams: int) -> None:
-        self.measurements = TurnMeasurements()
+        self.measurements = TurnResult()
         self.all_started = asyncio.Event()  # set when every stream has received a token, or one has failed
         self._requests_without_token = set(range(num_streams))
         self._error = ""
@@ -140,7 +140,7 @@ def normalize_error(error: str, adapter_name: str) -> str:
 
 
 async def measure_turns(settings: InvalidAdaptersSettings, adapter_names: Sequence[str],
-                        base_url: str) -> list[tuple[TurnMeasurements, TurnMeasurements]]:
+                        base_url: str) -> list[tuple[TurnResult, TurnResult]]:
     async with run_background_streams(base_url, settings.streams) as observer:
         await asyncio.sleep(SETTLE_SECONDS)
         return [(await measure_alone(observer, settings.seconds),
@@ -148,15 +148,15 @@ async def measure_turns(settings: InvalidAdaptersSettings, adapter_names: Sequen
                 for _ in range(settings.repeat)]
 
 
-async def measure_alone(observer: TokenGapObserver, seconds: float) -> TurnMeasurements:
-    observer.measurements = measurements = TurnMeasurements(seconds=seconds)
+async def measure_alone(observer: TokenGapObserver, seconds: float) -> TurnResult:
+    observer.measurements = measurements = TurnResult(seconds=seconds)
     await asyncio.sleep(seconds)
     return measurements
 
 
 async def measure_with_invalid_adapters(observer: TokenGapObserver, base_url: str, settings: InvalidAdaptersSettings,
-                                        adapter_names: Sequence[str]) -> TurnMeasurements:
-    observer.measurements = measurements = TurnMeasurements()
+                                        adapter_names: Sequence[str]) -> TurnResult:
+    observer.measurements = measurements = TurnResult()
     send_times = iter_even_times(settings.rate) if settings.rate else repeat(0.0)
     requests = [PlannedRequest(number, PROMPT, 1, adapter=name, at=at)
                 for number, (name, at) in enumerate(zip(adapter_names, send_times, strict=False))]
@@ -173,7 +173,7 @@ async def measure_with_invalid_adapters(observer: TokenGapObserver, base_url: st
     return measurements
 
 
-def make_point(measurements: TurnMeasurements) -> InvalidAdaptersPoint:
+def make_point(measurements: TurnResult) -> InvalidAdaptersPoint:
     gaps = sorted(1e3 * gap for gap in measurements.token_gaps)
     if not gaps:
         raise ValueError("a turn was over before a second token came; ask for more requests, or longer turns")
@@ -215,7 +215,7 @@ def sum_counters(counters: Iterable[Counter[Any]]) -> Counter[Any]:
 
 
 def make_summary(settings: InvalidAdaptersSettings,
-                 turns: Sequence[tuple[TurnMeasurements, TurnMeasurements]]) -> dict[str, Any]:
+                 turns: Sequence[tuple[TurnResult, TurnResult]]) -> dict[str, Any]:
     points = [(make_point(first), make_point(other)) for first, other in turns]
     status_counts = sum_counters(other.status_counts for _, other in turns)
     medians = {f"{name}_ratio": statistics.median(compute_ratios(points, f"{name}_ms")) for name in ("p50", "p99")}

@@ -102,7 +102,7 @@ class ServerVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterLoad:
+class AdapterLoadGenerator:
     """Load on a server by requests that use its adapters in turn."""
 
     settings: LoraServingSettings
@@ -155,7 +155,7 @@ def write_random_adapters(settings: LoraServingSettings, adapter_root: Path, ran
 
 async def measure_variant(settings: LoraServingSettings, variant: ServerVariant, base_url: str) -> VariantResults:
     adapter_counts = (0, *settings.adapters)
-    load = AdapterLoad(settings, base_url, variant.ranks)
+    load = AdapterLoadGenerator(settings, base_url, variant.ranks)
     seconds_per_new_adapter = await load.warm_up(max(settings.adapters))
     await load.run_turn(0)
     attempts_by_count = [{number: await load.run_turn_with_retries(number) for number in adapter_counts}

@@ -122,7 +122,7 @@ def bench(settings: LoraStepSettings = LoraStepSettings()) -> None:
         for number in range(1, max(settings.adapters) + 1):
             rank = settings.ranks[number % len(settings.ranks)]
             adapter = write_random_adapter(settings.shape, rank, Path(adapter_folder))
-            loaded_model.adapter_registry.load(number, adapter)
+            loaded_model.loaded_adapters.load(number, adapter)
         points = measure(loaded_model, settings)
     report_results(f"{settings.shape} adapters", format_table(points), make_summary(settings, loaded_model, points),
                    should_save=settings.save)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 import torch
 from cyclopts import App, Parameter
 
-from benchmarks.gpu.offline_throughput import (
+from benchmarks.gpu.burst_throughput import (
     ModelLoadOptions,
     RequestLengths,
     compare_throughputs,

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.offline_throughput import ModelLoadOptions
+from benchmarks.gpu.burst_throughput import ModelLoadOptions
 from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes
 from benchmarks.gpu.step_timer import StepTimer

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks.study.batch_timeline import plot_timeline
 from benchmarks.study.compared_policies import SWEPT_SETTINGS, format_policy_label
 from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_PART
 from benchmarks.study.plot_style import (
@@ -31,7 +32,6 @@ from benchmarks.study.plot_style import (
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import MIN_SERVED_SHARE, USERS_SLOWDOWN
 from benchmarks.study.summary import FiguresByLevel
-from benchmarks.study.timeline import plot_timeline
 
 FiguresMapping = Mapping[str, Any]
 LABEL_OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of labels from points

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.adapters.digest_cache import DigestCache, make_name_key
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
+from launcher.adapters.resolved_version_cache import ResolvedVersionCache, make_name_key
 from launcher.adapters.sources.interface import AdapterSource, FetchableAdapter
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 from launcher.adapters.store_protocol import FetchRequest
@@ -33,7 +33,7 @@ class AdapterFetcher:
         self._store, self._sources = store, sources
         self._pools = {source: ThreadPoolExecutor(MAX_CONCURRENT_FETCHES, thread_name_prefix=source)
                        for source in sources}
-        self._digests_by_name, self._digests_by_stamp = DigestCache(), DigestCache()
+        self._digests_by_name, self._digests_by_stamp = ResolvedVersionCache(), ResolvedVersionCache()
         self._fetches_in_flight: dict[FetchRequest, Future[FetchedAdapter]] = {}
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class AdapterFetcher:
     def _fetch(self, request: FetchRequest) -> FetchedAdapter:
         source = self._sources[request.source]
         try:
-            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_version(
+            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_adapter(
                 request) as remote_version:
                 return self._store_and_remember(request, remote_version)
         except AdapterError as refused:

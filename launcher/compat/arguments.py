@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     TRUE_VALUES,
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     ignored_effect,
     negate_flag,
     unneeded_effect,
@@ -66,7 +66,7 @@ class ParsedArguments:
     remaining_arguments: Sequence[str]  # arguments that are not in the table: flags of weft, or mistakes
     environment: Mapping[str, str]
 
-    def resolve_flags(self, table: FlagTable) -> list[ResolvedFlag]:
+    def resolve_flags(self, table: ForeignFlagTable) -> list[ResolvedFlag]:
         return [*mark_overridden_flags([item for flag in table.flags for item in self.resolve_flag(flag)
                                         if self.has_effect(item)])]
 
@@ -78,7 +78,7 @@ class ParsedArguments:
         elif flag.default and self.is_prerequisite_flag_given(flag.default_requires):
             yield ResolvedFlag(flag, "default", [flag.default])
 
-    def get_implicit_defaults(self, table: FlagTable) -> dict[str, str]:
+    def get_implicit_defaults(self, table: ForeignFlagTable) -> dict[str, str]:
         return {item.setting_name: item.value for item in table.fixed_settings
                 if self.is_prerequisite_flag_given(item.required_flag)}
 

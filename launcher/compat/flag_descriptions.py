@@ -3,7 +3,7 @@ docs/reference/migration-flags.md."""
 
 from collections.abc import Iterator, Mapping
 
-from launcher.compat.flag_table import FlagAction, FlagEffect, FlagTable, ForeignFlag, negate_flag
+from launcher.compat.foreign_flag_table import FlagAction, FlagEffect, ForeignFlag, ForeignFlagTable, negate_flag
 
 ACTION_TEXTS: Mapping[FlagAction, str] = {
     FlagAction.SETTING: "becomes {flag}",
@@ -67,7 +67,7 @@ def format_flag_name(setting_name: str) -> str:
     return "--" + setting_name.replace("_", "-")
 
 
-def format_flag_table_rows(table: FlagTable) -> Iterator[str]:
+def format_flag_table_rows(table: ForeignFlagTable) -> Iterator[str]:
     """Yield the rows of a table in Markdown."""
     yield "| Flag | Variable | In weft |"
     yield "| --- | --- | --- |"

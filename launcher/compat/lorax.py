@@ -5,18 +5,18 @@ table leaves out, flags for Predibase's own registry are refused or have no effe
 """
 
 from launcher.compat import tgi
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FALSE_VALUES,
     TRUE_VALUES,
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     ImplicitDefault,
     environment_variable_effect,
     ignored_effect,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     switch_flag,
     unchanged_flag,
     unneeded_effect,
@@ -31,7 +31,7 @@ REASON_MIXED_PREFILL = "prompts run beside the running sequences, as much at a t
 
 def make_adapter_source_effects(name: str) -> tuple[FlagEffect, ...]:
     """Return the outcomes of a flag that names the source of adapters."""
-    return setting_effect(name, "hub", "s3"), setting_effect(
+    return make_setting_effect(name, "hub", "s3"), make_setting_effect(
         name, "local", required_setting="adapter_root"), refused_effect(REASON_NO_PREDIBASE_REGISTRY, "pbase")
 
 
@@ -46,7 +46,7 @@ MODEL_FLAGS = (
     *tgi.TGI_FLAG_TABLE.select_flags("trust-remote-code"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
-        setting_effect("quantize", "int8"),
+        make_setting_effect("quantize", "int8"),
         ignored_effect(tgi.REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
         ignored_effect(
             f"{tgi.REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",
@@ -74,12 +74,12 @@ ADAPTER_FLAGS = (
     unchanged_flag("adapter-cycle-time-s"),
     ForeignFlag("adapter-memory-fraction", (
         ignored_effect("requests may name adapters even if some are loaded at start, so there is memory for them",
-                       "0", "0.0"), setting_effect("adapter_memory_fraction"))),)
+                       "0", "0.0"), make_setting_effect("adapter_memory_fraction"))),)
 
 PROCESS_FLAGS = (
     *tgi.TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
     switch_flag("compile", unneeded_effect(tgi.REASON_CUDA_GRAPHS), tgi.REASON_CUDA_GRAPHS),
-    switch_flag("eager", setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
+    switch_flag("eager", make_setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
                 conflicts_with="compile"),
     ForeignFlag("compile-max-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("compile-max-rank", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
@@ -137,8 +137,8 @@ VARIABLE_ONLY_FLAGS = (
     variable_only_flag("LORAX_PROFILER_DIR", ignored_effect("steps are not profiled")),
     variable_only_flag("REQUEST_LOGGER_URL", ignored_effect("weft tells nobody what is asked")),)
 
-LORAX_FLAG_TABLE = FlagTable("lorax-launcher", (*MODEL_FLAGS, *ADAPTER_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS,
-                                                *OPERATION_FLAGS, *VARIABLE_ONLY_FLAGS),
+LORAX_FLAG_TABLE = ForeignFlagTable("lorax-launcher", (*MODEL_FLAGS, *ADAPTER_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS,
+                                                       *OPERATION_FLAGS, *VARIABLE_ONLY_FLAGS),
                              (
                                  ImplicitDefault("adapters", "true"),
                                  ImplicitDefault("compat", "lorax"),

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 
-from launcher.compat.flag_table import FlagTable
+from launcher.compat.foreign_flag_table import ForeignFlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import translate
 from launcher.settings import SETTINGS_BY_NAME
 
-TABLES_BY_PROGRAM: Mapping[str, FlagTable] = {table.program: table for table in (TGI_FLAG_TABLE, LORAX_FLAG_TABLE)}
+TABLES_BY_PROGRAM: Mapping[str, ForeignFlagTable] = {
+    table.program: table for table in (TGI_FLAG_TABLE, LORAX_FLAG_TABLE)}
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -41,7 +42,7 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     return "\n".join([*(f"# {note}" for note in (*translation.notes, *translation.unneeded_notes)), " ".join(command)])
 
 
-def check_flags(weft_arguments: Sequence[str], table: FlagTable) -> None:
+def check_flags(weft_arguments: Sequence[str], table: ForeignFlagTable) -> None:
     """Raise ValueError for a flag that neither the program nor `weft serve` has."""
     flags = {flag for setting in SETTINGS_BY_NAME.values() for flag in setting.flags}
     flags |= {f"--no-{flag.removeprefix('--')}" for flag in flags}
@@ -59,7 +60,7 @@ def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
                                     if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
 
 
-def find_flag_table(command_line: Sequence[str]) -> tuple[FlagTable, Sequence[str]]:
+def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequence[str]]:
     """Return the program's table and its arguments. Raises ValueError for an unknown program."""
     name = os.path.basename(command_line[0]) if command_line else ""
     if name not in TABLES_BY_PROGRAM:

@@ -4,17 +4,17 @@ Flags for unsupported hardware, and flags that version 3.3 itself no longer used
 Flags are refused if they would change answers, or if ignoring them would matter.
 """
 
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FALSE_VALUES,
     TRUE_VALUES,
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     environment_variable_effect,
     ignored_effect,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     switch_flag,
     unchanged_flag,
     unneeded_effect,
@@ -36,9 +36,9 @@ REASON_NO_LOAD_QUANTIZATION = (
 REASON_UNREADABLE_FORMAT = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
 SPECULATION_EFFECTS = (unneeded_effect("nothing is speculated", "0"),
                        ignored_effect("nothing is speculated yet; answers are the same without it"))
-PREFIX_CACHE_EFFECTS = (setting_effect("cache_scope", *FALSE_VALUES, value_template="off"),
+PREFIX_CACHE_EFFECTS = (make_setting_effect("cache_scope", *FALSE_VALUES, value_template="off"),
                         unneeded_effect("it is on by default", *TRUE_VALUES))
-CHUNKED_PREFILL_EFFECTS = (setting_effect("prefill_policy", *FALSE_VALUES, value_template="pause"),
+CHUNKED_PREFILL_EFFECTS = (make_setting_effect("prefill_policy", *FALSE_VALUES, value_template="pause"),
                            unneeded_effect("it is on by default", *TRUE_VALUES))
 
 MODEL_FLAGS = (
@@ -49,7 +49,7 @@ MODEL_FLAGS = (
                 "weft runs no code from a model's folder"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
-        setting_effect("quantize", "int8"),
+        make_setting_effect("quantize", "int8"),
         ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
         refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
         refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
@@ -59,7 +59,7 @@ MODEL_FLAGS = (
     ForeignFlag("rope-scaling", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     ForeignFlag("rope-factor", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     unchanged_flag("tokenizer-config-path"),
-    switch_flag("disable-grammar-support", setting_effect("disable_grammar_support")),
+    switch_flag("disable-grammar-support", make_setting_effect("disable_grammar_support")),
     switch_flag("enable-prefill-logprobs",
                 unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
                 "logprobs of the prompt are there for whoever asks for them"),
@@ -77,10 +77,10 @@ PROCESS_FLAGS = (
     ForeignFlag("master-addr", (ignored_effect(REASON_RENDEZVOUS_FILE),)),
     ForeignFlag("master-port", (ignored_effect(REASON_RENDEZVOUS_FILE),)),
     ForeignFlag("cuda-graphs",
-                (setting_effect("cuda_graphs", "0", value_template="false"), unneeded_effect(REASON_CUDA_GRAPHS))),
+                (make_setting_effect("cuda_graphs", "0", value_template="false"), unneeded_effect(REASON_CUDA_GRAPHS))),
     ForeignFlag("cuda-memory-fraction", (
         unneeded_effect("the share of a GPU's memory is 0.9 by default", "1", "1.0"),
-        setting_effect("memory_fraction"))),
+        make_setting_effect("memory_fraction"))),
     switch_flag("disable-custom-kernels", ignored_effect("there are no custom kernels")),)
 
 LIMIT_FLAGS = (
@@ -90,7 +90,7 @@ LIMIT_FLAGS = (
     unchanged_flag("max-top-n-tokens"),
     unchanged_flag("max-client-batch-size"),
     unchanged_flag("max-input-tokens"),
-    ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
+    ForeignFlag("max-input-length", (make_setting_effect("max_input_tokens"),)),
     unchanged_flag("max-total-tokens"),
     unchanged_flag("payload-limit"),
     ForeignFlag("max-image-fetch-size", (unneeded_effect("images are not served"),)),
@@ -114,10 +114,11 @@ OPERATION_FLAGS = (
     switch_flag("ngrok", refused_effect(REASON_NO_NGROK)),
     ForeignFlag("ngrok-authtoken", (ignored_effect(REASON_NO_NGROK),)),
     ForeignFlag("ngrok-edge", (ignored_effect(REASON_NO_NGROK),)),
-    switch_flag("json-output", setting_effect("json_output")),
+    switch_flag("json-output", make_setting_effect("json_output")),
     unchanged_flag("otlp-endpoint"),
     unchanged_flag("otlp-service-name", default="text-generation-inference.router", default_requires="otlp-endpoint"),
-    ForeignFlag("graceful-termination-timeout", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
+    ForeignFlag("graceful-termination-timeout", (make_setting_effect("shutdown_timeout"),), short_name="g",
+                default="90"),
     # Other programs use the variable ENV for other values, so any value except true is ignored.
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT, matching_values=TRUE_VALUES),
                         unneeded_effect("it is not asked for")), "switch", "e"),
@@ -133,10 +134,10 @@ HUB_CACHE_FLAGS = (
 
 VARIABLE_ONLY_FLAGS = (
     variable_only_flag("HF_API_TOKEN", environment_variable_effect("HF_TOKEN")),
-    variable_only_flag("LOG_LEVEL", setting_effect("log_level", "debug", "trace", value_template="debug"),
-                       setting_effect("log_level", "info", value_template="info"),
-                       setting_effect("log_level", "warn", "warning", value_template="warning"),
-                       setting_effect("log_level", "error", "off", value_template="error"),
+    variable_only_flag("LOG_LEVEL", make_setting_effect("log_level", "debug", "trace", value_template="debug"),
+                       make_setting_effect("log_level", "info", value_template="info"),
+                       make_setting_effect("log_level", "warn", "warning", value_template="warning"),
+                       make_setting_effect("log_level", "error", "off", value_template="error"),
                        ignored_effect("a level is for all modules at once")),
     variable_only_flag("LOG_COLORIZE", unneeded_effect("logs have no colours")),
     variable_only_flag("PREFIX_CACHING", *PREFIX_CACHE_EFFECTS),
@@ -151,5 +152,6 @@ VARIABLE_ONLY_FLAGS = (
     variable_only_flag("EXLLAMA_VERSION", ignored_effect(REASON_LIBRARY_NOT_USED)),
     variable_only_flag("DISABLE_EXLLAMA", ignored_effect(REASON_LIBRARY_NOT_USED)),)
 
-TGI_FLAG_TABLE = FlagTable("text-generation-launcher", (*MODEL_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS, *BATCHING_FLAGS,
-                                                        *OPERATION_FLAGS, *HUB_CACHE_FLAGS, *VARIABLE_ONLY_FLAGS))
+TGI_FLAG_TABLE = ForeignFlagTable("text-generation-launcher", (
+    *MODEL_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS, *BATCHING_FLAGS, *OPERATION_FLAGS, *HUB_CACHE_FLAGS,
+    *VARIABLE_ONLY_FLAGS))

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
 from launcher.compat.flag_descriptions import describe_flag
-from launcher.compat.flag_table import FlagAction, FlagTable, negate_flag
+from launcher.compat.foreign_flag_table import FlagAction, ForeignFlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
 from launcher.compat.num_shards import choose_num_shards
 from launcher.settings import SETTINGS_BY_NAME
@@ -118,7 +118,7 @@ def is_address(text: str) -> bool:
     return True
 
 
-def translate(table: FlagTable, arguments: Sequence[str], environment: Mapping[str, str],
+def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Mapping[str, str],
               count_devices: Callable[[], int]) -> FlagTranslation:
     """Translate a command line. `count_devices` counts the visible GPUs. Raises ValueError for refused flags."""
     parsed, remaining_arguments = make_argument_parser(table).parse_known_args(arguments)
@@ -171,7 +171,7 @@ class RaisingArgumentParser(ArgumentParser):
         raise ValueError(message)
 
 
-def make_argument_parser(table: FlagTable) -> RaisingArgumentParser:
+def make_argument_parser(table: ForeignFlagTable) -> RaisingArgumentParser:
     argument_parser = RaisingArgumentParser(prog=table.program, allow_abbrev=False,
                                             description="Serves as `weft serve` does, whose flags may be "
                                             "given, too. What becomes of each flag:")

@@ -62,7 +62,7 @@ class Engine:
         self.config = config
         self.has_shards = False
         self._wake_event = asyncio.Event()
-        self.resource_controller = ResourceController(shards, self._queue_and_flush, self._wake_event.set)
+        self.resource_controller = ResourceController(shards, self._queue_and_dispatch_events, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_restart_needed = on_restart_needed
@@ -74,7 +74,7 @@ class Engine:
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
         self._queued_events: list[SchedulerEvent] = []  # not dispatched to clients yet
         # Expires requests whose time has run out, whatever the loop is waiting for.
-        self._wake_timer = MovableTimer(lambda: self._queue_and_flush(self._scheduler.on_timer(now())))
+        self._wake_timer = MovableTimer(lambda: self._queue_and_dispatch_events(self._scheduler.on_timer(now())))
 
     # -- for the HTTP layer
 
@@ -226,7 +226,7 @@ class Engine:
         events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
 
-    def _queue_and_flush(self, events: list[SchedulerEvent]) -> None:
+    def _queue_and_dispatch_events(self, events: list[SchedulerEvent]) -> None:
         """Queue events that do not come from an answer, and dispatch them after those that are queued already."""
         self._queued_events += events
         self._flush_events()

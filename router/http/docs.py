@@ -27,7 +27,7 @@ from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, Em
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import RequestBody, json_response
 from router.http.transport.errors import has_openai_error_format
-from router.validation.bounds import FieldBounds
+from router.validation.bounds import DocumentedBounds
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
@@ -180,7 +180,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
         properties = schemas["$defs"].get(model.__name__, {}).get("properties", {})
         for name in model.model_fields.keys() & properties.keys():
             for bounds in model.model_fields[name].metadata:
-                if isinstance(bounds, FieldBounds):
+                if isinstance(bounds, DocumentedBounds):
                     properties[name].update(bounds.keywords)
     error_schemas = {"Error": TGI_ERROR_SCHEMA}
     if any(has_openai_error_format(entry.path, compat) for entry in routes):

@@ -105,7 +105,7 @@ class Replay:
             except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
                 raise BadRecording(f"{self._recording.path} was written by weft {self._recording.weft_version}, whose "
                                    f"core does not fit this one ({error!r})") from None
-            self.on_start(self._scheduler, segment.recorded_at)
+            self.observe_start(self._scheduler, segment.recorded_at)
             return None
         replayed_table = json.loads(table_to_json(take_snapshot(self._scheduler)))
         difference = next(table_differences(segment.scheduler_table, replayed_table), None)
@@ -117,7 +117,7 @@ class Replay:
         if count > len(self._block_hashes):
             raise UnrecordedBlockHashes("it names more blocks than were named")
         block_hashes = [self._block_hashes.popleft() for _ in range(count)]
-        self.on_block_hashes(parent_hash, block_hashes)
+        self.observe_block_hashes(parent_hash, block_hashes)
         return block_hashes
 
     def _replay_call(self, call: RecordedCall) -> tuple[str, str, str] | None:
@@ -139,16 +139,16 @@ class Replay:
         if replayed_outcome != call.outcome or self._block_hashes:
             unused_hashes = f", and {len(self._block_hashes)} blocks more" if self._block_hashes else ""
             return (call.method, describe_outcome(call.outcome) + unused_hashes, describe_outcome(replayed_outcome))
-        self.on_call(call, result, self._scheduler)
+        self.observe_call(call, result, self._scheduler)
         return None
 
-    def on_start(self, scheduler: Scheduler, now: float) -> None:
+    def observe_start(self, scheduler: Scheduler, now: float) -> None:
         """Receive the scheduler in its state at the beginning of the recording."""
 
-    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
+    def observe_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
         """Receive a call, its result, and the scheduler after the call."""
 
-    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
+    def observe_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
         """Receive the hashes of the blocks that follow the block with the hash `parent_hash`."""
 
 

@@ -136,7 +136,7 @@ class TraceBuilder(Replay):
 
     # -- called during the replay
 
-    def on_start(self, scheduler: Scheduler, now: float) -> None:
+    def observe_start(self, scheduler: Scheduler, now: float) -> None:
         self._stats.started_at = now
         for sequence in scheduler.sequences:
             request, num_generated = sequence.request, len(sequence.generated)
@@ -146,11 +146,11 @@ class TraceBuilder(Replay):
             self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
             self._stats.add_unfinished(sequence.id)
 
-    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
+    def observe_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
         for block_hash, next_hash in pairwise([parent_hash, *hashes]):
             self._next_hashes.setdefault(block_hash, []).append(next_hash)
 
-    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
+    def observe_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
         if call.method == "plan":
             for arrival in self._awaiting_plan:
                 arrival.plan_delay_seconds = call.recorded_at - self._stats.started_at - arrival.arrived_at

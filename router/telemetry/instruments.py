@@ -111,14 +111,14 @@ class MetricRegistry:
         self._histograms = {name: {values: Histogram(family, values) for values in family.initial_label_values}
                             for name, family in self.families.items() if family.metric_type is MetricType.HISTOGRAM}
 
-    def counter(self, family_name: str, *label_values: str) -> Counter:
+    def get_counter(self, family_name: str, *label_values: str) -> Counter:
         return self._counters[family_name][label_values]
 
-    def counters_by_label(self, family_name: str) -> Mapping[str, Counter]:
+    def get_counters_by_label(self, family_name: str) -> Mapping[str, Counter]:
         """Return the counters of a family by the value of its only label."""
         return {value: counter for (value,), counter in self._counters[family_name].items()}
 
-    def counter_for_open_label(self, family_name: str, label_value: str) -> Counter:
+    def get_or_create_counter(self, family_name: str, label_value: str) -> Counter:
         """Return the counter of a value of an open label, or OTHER_LABEL's if the family is full."""
         counters, family = self._counters[family_name], self.families[family_name]
         if (label_value,) not in counters:
@@ -127,7 +127,7 @@ class MetricRegistry:
             counters[label_value,] = Counter(family, (label_value,))
         return counters[label_value,]
 
-    def histogram(self, family_name: str, *label_values: str) -> Histogram:
+    def get_histogram(self, family_name: str, *label_values: str) -> Histogram:
         return self._histograms[family_name][label_values]
 
     def render(self, gauges: Mapping[str, GaugeValues], aliases: Mapping[str, str] = NO_ALIASES) -> str:

@@ -171,10 +171,10 @@ class AdapterMetrics:
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._registry = registry
-        self.num_unloads = registry.counter("weft_adapter_unloads")
-        self._num_loads = registry.counters_by_label("weft_adapter_loads")
-        self._load_seconds = registry.histogram("weft_adapter_load_seconds")
-        self._fetch_seconds = registry.histogram("weft_adapter_fetch_seconds")
+        self.num_unloads = registry.get_counter("weft_adapter_unloads")
+        self._num_loads = registry.get_counters_by_label("weft_adapter_loads")
+        self._load_seconds = registry.get_histogram("weft_adapter_load_seconds")
+        self._fetch_seconds = registry.get_histogram("weft_adapter_fetch_seconds")
 
     def observe_load(self, seconds: float, failure_reason: str) -> None:
         """Count a load. A non-empty `failure_reason` means that the load failed."""
@@ -183,18 +183,18 @@ class AdapterMetrics:
             self._load_seconds.observe(seconds)
 
     def observe_fetch(self, source: str, outcome: str, seconds: float) -> None:
-        self._registry.counter("weft_adapter_fetches", source if source in ADAPTER_SOURCES else OTHER_LABEL,
-                               outcome).add()
+        self._registry.get_counter("weft_adapter_fetches", source if source in ADAPTER_SOURCES else OTHER_LABEL,
+                                   outcome).add()
         if outcome == "ok":
             self._fetch_seconds.observe(seconds)
 
     def count_request(self, adapter_name: str) -> None:
         """Count an accepted request. The name of a private adapter is empty and counted as OTHER_LABEL."""
-        self._registry.counter_for_open_label("weft_adapter_requests", adapter_name or OTHER_LABEL).add()
+        self._registry.get_or_create_counter("weft_adapter_requests", adapter_name or OTHER_LABEL).add()
 
     def count_generated_tokens(self, adapter_name: str, num_tokens: int) -> None:
-        self._registry.counter_for_open_label("weft_adapter_generated_tokens",
-                                              adapter_name or OTHER_LABEL).add(num_tokens)
+        self._registry.get_or_create_counter("weft_adapter_generated_tokens",
+                                             adapter_name or OTHER_LABEL).add(num_tokens)
 
 
 class RequestMetrics:
@@ -202,10 +202,10 @@ class RequestMetrics:
 
     def __init__(self, registry: MetricRegistry, adapters: AdapterMetrics | None = None) -> None:
         self._adapters = adapters
-        histogram, counter = registry.histogram, registry.counter
+        histogram, counter = registry.get_histogram, registry.get_counter
         # Updated by the HTTP layer.
         self.num_received, self.num_succeeded = counter("tgi_request_count"), counter("tgi_request_success")
-        self.num_failed = registry.counters_by_label("tgi_request_failure")
+        self.num_failed = registry.get_counters_by_label("tgi_request_failure")
         self._prompt_length = histogram("tgi_request_input_length")
         self._max_new_tokens = histogram("tgi_request_max_new_tokens")
         self._generated_tokens = histogram("tgi_request_generated_tokens")
@@ -253,12 +253,12 @@ class StepMethodMetrics:
     """Metrics of one kind of step: prefill, decode, or embed."""
 
     def __init__(self, registry: MetricRegistry, method: str) -> None:
-        self.num_sent = registry.counter("tgi_batch_inference_count", method)
-        self.num_answered = registry.counter("tgi_batch_inference_success", method)
-        self.num_lost = registry.counter("tgi_batch_inference_failure", method)
-        self.duration_seconds = registry.histogram("tgi_batch_inference_duration", method)
-        self.forward_seconds = registry.histogram("tgi_batch_forward_duration", method)
-        self.detokenize_seconds = registry.histogram("tgi_batch_decode_duration", method)
+        self.num_sent = registry.get_counter("tgi_batch_inference_count", method)
+        self.num_answered = registry.get_counter("tgi_batch_inference_success", method)
+        self.num_lost = registry.get_counter("tgi_batch_inference_failure", method)
+        self.duration_seconds = registry.get_histogram("tgi_batch_inference_duration", method)
+        self.forward_seconds = registry.get_histogram("tgi_batch_forward_duration", method)
+        self.detokenize_seconds = registry.get_histogram("tgi_batch_decode_duration", method)
 
 
 class StepMetrics:
@@ -271,16 +271,16 @@ class StepMetrics:
             Prefill: StepMethodMetrics(registry, "prefill"), Decode: StepMethodMetrics(registry, "decode"),
             PoolingStep: StepMethodMetrics(registry, "embed")}
         self._standalone_durations: dict[type, Histogram] = {
-            Filter: registry.histogram("tgi_batch_filter_duration", "decode"),
-            Concat: registry.histogram("tgi_batch_concat_duration", "decode")}
-        self._num_newcomers = registry.histogram("tgi_batch_next_size")
-        self._join_reasons = registry.counters_by_label("tgi_batch_concat")
-        self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
-        self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
-        self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
-        self.prompt_tokens = registry.counter("tgi_batch_prompt_tokens")
-        self.generated_tokens = registry.counter("tgi_batch_generated_tokens")
-        self._shard_losses = registry.counters_by_label("tgi_shard_lost")
+            Filter: registry.get_histogram("tgi_batch_filter_duration", "decode"),
+            Concat: registry.get_histogram("tgi_batch_concat_duration", "decode")}
+        self._num_newcomers = registry.get_histogram("tgi_batch_next_size")
+        self._join_reasons = registry.get_counters_by_label("tgi_batch_concat")
+        self._stall_seconds = registry.get_histogram("tgi_batch_stall_duration")
+        self._num_stalls_exceeded = registry.get_counter("tgi_batch_stall_exceeded")
+        self._skipped_tokens = registry.get_histogram("tgi_request_skipped_tokens")
+        self.prompt_tokens = registry.get_counter("tgi_batch_prompt_tokens")
+        self.generated_tokens = registry.get_counter("tgi_batch_generated_tokens")
+        self._shard_losses = registry.get_counters_by_label("tgi_shard_lost")
         self._num_decodes_since_prefill = 0  # decode steps since sequences last started
 
     def count_sent(self, plan: StepPlan) -> None:

@@ -19,7 +19,7 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
-class FieldBounds:
+class DocumentedBounds:
     """Range of a field, as keywords of JSON schema, in the `Annotated` type of the field. It only documents: pydantic
     does not check it, so that a value out of range gets the validator's message and not pydantic's. A test compares the
     document with the checks. Limits that are settings are not documented."""
@@ -27,26 +27,26 @@ class FieldBounds:
     keywords: dict[str, Any]
 
 
-POSITIVE = FieldBounds({"exclusiveMinimum": 0, "maximum": MAX_FLOAT32})
-NOT_NEGATIVE = FieldBounds({"minimum": 0, "maximum": MAX_FLOAT32})  # a temperature of which 0 is greedy
-FRACTION = FieldBounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1})
-FRACTION_OR_ONE = FieldBounds({"exclusiveMinimum": 0, "maximum": 1})  # of candidates, where 1 keeps all
-PENALTY = FieldBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
-PRIORITY = FieldBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
-AT_LEAST_ONE = FieldBounds({"minimum": 1})
-EXACTLY_ONE = FieldBounds({"minimum": 1, "maximum": 1})
-AT_MOST_ZERO = FieldBounds({"maximum": 0})
-FALSE = FieldBounds({"enum": [False, None]})
-EMPTY_TEXT = FieldBounds({"maxLength": 0})
-NON_EMPTY_TEXT = FieldBounds({"minLength": 1})
-NON_EMPTY_TEXTS = FieldBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})
-NON_EMPTY_TEXT_OR_TEXTS = FieldBounds(NON_EMPTY_TEXT.keywords | NON_EMPTY_TEXTS.keywords)
-NON_EMPTY_TEXTS_OR_TOKENS = FieldBounds({"minLength": 1, "minItems": 1, "items": {"minLength": 1, "minItems": 1}})
-CACHE_SALT = FieldBounds({"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})
-ADAPTER_NAME = FieldBounds({"minLength": 1, "maxLength": MAX_NAME_LENGTH})
-STOP_STRINGS = FieldBounds({"minLength": 1, "maxLength": MAX_STOP_CHARACTERS, "items": {
+POSITIVE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": MAX_FLOAT32})
+NOT_NEGATIVE = DocumentedBounds({"minimum": 0, "maximum": MAX_FLOAT32})  # a temperature of which 0 is greedy
+FRACTION = DocumentedBounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1})
+FRACTION_OR_ONE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": 1})  # of candidates, where 1 keeps all
+PENALTY = DocumentedBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
+PRIORITY = DocumentedBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
+AT_LEAST_ONE = DocumentedBounds({"minimum": 1})
+EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
+AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
+FALSE = DocumentedBounds({"enum": [False, None]})
+EMPTY_TEXT = DocumentedBounds({"maxLength": 0})
+NON_EMPTY_TEXT = DocumentedBounds({"minLength": 1})
+NON_EMPTY_TEXTS = DocumentedBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})
+NON_EMPTY_TEXT_OR_TEXTS = DocumentedBounds(NON_EMPTY_TEXT.keywords | NON_EMPTY_TEXTS.keywords)
+NON_EMPTY_TEXTS_OR_TOKENS = DocumentedBounds({"minLength": 1, "minItems": 1, "items": {"minLength": 1, "minItems": 1}})
+CACHE_SALT = DocumentedBounds({"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})
+ADAPTER_NAME = DocumentedBounds({"minLength": 1, "maxLength": MAX_NAME_LENGTH})
+STOP_STRINGS = DocumentedBounds({"minLength": 1, "maxLength": MAX_STOP_CHARACTERS, "items": {
     "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}})
-GRAMMAR = FieldBounds({"anyOf": [
+GRAMMAR = DocumentedBounds({"anyOf": [
     {"type": "object", "required": ["type"],
      "properties": {"type": {"type": "string", "enum": [*JSON_GRAMMAR_TYPES, "regex", "text"]}}},
     {"type": "null"}]})

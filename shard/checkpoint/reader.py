@@ -19,10 +19,10 @@ from torch import Tensor
 
 from shard.checkpoint.index import join_first_names, list_checkpoint_files
 from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
-from shard.lora.targets import LoraTargets
+from shard.lora.targets import LoraTargetLayers
 from shard.ops.int8_linear import DequantBuffers
 from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice
-from shard.quantization.quantized_weights import CanKeepInt4, QuantizedWeightReader
+from shard.quantization.quantized_weight_reader import CanKeepInt4, QuantizedWeightReader
 
 COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 PACKED_DTYPES = {  # in quantized checkpoints
@@ -80,14 +80,14 @@ class CheckpointReader:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device,
                  quantization_format: QuantizationFormat | None = None, quantize_on_load: str = "", *,
-                 lora_targets: LoraTargets | None = None,
+                 lora_targets: LoraTargetLayers | None = None,
                  on_progress: Callable[[int, int], object] = lambda _done, _total: None) -> None:
         """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `quantization_format` is
         how the checkpoint is quantized; `quantize_on_load` is the format in which weights are kept if it is not.
         `lora_targets` collects, for adapters, the linears that are made of the weights. `on_progress` is called with
         the bytes of the tensors requested so far, and of all."""
         self.dtype, self.device = dtype, device
-        self.lora_targets = lora_targets or LoraTargets()
+        self.lora_targets = lora_targets or LoraTargetLayers()
         self.dequant_buffers = DequantBuffers(dtype, device)  # shared by linears whose weights are kept as codes
         self._quantized_weights = QuantizedWeightReader(quantization_format, quantize_on_load)
         self._folder = folder

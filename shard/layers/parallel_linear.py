@@ -12,14 +12,14 @@ from torch import Tensor, float32
 
 from shard.checkpoint.reader import CheckpointReader, RowSelection
 from shard.native.library import load_library
-from shard.ops.activations import (
+from shard.ops.activated_linear import (
     GATED_ACTIVATIONS,
-    ExactGeluLinear,
     GatedLinear,
     GeluLinear,
     NativeGatedLinear,
     PackedGatedLinear,
     PackedGeluLinear,
+    SeparateGeluLinear,
     apply_and_round,
 )
 from shard.ops.int8_linear import Int8Linear
@@ -103,11 +103,11 @@ def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence
 
 def read_gelu_linear(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
-) -> GeluLinear | PackedGeluLinear | ExactGeluLinear:
+) -> GeluLinear | PackedGeluLinear | SeparateGeluLinear:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
     if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
         linear = without_rounding(read_linear(weights, [linear_rows]))
-        return ExactGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
+        return SeparateGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
     linear_class = PackedGeluLinear if packed else GeluLinear
     return linear_class(weights.read_stacked_rows([linear_rows.weight_rows], scratch=packed),

@@ -56,7 +56,7 @@ def multiply_in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(tiles, matrix.mT.expand(len(tiles), -1, -1)).flatten(0, 1)[:len(rows)]
 
 
-class LoraTargets:
+class LoraTargetLayers:
     """Linears, heads and embeddings that adapters may change, collected while the model is loaded."""
 
     def __init__(self, adapter_routing: AdapterRouting | None = None, dtype: torch.dtype = torch.float32,

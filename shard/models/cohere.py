@@ -7,7 +7,7 @@ import torch
 
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
-from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
+from shard.models.decoder import Decoder, LayerInputs, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.ops.norm import LayerNorm, ResidualStream
 
@@ -29,7 +29,7 @@ class CohereLayer:
         self._attention, self._mlp = attention, mlp
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         normed = x.apply_pending_and_norm(self._input_norm)
         x.add_deferred(self._attention(normed, context))
         x.add_deferred(self._mlp(normed))

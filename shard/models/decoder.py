@@ -39,7 +39,7 @@ class RunnableModel(Protocol):
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
 
 
-class LanguageModel(RunnableModel, ABC):
+class BaseLanguageModel(RunnableModel, ABC):
     """One rank's part of a model: a `Decoder`, or a `FallbackModel` made of modules of transformers."""
 
     config: ModelConfig
@@ -52,7 +52,7 @@ class LanguageModel(RunnableModel, ABC):
         """Linears of each layer, each with its input width."""
 
     @abstractmethod
-    def copy_first_layers(self, num_layers: int) -> "LanguageModel":
+    def copy_first_layers(self, num_layers: int) -> "BaseLanguageModel":
         """Return a model of the first layers only, with the same weights."""
 
     @property
@@ -71,7 +71,7 @@ class LanguageModel(RunnableModel, ABC):
         return 1 + max(kinds.index(kind) for kind in kinds)
 
 
-class LayerContext(NamedTuple):
+class LayerInputs(NamedTuple):
     """Inputs of a step's layers beside their hidden states."""
 
     inputs: ForwardInputs
@@ -87,7 +87,7 @@ class DecoderLayer(Protocol):
     def linears(self) -> list[SizedLinear]:
         """Linears in the order in which a step runs them, used to measure how long they take by themselves."""
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         """Add the layer's outputs to `x`, `[tokens, hidden]`."""
 
 
@@ -141,7 +141,7 @@ LLAMA_NAMES = DecoderNames("embed_tokens", "norm")
 
 
 @dataclass(frozen=True)
-class Decoder(LanguageModel):
+class Decoder(BaseLanguageModel):
     """One rank's part of a decoder-only language model."""
 
     config: ModelConfig
@@ -159,7 +159,7 @@ class Decoder(LanguageModel):
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         x = ResidualStream(self.embedding(inputs))
-        context = LayerContext(inputs, cache, attention, self.select_positions(inputs.positions))
+        context = LayerInputs(inputs, cache, attention, self.select_positions(inputs.positions))
         for layer in self.layers:
             layer(x, context)
         return x.apply_pending_and_norm(self.norm)

@@ -28,7 +28,7 @@ from shard.models.config import (
 from shard.models.decoder import (
     Decoder,
     DecoderLayer,
-    LayerContext,
+    LayerInputs,
     ModelReader,
     SelectPositions,
     TokenEmbedding,
@@ -127,7 +127,7 @@ class Gemma2Layer:
         self._post_mlp_norm = read_gemma_norm(source, f"{name}.post_feedforward_layernorm")
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         x.add_deferred(self._post_attention_norm(
             self._attention(x.apply_pending_and_norm(self._pre_attention_norm), context)))
         x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm))))
@@ -195,7 +195,7 @@ class Gemma3Layer(Gemma2Layer):
         windows = source.config.sliding_windows
         self._rotary_index = int(bool(windows and windows[layer]))  # 0: global attention, 1: with a window
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         super().__call__(x, context._replace(rotary=context.rotary[self._rotary_index]))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows, read_gelu_linear, read_row_parallel_linear
 from shard.models.config import ModelConfig
-from shard.models.decoder import LayerContext, ModelReader, SizedLinear
+from shard.models.decoder import LayerInputs, ModelReader, SizedLinear
 from shard.models.llama import SelfAttention, compute_head_rows
 from shard.ops.norm import LayerNorm, Norm, ResidualStream
 from shard.parallel.group import RankGroup
@@ -64,7 +64,7 @@ class ParallelResidualLayer:
         self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         normed = x.apply_pending_and_norm(self._pre_attention_norm)
         partial_sum = self._attention.forward_partial(normed, context)
         partial_sum += self._mlp.forward_partial(normed if self._pre_mlp_norm is None

@@ -15,7 +15,7 @@ from shard.layers.parallel_linear import (
 )
 from shard.layers.rotary import QKNorm
 from shard.models.config import ModelConfig, check_activation, parse_common_config
-from shard.models.decoder import Decoder, LayerContext, ModelReader, NormReader, SizedLinear, read_decoder
+from shard.models.decoder import Decoder, LayerInputs, ModelReader, NormReader, SizedLinear, read_decoder
 from shard.ops.norm import Norm, ResidualStream
 
 
@@ -34,14 +34,14 @@ class SelfAttention:
         self.linears: list[SizedLinear] = [
             (self._qkv, source.config.hidden_size), (self._output_linear, len(source.head_range) * self._head_dim)]
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+    def __call__(self, x: Tensor, context: LayerInputs) -> Tensor:
         return self._output_linear(self._attend(x, context))
 
-    def forward_partial(self, x: Tensor, context: LayerContext) -> Tensor:
+    def forward_partial(self, x: Tensor, context: LayerInputs) -> Tensor:
         """Return this rank's summand of the result."""
         return self._output_linear.linear(self._attend(x, context))
 
-    def _attend(self, x: Tensor, context: LayerContext) -> Tensor:
+    def _attend(self, x: Tensor, context: LayerInputs) -> Tensor:
         """`[tokens, hidden] -> [tokens, heads * head_dim]`"""
         inputs, cache, attention, rotary = context
         qkv_heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
@@ -87,7 +87,7 @@ class PreNormLayer:
         self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         x.add_deferred(self._attention(x.apply_pending_and_norm(self._pre_attention_norm), context))
         x.add_deferred(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm)))
 

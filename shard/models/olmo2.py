@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config
-from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
+from shard.models.decoder import Decoder, LayerInputs, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, compute_head_rows, read_attention, reject_sliding_windows
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
@@ -58,7 +58,7 @@ class Olmo2Layer:
         self._post_mlp_norm = read_olmo2_norm(source, f"{name}.post_feedforward_layernorm")
         self.linears = self._attention.linears + self._mlp.linears
 
-    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+    def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
         x.add_deferred(self._post_attention_norm(self._attention(x.apply_pending(), context)))
         x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending())))
 

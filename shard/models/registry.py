@@ -26,7 +26,7 @@ from shard.models import (
     starcoder2,
 )
 from shard.models.config import AnyConfig, ModelConfig
-from shard.models.decoder import LanguageModel, ModelReader
+from shard.models.decoder import BaseLanguageModel, ModelReader
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
 from shard.models.hf_fallback.probe import UnsupportedModel
@@ -43,7 +43,7 @@ class Architecture(NamedTuple, Generic[AnyConfig, AnyModel]):
     read_model: Callable[[ModelReader[Any]], AnyModel]
 
 
-DECODER_ARCHITECTURES: dict[str, Architecture[ModelConfig, LanguageModel]] = {
+DECODER_ARCHITECTURES: dict[str, Architecture[ModelConfig, BaseLanguageModel]] = {
     "CohereForCausalLM": Architecture(cohere.parse_cohere_config, cohere.read_cohere),
     "FalconForCausalLM": Architecture(falcon.parse_falcon_config, falcon.read_falcon),
     "GPT2LMHeadModel": Architecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
@@ -83,7 +83,7 @@ def parse_unlisted_config(hf_config: JsonConfig) -> ModelConfig:
                          f"and decoders of text with plain attention that transformers knows") from unsuitable
 
 
-FALLBACK_ARCHITECTURE: Architecture[ModelConfig, LanguageModel] = Architecture(
+FALLBACK_ARCHITECTURE: Architecture[ModelConfig, BaseLanguageModel] = Architecture(
     parse_unlisted_config, loader.read_fallback_model)
 
 
@@ -120,7 +120,7 @@ def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
                    quantization=parse_quantization_config(quantization_config, hf_config.source))
 
 
-def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> LanguageModel:
+def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> BaseLanguageModel:
     """Load this rank's part of the model, in the dtype and on the device of `weights`."""
     architecture = DECODER_ARCHITECTURES.get(config.architecture, FALLBACK_ARCHITECTURE)
     return architecture.read_model(ModelReader(config, weights, group))

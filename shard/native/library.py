@@ -81,19 +81,19 @@ class NativeLibrary:
 
 def load_library() -> NativeLibrary | None:
     """Return the kernels, compiled if that has not happened yet; None if they cannot be used."""
-    library = find_library()
+    library = load_library_or_reason()
     return None if isinstance(library, str) else library
 
 
 def describe_loaded_library() -> str:
     """Return the sources and instructions of the kernels in use; empty if nothing asked for any, or there are none."""
-    library = load_library() if find_library.cache_info().currsize else None
+    library = load_library() if load_library_or_reason.cache_info().currsize else None
     return "" if library is None else f"{library_file_name()} {library.instruction_set}"
 
 
 def log_use_of_kernels() -> None:
     """Log whether the model that has been loaded uses kernels, or that it would if there were some."""
-    library = find_library() if find_library.cache_info().currsize else None
+    library = load_library_or_reason() if load_library_or_reason.cache_info().currsize else None
     if isinstance(library, NativeLibrary):
         logger.info("compiled kernels for %s", library.instruction_set.replace("_", " with "))
     elif library is not None:
@@ -102,7 +102,7 @@ def log_use_of_kernels() -> None:
 
 
 @cache
-def find_library() -> NativeLibrary | str:
+def load_library_or_reason() -> NativeLibrary | str:
     """Return the kernels, or why they cannot be used here."""
     if not has_kernels_for_machine():
         return f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}"

@@ -24,9 +24,9 @@ from shard.quantization.gptq import parse_column_groups
 from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
-    make_integer_slice,
+    make_zero_point_slice,
     read_stored_codes,
-    trim_to_codes,
+    select_code_range,
     unpack_words,
 )
 
@@ -59,10 +59,11 @@ class CompressedTensorsFormat:
         stored = reader.find_dtype_and_shape(matrix_slice.weight_name)
         if stored is None:
             return read_packed_slice(reader, matrix_slice, scales,
-                                     read_column_groups(reader, matrix_slice, scales, groups))
+                                     read_group_of_each_column(reader, matrix_slice, scales, groups))
         if stored[0] in FLOAT8_DTYPES:
             return read_float8_slice(reader, matrix_slice, stored[0], scales, groups)
-        return read_int8_slice(reader, matrix_slice, scales, read_column_groups(reader, matrix_slice, scales, groups))
+        column_groups = read_group_of_each_column(reader, matrix_slice, scales, groups)
+        return read_int8_slice(reader, matrix_slice, scales, column_groups)
 
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:  # noqa: ARG002 - the name decides
         return tensor_name.endswith((*ACTIVATION_SCALE_SUFFIXES, ".input_zero_point", ".input_g_idx"))
@@ -78,10 +79,10 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
                                find_word_range(matrix_slice.columns, per_word))
 
     def read_codes(first: int, last: int) -> Tensor:
-        return trim_to_codes(unpack_words(packed[first:last], bits), matrix_slice.columns, per_word)
+        return select_code_range(unpack_words(packed[first:last], bits), matrix_slice.columns, per_word)
 
-    return make_integer_slice(read_codes, read_zero_points(reader, matrix_slice, scales, bits), scales,
-                              column_groups, bits)
+    return make_zero_point_slice(read_codes, read_zero_points(reader, matrix_slice, scales, bits), scales,
+                                 column_groups, bits)
 
 
 def read_int8_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
@@ -92,7 +93,8 @@ def read_int8_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: Ten
     def read_codes(first: int, last: int) -> Tensor:
         return held[first:last].view(torch.uint8) ^ 128  # adds 128: unsigned codes
 
-    return make_integer_slice(read_codes, read_zero_points(reader, matrix_slice, scales, 8), scales, column_groups, 8)
+    zero_points = read_zero_points(reader, matrix_slice, scales, 8)
+    return make_zero_point_slice(read_codes, zero_points, scales, column_groups, 8)
 
 
 def find_bits_per_code(reader: TensorReader, name: str, shape: tuple[int, int]) -> int:
@@ -117,11 +119,11 @@ def read_zero_points(reader: TensorReader, matrix_slice: MatrixSlice, scales: Te
     per_word = 32 // bits
     packed = reader.read_rows(name, (-(-matrix_slice.shape[0] // per_word), scales.shape[1]),
                               find_word_range(matrix_slice.rows, per_word), torch.int32)
-    return trim_to_codes(unpack_words(packed.t(), bits), matrix_slice.rows, per_word).t().to(torch.int16)
+    return select_code_range(unpack_words(packed.t(), bits), matrix_slice.rows, per_word).t().to(torch.int16)
 
 
-def read_column_groups(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
-                       default_groups: Tensor) -> Tensor:
+def read_group_of_each_column(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
+                              default_groups: Tensor) -> Tensor:
     """Return the group of each column, also if columns were reordered. Some tools write -1 if they were not."""
     name = f"{matrix_slice.weight_name}_g_idx"
     stored = reader.find_dtype_and_shape(name)

@@ -19,9 +19,9 @@ from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
     make_consecutive_groups,
-    make_integer_slice,
+    make_zero_point_slice,
     read_stored_codes,
-    trim_to_codes,
+    select_code_range,
     unpack_words,
 )
 
@@ -71,7 +71,7 @@ class GroupedIntegerFormat:
         shape = (self.count_groups(matrix_slice), -(-matrix_slice.shape[0] // self.codes_per_word))
         words = reader.read_columns(f"{matrix_slice.module_name}.qzeros", shape,
                                     find_word_range(matrix_slice.rows, self.codes_per_word), torch.int32)
-        return trim_to_codes(unpack(words), matrix_slice.rows, self.codes_per_word).t().to(torch.int16)
+        return select_code_range(unpack(words), matrix_slice.rows, self.codes_per_word).t().to(torch.int16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class GptqFormat(GroupedIntegerFormat):
                                    find_word_range(matrix_slice.columns, per_word), matrix_slice.rows)
 
         def read_codes(first: int, last: int) -> Tensor:
-            return trim_to_codes(unpack_words(packed[:, first:last].t(), self.bits), matrix_slice.columns, per_word)
+            return select_code_range(unpack_words(packed[:, first:last].t(), self.bits), matrix_slice.columns, per_word)
 
         name = f"{matrix_slice.module_name}.g_idx"
         if reader.find_dtype_and_shape(name) is None:
@@ -96,8 +96,8 @@ class GptqFormat(GroupedIntegerFormat):
             column_groups = parse_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns,
                                                                        torch.int32), self.count_groups(matrix_slice))
         zero_points = self.read_zero_points(reader, matrix_slice, partial(unpack_words, bits=self.bits))
-        return make_integer_slice(read_codes, zero_points + self.zero_point_offset,
-                                  self.read_scales(reader, matrix_slice), column_groups, self.bits)
+        return make_zero_point_slice(read_codes, zero_points + self.zero_point_offset,
+                                     self.read_scales(reader, matrix_slice), column_groups, self.bits)
 
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
         """Return whether the tensor is a bias of zeros: some tools write one for every linear."""
@@ -127,11 +127,11 @@ class AwqFormat(GroupedIntegerFormat):
             rows = range(matrix_slice.rows.start + first, matrix_slice.rows.start + last)
             held = find_word_range(rows, per_word)
             needed = packed[:, held.start - word_range.start:held.stop - word_range.start]
-            return trim_to_codes(unpack_in_output_order(needed), rows, per_word).t().contiguous()
+            return select_code_range(unpack_in_output_order(needed), rows, per_word).t().contiguous()
 
-        return make_integer_slice(read_codes, self.read_zero_points(reader, matrix_slice, unpack_in_output_order),
-                                  self.read_scales(reader, matrix_slice),
-                                  self.make_column_groups(matrix_slice, reader.device), self.bits)
+        return make_zero_point_slice(read_codes, self.read_zero_points(reader, matrix_slice, unpack_in_output_order),
+                                     self.read_scales(reader, matrix_slice),
+                                     self.make_column_groups(matrix_slice, reader.device), self.bits)
 
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:  # noqa: ARG002 - no tensor may be left unread
         return False

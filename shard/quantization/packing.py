@@ -23,7 +23,7 @@ def find_word_range(code_range: range, codes_per_word: int) -> range:
     return range(code_range.start // codes_per_word, -(-code_range.stop // codes_per_word))
 
 
-def trim_to_codes(codes: Tensor, code_range: range, codes_per_word: int) -> Tensor:
+def select_code_range(codes: Tensor, code_range: range, codes_per_word: int) -> Tensor:
     """Cut the codes `code_range` out of those of the words that `find_word_range` returns: `[rows, covered] -> [rows,
     codes]`."""
     first = code_range.start % codes_per_word
@@ -55,8 +55,8 @@ def make_consecutive_groups(matrix_slice: MatrixSlice, group_size: int, device: 
     return torch.arange(matrix_slice.columns.start, matrix_slice.columns.stop, device=device) // group_size
 
 
-def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
-                       bits: int) -> QuantizedSlice:
+def make_zero_point_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
+                          bits: int) -> QuantizedSlice:
     """Return the quantized slice of integers with zero points. `zero_points` and `scales` are `[rows, groups]`."""
     is_int8 = can_fit_int8(zero_points, bits)
 

@@ -43,7 +43,7 @@ class PendingCall(Generic[Answer]):
 
 
 @dataclass(slots=True)
-class Epoch:
+class EpochMessages:
     """State of one epoch's messages: which order is next, which are received and not queued, why the epoch ended."""
 
     number: int
@@ -77,12 +77,12 @@ class MessageSequencer:
         self._compute_executor = compute_executor
         self._waiting_executor = waiting_executor
         self._gap_timeout = gap_timeout
-        self.epoch = Epoch(0, why_no_more_queued="there was no Reset yet")
+        self.epoch = EpochMessages(0, why_no_more_queued="there was no Reset yet")
 
     def begin_epoch(self, number: int, reset: Callable[[], Answer]) -> PendingCall[Answer]:
         """Begin an epoch, which is current at once, though steps of the one before may still be under way."""
         self.end_epoch("another epoch was started")
-        self.epoch = Epoch(number)
+        self.epoch = EpochMessages(number)
         pending_call = make_pending_call(reset)
         self._queue_message(self.epoch, pending_call)
         return pending_call
@@ -109,7 +109,7 @@ class MessageSequencer:
             self._queue_ready_messages(epoch)
         return pending_call
 
-    def _queue_ready_messages(self, epoch: Epoch) -> None:
+    def _queue_ready_messages(self, epoch: EpochMessages) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
         while not epoch.why_over and epoch.next_order in epoch.received_messages:
             self._queue_message(epoch, epoch.received_messages.pop(epoch.next_order))
@@ -122,7 +122,7 @@ class MessageSequencer:
         if epoch.received_messages or epoch.missing_order:
             self._update_gap_timer(epoch)
 
-    def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
+    def _queue_message(self, epoch: EpochMessages, pending_call: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,
                                                          pending_call)
 
@@ -133,7 +133,7 @@ class MessageSequencer:
 
         job.add_done_callback(resolve)
 
-    def _apply_message(self, epoch: Epoch,
+    def _apply_message(self, epoch: EpochMessages,
                        pending_call: PendingCall[Answer]) -> Answer | RpcStatus | PendingResult[Answer]:
         """Apply a message in the compute thread, and so in order, unless the epoch applies no more. An error ends the
         epoch."""
@@ -147,7 +147,7 @@ class MessageSequencer:
             self._waiting_executor.submit(self._wait_and_finish, epoch, pending_call, outcome)
         return outcome
 
-    def _wait_and_finish(self, epoch: Epoch, pending_call: PendingCall[Any],
+    def _wait_and_finish(self, epoch: EpochMessages, pending_call: PendingCall[Any],
                          pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `finish_without_raising` meets the same error
@@ -159,7 +159,8 @@ class MessageSequencer:
         except RuntimeError:  # the compute thread has been shut down
             resolve_as_stopping()
 
-    def _resolve_with_pending_result(self, epoch: Epoch, pending_call: PendingCall[Any], future: "Future[Any]") -> None:
+    def _resolve_with_pending_result(self, epoch: EpochMessages, pending_call: PendingCall[Any],
+                                     future: "Future[Any]") -> None:
         """Resolve the call with its finished `PendingResult`, in the compute thread. A failure of a message behind it
         does not matter, a failed `PendingResult` before it does."""
         outcome: Any = (make_epoch_over_status(epoch, epoch.why_results_discarded) if epoch.why_results_discarded
@@ -169,18 +170,18 @@ class MessageSequencer:
             epoch.why_no_more_applied = epoch.why_no_more_applied or outcome.reason
         self._resolve_threadsafe(epoch, pending_call, outcome)
 
-    def _resolve_threadsafe(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
+    def _resolve_threadsafe(self, epoch: EpochMessages, pending_call: PendingCall[Any], outcome: object) -> None:
         """Resolve the call from a thread other than the event loop's."""
         pending_call.outcome.get_loop().call_soon_threadsafe(self._resolve, epoch, pending_call, outcome)
 
-    def _resolve(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
+    def _resolve(self, epoch: EpochMessages, pending_call: PendingCall[Any], outcome: object) -> None:
         """Set the outcome of the call, in the event loop."""
         if not pending_call.outcome.done():  # the shard may stop while a step ends
             pending_call.outcome.set_result(outcome)
         if epoch.why_no_more_applied:
             self._queue_ready_messages(epoch)
 
-    def _update_gap_timer(self, epoch: Epoch) -> None:
+    def _update_gap_timer(self, epoch: EpochMessages) -> None:
         """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
         missing = epoch.next_order if epoch.received_messages else 0
         if missing != epoch.missing_order and epoch.gap_timer is not None:
@@ -190,7 +191,7 @@ class MessageSequencer:
             epoch.gap_timer = asyncio.get_running_loop().call_later(self._gap_timeout, self._close_epoch, epoch, reason)
         epoch.missing_order = missing
 
-    def _close_epoch(self, epoch: Epoch, reason: str) -> None:
+    def _close_epoch(self, epoch: EpochMessages, reason: str) -> None:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.why_no_more_queued = epoch.why_no_more_queued or reason
         self._queue_ready_messages(epoch)
@@ -212,7 +213,7 @@ def fail_call(pending_call: PendingCall[Any], code: Any, reason: str) -> None:
     pending_call.outcome.set_result(RpcStatus(code, reason))
 
 
-def make_epoch_over_status(epoch: Epoch, reason: str) -> RpcStatus:
+def make_epoch_over_status(epoch: EpochMessages, reason: str) -> RpcStatus:
     return RpcStatus(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}")
 
 

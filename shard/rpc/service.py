@@ -51,7 +51,7 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedMessage:
+class ReceivedStepMessage:
     """Message received on a `Steps` stream."""
 
     pending_call: PendingCall[Any]
@@ -202,18 +202,18 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             await asyncio.sleep(delay)
         return answer
 
-    def _receive_message(self, message: pb.StepMessage) -> StreamedMessage:
+    def _receive_message(self, message: pb.StepMessage) -> ReceivedStepMessage:
         name = message.WhichOneof("verb")
         if name is None:
             pending_call = make_pending_call(lambda: None)
             fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
-            return StreamedMessage(pending_call, None)
+            return ReceivedStepMessage(pending_call, None)
         request, verb = getattr(message, name), getattr(self.worker, name)
         if name in {"filter", "concat"}:
-            return StreamedMessage(self._sequencer.receive(request, verb), None)
-        return StreamedMessage(self._sequencer.receive(request, partial(self._call_verb, verb)), request)
+            return ReceivedStepMessage(self._sequencer.receive(request, verb), None)
+        return ReceivedStepMessage(self._sequencer.receive(request, partial(self._call_verb, verb)), request)
 
-    async def _await_outcome(self, streamed: StreamedMessage) -> pb.StepOutcome:
+    async def _await_outcome(self, streamed: ReceivedStepMessage) -> pb.StepOutcome:
         outcome = await asyncio.shield(streamed.pending_call.outcome)
         if isinstance(outcome, RpcStatus):
             return pb.StepOutcome(trouble=pb.Trouble(code=outcome.code.value[0], reason=outcome.reason))

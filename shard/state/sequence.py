@@ -121,7 +121,7 @@ class PoolingText:
     adapter_id: int = 0
 
 
-def read_column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
+def parse_column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
     """Return one entry per row; an empty column has the default for every row."""
     entries = list(values) or [default] * num_rows
     if len(entries) != num_rows:
@@ -146,16 +146,17 @@ def read_distinct(values: Iterable[int], name: str) -> list[int]:
 
 def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, num_blocks: int) -> list[Sequence]:
     ids = read_distinct(message.ids, "sequences")
-    num_tokens = read_column(message.num_tokens, len(ids), 0, "num_tokens")
+    num_tokens = parse_column(message.num_tokens, len(ids), 0, "num_tokens")
     tokens = split_by_counts(message.tokens, num_tokens, "tokens")
-    blocks = split_by_counts(message.blocks, read_column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
-    cached = read_column(message.num_cached, len(ids), 0, "num_cached")
+    blocks = split_by_counts(message.blocks, parse_column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
+    cached = parse_column(message.num_cached, len(ids), 0, "num_cached")
     rows = zip(
-        ids, tokens, read_column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"), num_tokens,
-        cached, cached, blocks, read_column(message.keys, len(ids), 0, "keys"),
+        ids, tokens, parse_column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"),
+        num_tokens, cached, cached, blocks, parse_column(message.keys, len(ids), 0, "keys"),
         read_sampling_params(message.sampling, len(ids)),
-        read_column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
-        read_column(message.adapters, len(ids), 0, "adapters"), read_column(message.grammars, len(ids), 0, "grammars"),
+        parse_column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
+        parse_column(message.adapters, len(ids), 0, "adapters"),
+        parse_column(message.grammars, len(ids), 0, "grammars"),
         strict=True)
     sequences = [Sequence(*row) for row in rows]
     for sequence in sequences:
@@ -180,8 +181,8 @@ def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> lis
     if not all(map(isfinite, values)) or (name not in SIGNED_PARAMS and min(values, default=0) < 0):
         raise MalformedMessage(f"{name} has an entry that is negative or not a number")
     if not isinstance(default, tuple):
-        return read_column(values, num_rows, default, name)
-    counts = read_column(getattr(message, f"num_{name}"), num_rows, 0, f"num_{name}")
+        return parse_column(values, num_rows, default, name)
+    counts = parse_column(getattr(message, f"num_{name}"), num_rows, 0, f"num_{name}")
     return list(map(tuple, split_by_counts(values, counts, name)))
 
 
@@ -206,7 +207,7 @@ def read_texts(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingTex
     tokens = split_by_counts(message.tokens, list(message.num_tokens), "tokens")
     if not tokens:
         raise MalformedMessage("an Embed names texts")
-    adapters = read_column(message.adapters, len(tokens), 0, "adapters")
+    adapters = parse_column(message.adapters, len(tokens), 0, "adapters")
     for index, text_tokens in enumerate(tokens):
         _check_row(f"text {index}", text_tokens, limits, {})
     return list(map(PoolingText, tokens, adapters))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.block_usage import BlockUsage
-from shard.state.sequence import Sequence, read_column, read_distinct, split_by_counts
+from shard.state.block_reference_counts import BlockReferenceCounts
+from shard.state.sequence import Sequence, parse_column, read_distinct, split_by_counts
 from shard.state.step import PrefillChunk, Step
 
 if TYPE_CHECKING:  # ShardState makes transactions, and each changes its ShardState
@@ -70,7 +70,7 @@ class BatchTransaction:
     def _grant_blocks(self, grants: pb.Grants) -> None:
         ids = read_distinct(grants.sequences, "granted sequences")
         self._check_in_batch(ids)
-        blocks = split_by_counts(grants.blocks, read_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
+        blocks = split_by_counts(grants.blocks, parse_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
         if max(grants.blocks, default=0) >= self._shard_state.block_usage.num_blocks:
             raise MalformedMessage("a granted block does not exist")
         self._block_claims.acquire(grants.blocks)
@@ -110,8 +110,8 @@ class BatchTransaction:
 
     def add_chunks(self, chunks: pb.Chunks) -> None:
         ids = read_distinct(chunks.sequences, "sequences with chunks")
-        starts, lengths = (read_column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
-        read_column(chunks.traceparents, len(ids), "", "traceparents")
+        starts, lengths = (parse_column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
+        parse_column(chunks.traceparents, len(ids), "", "traceparents")
         self._check_in_batch(ids)
         for i, start, length in zip(ids, starts, lengths, strict=True):
             sequence = self._sequences[i]
@@ -178,7 +178,7 @@ class BatchTransaction:
 class BlockClaimChecker:
     """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
 
-    def __init__(self, block_usage: BlockUsage) -> None:
+    def __init__(self, block_usage: BlockReferenceCounts) -> None:
         self._block_usage = block_usage
         self._num_releases: Counter[int] = Counter()
         self._acquired: set[int] = set()

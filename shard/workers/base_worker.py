@@ -54,7 +54,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
             world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
             exact=not loaded.inexact_reason, loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]),
-            adapters=loaded.adapter_registry.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
+            adapters=loaded.loaded_adapters.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
             warmup=self._warmup_answer, generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
             classification=pb.LABELS in limits.supported_wanted)
 
@@ -95,14 +95,14 @@ class BaseWorker(Generic[AnyLoadedModel]):
 
     def _load_by_kind(self, request: pb.LoadRequest) -> int:
         """Load the resource and return its size in bytes."""
-        if request.kind != pb.KIND_ADAPTER or not self._loaded_model.adapter_registry.supports_adapters:
+        if request.kind != pb.KIND_ADAPTER or not self._loaded_model.loaded_adapters.supports_adapters:
             raise RejectedMessage(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        return self._loaded_model.adapter_registry.load(request.id, Path(request.source))
+        return self._loaded_model.loaded_adapters.load(request.id, Path(request.source))
 
     def unload_resource(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         self.shard_state.mark_unloaded(request)
         if request.kind == pb.KIND_ADAPTER:
-            self._loaded_model.adapter_registry.unload(request.id)
+            self._loaded_model.loaded_adapters.unload(request.id)
         return pb.UnloadAnswer()
 
     def _run_collective(self, call: Callable[[], Result]) -> Result:

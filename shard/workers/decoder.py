@@ -19,7 +19,7 @@ from shard.hardware.cache_budget import (
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.model_runner import StepOutputs
-from shard.state.block_usage import MIN_BLOCK_SIZE
+from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
@@ -34,7 +34,7 @@ from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 from shard.workers.overlap import OverlapQueue
-from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderSteps, MaxStepSizes, measure_steps
+from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmupSteps, MaxStepSizes, measure_steps
 
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
@@ -89,7 +89,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         max_sizes = MaxStepSizes.from_request(request, self._max_sequence_length(request))
         cache = self._loaded_model.make_cache(request.block_size, NUM_TRIAL_BLOCKS)
         captured = self._loaded_model.capture_decode_steps(cache, max_sizes.max_rows, max_sizes.max_sequence_length)
-        DecoderSteps(self._loaded_model.runner, cache, max_sizes).run_largest()
+        DecoderWarmupSteps(self._loaded_model.runner, cache, max_sizes).run_largest()
         del captured  # must exist until the step has run
 
     def _choose_num_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
@@ -121,7 +121,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         loaded = self._loaded_model
         loaded.runner.cuda_graph_runner = loaded.capture_decode_steps(cache, max_sizes.max_rows,
                                                                       max_sizes.max_sequence_length)
-        step_series = DecoderSteps(loaded.runner, cache, max_sizes).make_series()
+        step_series = DecoderWarmupSteps(loaded.runner, cache, max_sizes).make_series()
         measure_steps(step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type], answer)
         return cache, answer
 

@@ -24,7 +24,7 @@ from shard.hardware.cgroups import count_usable_cores
 from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import read_model_config
-from shard.native.library import find_library
+from shard.native.library import load_library_or_reason
 from shard.ops.linear import can_pack
 from shard.ops.native_linear import count_stored_bytes
 
@@ -45,7 +45,7 @@ def survey_machine() -> dict[str, Any]:
 
 def explain_missing_kernels() -> str:
     """Return why there are no compiled kernels, or an empty string."""
-    library = find_library()
+    library = load_library_or_reason()
     return library if isinstance(library, str) else ""
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from shard.adapters.registry import AdapterRegistry
+from shard.adapters.loaded_adapters import LoadedAdapters
 from shard.attention.backend import (
     AttentionBackend,
     AttentionOptions,
@@ -46,17 +46,17 @@ from shard.hardware.device_setup import (
 from shard.hardware.dtype import agree_on_dtype, choose_dtype, dtype_name, measure_fastest_dtype
 from shard.hardware.probe_cache import ProbeCache, make_probe_key
 from shard.models.config import AnyConfig, ModelConfig
-from shard.models.decoder import LanguageModel
+from shard.models.decoder import BaseLanguageModel
 from shard.models.encoder import EncoderConfig
 from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
 from shard.native.compiler import library_file_name
-from shard.native.library import ISA_VARIABLE, describe_loaded_library, find_library, log_use_of_kernels
+from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_library_or_reason, log_use_of_kernels
 from shard.ops.linear import can_pack, make_probe_product
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
-from shard.quantization.quantized_weights import INT4_ON_LOAD
+from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
 from shard.runner.model_runner import ModelRunner
@@ -64,7 +64,7 @@ from shard.runner.pooling import read_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
-from shard.state.block_usage import MIN_BLOCK_SIZE
+from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress, ignore_progress
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class LoadContext:
     group: RankGroup
     dtype: torch.dtype
     probe_cache: ProbeCache
-    adapter_registry: AdapterRegistry
+    loaded_adapters: LoadedAdapters
     num_sharing_shards: int  # shards that take what they need from the same memory
 
     @property
@@ -90,7 +90,7 @@ class LoadContext:
 
     def compute_adapter_budget(self) -> int:
         """Return the bytes for this shard's adapters."""
-        if not self.adapter_registry.supports_adapters:
+        if not self.loaded_adapters.supports_adapters:
             return 0
         total_bytes = (read_host_memory().bytes if self.device.type != "cuda"
                        else read_gpu_memory(self.device.index)[1])
@@ -101,7 +101,7 @@ class LoadContext:
         """Return the model that `make_model` makes of the weights."""
         folder = Path(self.settings.model)
         with CheckpointReader(folder, self.dtype, self.device, model_config.quantization, self.settings.quantize,
-                              lora_targets=self.adapter_registry.lora_targets,
+                              lora_targets=self.loaded_adapters.lora_targets,
                               on_progress=partial(on_progress, LOAD_PHASE)) as weights:
             model = make_model(model_config, weights, self.group)
             if unclaimed := weights.list_unclaimed_names():
@@ -124,7 +124,7 @@ class LoadContext:
             "dtype": self.dtype, "ranks": self.group.size, "device": get_device_name(self.device),
             "kernels": describe_loaded_library(), "quantize": settings.quantize,
             "adaptable": settings.adaptable, "exact": settings.exact})
-        return find_inexact_reason(lambda: find_difference() or self.adapter_registry.find_batch_dependence(),
+        return find_inexact_reason(lambda: find_difference() or self.loaded_adapters.find_batch_dependence(),
                                    self.group, self.probe_cache, key, is_required=settings.exact)
 
 
@@ -132,7 +132,7 @@ class LoadContext:
 class LoadedDecoder(LoadContext):
     """A model that generates with all that runs it."""
 
-    model: LanguageModel
+    model: BaseLanguageModel
     attention: AttentionBackend
     runner: ModelRunner
     embedder: DecoderEmbedder
@@ -152,11 +152,11 @@ class LoadedDecoder(LoadContext):
         if (not self.settings.cuda_graphs or self.device.type != "cuda" or self.group.size > 1
             or not self.model.is_capturable or not isinstance(self.attention, CapturableAttentionBackend)):
             return None
-        self.adapter_registry.adapter_routing.set_rows(())  # not those of an earlier step
+        self.loaded_adapters.adapter_routing.set_rows(())  # not those of an earlier step
         try:
             return CudaGraphRunner(self.model, self.attention, cache, make_capture_function(self.device),
                                    max_rows=max_rows, max_sequence_length=max_sequence_length,
-                                   adapter_routing=self.adapter_registry.capturable_routing)
+                                   adapter_routing=self.loaded_adapters.capturable_routing)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -207,14 +207,14 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     inexact_reason = context.check_exactness(model_config, on_progress, gate.find_difference, attention=backend)
     grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
-    runner = ModelRunner(model, attention, sampler, group, context.adapter_registry.adapter_routing, device)
+    runner = ModelRunner(model, attention, sampler, group, context.loaded_adapters.adapter_routing, device)
     embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
                                                         cache_type=TransientKVCache))
     return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,
                          inexact_reason=inexact_reason, grammars=grammars)
 
 
-def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: torch.dtype,
+def make_cache(model: BaseLanguageModel, block_size: int, num_blocks: int, dtype: torch.dtype,
                device: torch.device, *, cache_type: type[KVCache] = KVCache) -> KVCache:
     return cache_type(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size,
                       num_blocks=num_blocks, dtype=dtype, device=device)
@@ -230,7 +230,7 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     inexact_reason = context.check_exactness(model_config, on_progress,
                                              partial(find_encoder_difference, model.copy_first_layers(1),
                                                      context.device))
-    runner = EncoderRunner(model, pooling, context.adapter_registry.adapter_routing, context.device)
+    runner = EncoderRunner(model, pooling, context.loaded_adapters.adapter_routing, context.device)
     return LoadedEncoder(**vars(context), config=model_config, runner=runner, inexact_reason=inexact_reason)
 
 
@@ -244,7 +244,7 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     set_up_device(device, config)
     if config.quantize == INT4_ON_LOAD and device.type != "cpu":
         raise ValueError("--quantize int4 is for --device cpu; use --quantize int8")
-    if config.quantize == INT4_ON_LOAD and isinstance(library := find_library(), str):
+    if config.quantize == INT4_ON_LOAD and isinstance(library := load_library_or_reason(), str):
         raise ValueError(f"--quantize int4 needs compiled kernels: {library}; or use --quantize int8")
     group = join_group(config.rank, config.world_size,
                        choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
@@ -264,7 +264,7 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
                         // model_config.dtype.itemsize)
     check_weight_memory(weight_bytes, device, group, num_sharing_shards)
     return LoadContext(config, device, group, dtype, probe_cache,
-                       AdapterRegistry(dtype, device, adaptable=config.adaptable), num_sharing_shards)
+                       LoadedAdapters(dtype, device, adaptable=config.adaptable), num_sharing_shards)
 
 
 def set_up_device(device: torch.device, config: ShardConfig) -> None:

@@ -82,7 +82,7 @@ def iter_growing_sizes(first: int, last: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class DecoderSteps:
+class DecoderWarmupSteps:
     """Steps of a decoder's warm-up. Nothing is served meanwhile, so all their sequences share the cache's first blocks.
     """
 

@@ -42,7 +42,7 @@ def test_steps_with_adapters_loaded_after_the_capture_are_replayed(tmp_path: Pat
     model = ReplayableModel(folder, make_capture_function(torch_device) if device == "cuda" else capture_by_calling,
                             torch_device, max_rows=5, adaptable=True)
     for number, rank in enumerate((4, 12, 40), 1):
-        model.adapter_registry.load(number, make_tiny_adapter(folder, seed=number, r=rank))
+        model.loaded_adapters.load(number, make_tiny_adapter(folder, seed=number, r=rank))
     for lengths in SEQUENCE_LENGTHS:
         sequences = model.make_prefilled_sequences(lengths, len(lengths), num_extra_tokens=8)
         for adapter, sequence in enumerate(sequences):

@@ -87,7 +87,7 @@ class HubSource:
         return tuple(dict.fromkeys(("", request.token, server_token)))
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
+    def open_adapter(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         repository = parse_hub_adapter_name(request.name)
         hub_adapter = self._call_hub(lambda: self._find_with_first_valid_token(repository,
                                                                                self.list_tokens_to_try(request)))

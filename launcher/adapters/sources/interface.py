@@ -28,7 +28,7 @@ class AdapterSource(Protocol):
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
         """Return the tokens that the source tries, in this order."""
 
-    def open_version(self, request: FetchRequest) -> AbstractContextManager[FetchableAdapter]:
+    def open_adapter(self, request: FetchRequest) -> AbstractContextManager[FetchableAdapter]:
         """Return what the source has under the name. Raises AdapterError, `unreachable` if it is not known."""
 
     def find_local_copy(self, request: FetchRequest) -> FetchableAdapter | None:

@@ -63,7 +63,7 @@ class LocalSource:
         """Return None: there is no cache besides the files themselves."""
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
+    def open_adapter(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         if not self._root:
             raise AdapterError("forbidden", SOURCE_DISABLED_ERROR)
         with ExitStack() as open_files:

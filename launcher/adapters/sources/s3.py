@@ -81,7 +81,7 @@ class S3Source:
         """Return None: nothing is cached besides the stored versions."""
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
+    def open_adapter(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         location = parse_s3_adapter_name(request.name, self._environment)
         files = self._list_adapter_files(location)
         check_adapter_file_sizes({name: file.num_bytes for name, file in files.items()})

@@ -170,7 +170,7 @@ class ChunkStreamRenderer:
             parts.append(self._render_end(end, end.text[self._num_sent_characters:], last_token))
         elif type(end) is FailedEvent:
             self.is_finished = True
-            parts.append(self._render_failure(end))
+            parts.append(self._handle_failure(end))
         return "".join(parts).encode("ascii")
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
@@ -180,7 +180,7 @@ class ChunkStreamRenderer:
         """Render the end, with the text not sent yet, and with the last token unless it is already sent."""
         raise NotImplementedError
 
-    def _render_failure(self, event: FailedEvent) -> str:
+    def _handle_failure(self, event: FailedEvent) -> str:
         if isinstance(event.error, Cancelled):
             raise event.error
         return self._render_error(event.error)
@@ -244,7 +244,7 @@ class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
         reason = self._words.completion_chunk_finish_reasons[event.finish_reason]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
-    def _render_failure(self, event: FailedEvent) -> str:
+    def _handle_failure(self, event: FailedEvent) -> str:
         """Keep the error and render nothing: the handler ends all completions of the stream with it."""
         self.error = event.error
         return ""

@@ -18,7 +18,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
-from shard.models.decoder import LanguageModel, SizedLinear
+from shard.models.decoder import BaseLanguageModel, SizedLinear
 from shard.ops.linear import make_linear
 from shard.parallel.group import RankGroup, even_rank_range
 
@@ -104,8 +104,8 @@ def run_head(head: nn.Module, hidden: Tensor) -> Tensor:
     return rows
 
 
-class FallbackModel(LanguageModel):
-    """`LanguageModel` made of foreign torch modules."""
+class FallbackModel(BaseLanguageModel):
+    """`BaseLanguageModel` made of foreign torch modules."""
 
     is_capturable = False  # it is unknown which kernels foreign layers launch
 

@@ -10,7 +10,7 @@ from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.invalid_adapters import (
     InvalidAdaptersSettings,
     TokenGapObserver,
-    TurnMeasurements,
+    TurnResult,
     compute_ratios,
     format_error_counts,
     format_ratios,
@@ -20,9 +20,9 @@ from benchmarks.experiments.invalid_adapters import (
     normalize_error,
 )
 
-ALONE_TURN = TurnMeasurements([0.01] * 98 + [0.02] * 2, 2.0)
-BESIDE_TURN = TurnMeasurements([0.02] * 98 + [0.03] * 2, 4.0, Counter({424: 20, 200: 1}),
-                               Counter({"it is cut": 15, "it is long": 5}))
+ALONE_TURN = TurnResult([0.01] * 98 + [0.02] * 2, 2.0)
+BESIDE_TURN = TurnResult([0.02] * 98 + [0.03] * 2, 4.0, Counter({424: 20, 200: 1}),
+                         Counter({"it is cut": 15, "it is long": 5}))
 
 
 def test_ratios_compare_with_the_turn_before() -> None:
@@ -34,7 +34,7 @@ def test_ratios_compare_with_the_turn_before() -> None:
 
 def test_turn_without_tokens_is_an_error() -> None:
     with pytest.raises(ValueError, match="ask for more requests, or longer turns"):
-        make_point(TurnMeasurements(seconds=1.0))
+        make_point(TurnResult(seconds=1.0))
 
 
 def test_summary_and_table_contain_the_figures() -> None:
@@ -68,7 +68,7 @@ def test_gaps_are_added_to_the_current_turn_once_every_stream_has_a_token() -> N
     assert not observer.all_started.is_set()
     observer.on_token(make_stream_record(1, 1.5))
     assert observer.all_started.is_set()
-    observer.measurements = turn = TurnMeasurements()
+    observer.measurements = turn = TurnResult()
     observer.on_token(make_stream_record(0, 1.0, 1.25))
     assert (turn.token_gaps, observer.measurements) == ([0.25], turn)
 

@@ -30,7 +30,7 @@ def test_results_are_a_table_and_a_summary(tmp_path: Path) -> None:
     loaded = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
                                       adaptable=True))
     for number, rank in ((1, 4), (2, 16)):
-        loaded.adapter_registry.load(number, write_random_adapter("tiny", rank, tmp_path / "adapter"))
+        loaded.loaded_adapters.load(number, write_random_adapter("tiny", rank, tmp_path / "adapter"))
     points = measure(loaded, settings)
     assert [line.split()[0] for line in format_table(points).splitlines()] == ["adapters", "0", "1", "2"]
     summary = json.loads(json.dumps(make_summary(settings, loaded, points)))

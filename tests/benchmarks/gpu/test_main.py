@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as card
 from benchmarks.gpu import roofline, step_timer
-from benchmarks.gpu.offline_throughput import compare_throughputs
+from benchmarks.gpu.burst_throughput import compare_throughputs
 
 
 @pytest.fixture(autouse=True)

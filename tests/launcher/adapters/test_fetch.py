@@ -44,7 +44,7 @@ class FakeAdapterSource:
         return tuple(dict.fromkeys(("", request.token)))
 
     @contextmanager
-    def open_version(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
+    def open_adapter(self, request: FetchRequest) -> Iterator[FetchableAdapter]:
         self.lookups.append(request)
         if self.failure:
             raise self.failure

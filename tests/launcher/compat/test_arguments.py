@@ -3,20 +3,20 @@
 import pytest
 
 from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     unchanged_flag,
 )
 
 PORT_FLAG, LIST_FLAG = unchanged_flag("port", default="80"), unchanged_flag("cors-allow-origin", kind="list")
 MODEL_FLAG = ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),))
-FLAG_TABLE = FlagTable("loom-launcher",
-                       (PORT_FLAG, LIST_FLAG, ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), MODEL_FLAG))
+FLAG_TABLE = ForeignFlagTable("loom-launcher", (
+    PORT_FLAG, LIST_FLAG, ForeignFlag("grace", (make_setting_effect("shutdown_timeout"),)), MODEL_FLAG))
 
 
 def resolve_flags(*weft_arguments: str, values_by_flag: dict[str, list[str]] | None = None,

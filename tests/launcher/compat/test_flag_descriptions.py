@@ -3,15 +3,15 @@
 import pytest
 
 from launcher.compat.flag_descriptions import describe_flag, format_flag_table_rows
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     environment_variable_effect,
     ignored_effect,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     switch_flag,
     unchanged_flag,
     unneeded_effect,
@@ -21,9 +21,9 @@ from launcher.compat.flag_table import (
 @pytest.mark.parametrize(("flag", "words"), [
     (unchanged_flag("port", short_name="p"), "the same"),
     (unchanged_flag("loom", default="5"), "the same; 5 unless given"),
-    (ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), "becomes --shutdown-timeout"),
+    (ForeignFlag("grace", (make_setting_effect("shutdown_timeout"),)), "becomes --shutdown-timeout"),
     (ForeignFlag("CACHING",
-                 (setting_effect("cache_scope", "0", "false", value_template="off"), unneeded_effect("it is on"))),
+                 (make_setting_effect("cache_scope", "0", "false", value_template="off"), unneeded_effect("it is on"))),
      "0, false: becomes --cache-scope off; otherwise: not needed: it is on"),
     (switch_flag("nails", refused_effect("there are no nails")), "refused: there are no nails"),
     (ForeignFlag("cache", (environment_variable_effect("HF_HUB_CACHE"),)),
@@ -38,10 +38,10 @@ from launcher.compat.flag_table import (
     (ForeignFlag("threads", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
      "becomes --adapters and --preloaded-adapter-ids for each; folders need --adapter-root"),
     (switch_flag("spin", FlagEffect(FlagAction.DOWNLOAD_ONLY)), "downloads the model, and ends"),
-    (ForeignFlag("adapter-source", (setting_effect("adapter_source", "hub"),
-                                    setting_effect("adapter_source", "local", required_setting="adapter_root"))),
+    (ForeignFlag("adapter-source", (make_setting_effect("adapter_source", "hub"),
+                                    make_setting_effect("adapter_source", "local", required_setting="adapter_root"))),
      "hub: the same; local: the same, with --adapter-root"),
-    (ForeignFlag("source", (setting_effect("adapter_source"),), overrides="fibre"),
+    (ForeignFlag("source", (make_setting_effect("adapter_source"),), overrides="fibre"),
      "becomes --adapter-source; --fibre does not count beside it"),
     (switch_flag("wet", unneeded_effect("it is wet"), conflicts_with="dry"), "not needed: it is wet; not beside --dry"),
     (ForeignFlag("ENDPOINT", (environment_variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
@@ -53,7 +53,7 @@ def test_every_kind_of_flag_has_its_sentence(flag: ForeignFlag, words: str) -> N
 
 
 def test_table_has_a_row_for_each_flag() -> None:
-    table = FlagTable("loom-launcher", (unchanged_flag("port", short_name="p"),
-                                        ForeignFlag("SHADE", (unneeded_effect("x"),), is_only_variable=True)))
+    table = ForeignFlagTable("loom-launcher", (unchanged_flag("port", short_name="p"),
+                                               ForeignFlag("SHADE", (unneeded_effect("x"),), is_only_variable=True)))
     assert [*format_flag_table_rows(table)][2:] == ["| `--port`, `-p` | `PORT` | the same |",
                                                     "|  | `SHADE` | not needed: x |"]

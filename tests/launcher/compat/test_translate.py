@@ -2,29 +2,29 @@
 
 import pytest
 
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FlagAction,
     FlagEffect,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     ImplicitDefault,
     environment_variable_effect,
     ignored_effect,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     switch_flag,
     unchanged_flag,
     unneeded_effect,
 )
 from launcher.compat.translate import FlagTranslation, translate
 
-FLAG_TABLE = FlagTable("loom-launcher", (
+FLAG_TABLE = ForeignFlagTable("loom-launcher", (
     unchanged_flag("model-id"), unchanged_flag("port", short_name="p"), unchanged_flag("api-key"),
     unchanged_flag("max-input-tokens"),
     unchanged_flag("cors-allow-origin", default="*", kind="list"),
-    ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
+    ForeignFlag("max-input-length", (make_setting_effect("max_input_tokens"),)),
     ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),
-    ForeignFlag("grace", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
+    ForeignFlag("grace", (make_setting_effect("shutdown_timeout"),), short_name="g", default="90"),
     unchanged_flag("otlp-endpoint"),
     unchanged_flag("otlp-service-name", default="loom", default_requires="otlp-endpoint"),
     ForeignFlag("cache", (environment_variable_effect("HF_HUB_CACHE"),)),
@@ -32,19 +32,19 @@ FLAG_TABLE = FlagTable("loom-launcher", (
     ForeignFlag("paint", (refused_effect("there is no paint", "red"), ignored_effect("it dries", "green"))),
     ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
     ForeignFlag("num-shard", (FlagEffect(FlagAction.NUM_SHARDS),)),
-    switch_flag("json-output", setting_effect("json_output")),
+    switch_flag("json-output", make_setting_effect("json_output")),
     switch_flag("nails", refused_effect("there are no nails")),
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT),), "switch", "e"),
-    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),))
+    ForeignFlag("SHADE", (make_setting_effect("log_level"),), is_only_variable=True),))
 # Kinds of flags that the table above lacks.
-EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
+EXTENDED_FLAG_TABLE = ForeignFlagTable("carded-launcher", (
     ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),), default="org/default"),
     unchanged_flag("revision"),
-    ForeignFlag("grace", (setting_effect("shutdown_timeout"),), default="90"),
+    ForeignFlag("grace", (make_setting_effect("shutdown_timeout"),), default="90"),
     ForeignFlag("fibres", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
-    ForeignFlag("fibre-source", (setting_effect("adapter_source", "hub"),
-                                 setting_effect("adapter_source", "local", required_setting="adapter_root"))),
-    ForeignFlag("own-source", (setting_effect("adapter_source"),), overrides="fibre-source"),
+    ForeignFlag("fibre-source", (make_setting_effect("adapter_source", "hub"),
+                                 make_setting_effect("adapter_source", "local", required_setting="adapter_root"))),
+    ForeignFlag("own-source", (make_setting_effect("adapter_source"),), overrides="fibre-source"),
     ForeignFlag("SPINDLE", (environment_variable_effect("DISTAFF", value_template="https://{}.org"),),
                 is_only_variable=True),
     ForeignFlag("DISTAFF", (environment_variable_effect("DISTAFF"),), is_only_variable=True),

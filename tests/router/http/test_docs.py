@@ -16,7 +16,7 @@ from router.http.docs import (
 )
 from router.http.transport.auth import PUBLIC_PATHS
 from router.http.transport.body import RequestBody
-from router.validation.bounds import FieldBounds
+from router.validation.bounds import DocumentedBounds
 
 ROUTES_BY_METHOD_AND_PATH = {(entry.method, entry.path): entry for section in ROUTE_SECTIONS.values()
                              for entry in section}
@@ -126,7 +126,7 @@ def test_bounds_of_fields_appear_in_their_schemas():
     bounded = [(schemas[model.__name__]["properties"][name], bounds.keywords)
                for model in iter_subclasses(RequestBody) if model.__name__ in schemas
                for name, field in model.model_fields.items() for bounds in field.metadata
-               if isinstance(bounds, FieldBounds)]
+               if isinstance(bounds, DocumentedBounds)]
     assert len(bounded) > 50
     for schema, keywords in bounded:
         assert keywords.items() <= schema.items()

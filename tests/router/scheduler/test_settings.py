@@ -36,6 +36,16 @@ def test_unused_static_settings_are_reported():
     assert describe_unused_settings(config, SchedulerSettings(static=True)) == []
 
 
+@pytest.mark.parametrize(("max_batch_size", "max_concurrent_requests", "is_reported"), [
+    (256, 128, False), (512, 128, True), (128, 128, False), (512, 512, False)])
+def test_batch_that_requests_cannot_fill_is_reported(max_batch_size, max_concurrent_requests, is_reported):
+    """The defaults are not reported: several sequences per request can fill their batch."""
+    config = RouterConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
+    expected = ["--max-batch-size 512 can only be reached with several sequences per request: "
+                "--max-concurrent-requests 128 refuses further requests"]
+    assert describe_unused_settings(config, SchedulerSettings()) == (expected if is_reported else [])
+
+
 @pytest.mark.parametrize(("batching", "size"), [
     ("continuous", 9), ("dynamic", 9), ("static", 9), ("none", 1), ("nobatch", 1)])
 def test_batching_mode_sets_batch_size_and_static_groups(batching, size):

@@ -20,32 +20,32 @@ def render_samples(*families, gauges=None):
 def test_counters_keep_their_name_and_start_at_zero():
     registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.")])
     assert registry.render({}) == "# HELP knots Tied.\n# TYPE knots counter\nknots 0\n"
-    registry.counter("knots").add()
-    registry.counter("knots").add(41)
+    registry.get_counter("knots").add()
+    registry.get_counter("knots").add(41)
     assert registry.render({}).endswith("knots 42\n")
 
 
 def test_every_label_value_has_a_counter_from_the_start():
     registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), ("hand", "foot"))])
-    registry.counter("knots", "foot").add(2)
+    registry.get_counter("knots", "foot").add(2)
     assert registry.render({}).endswith('\nknots{by="hand"} 0\nknots{by="foot"} 2\n')
     # The client's parser appends `_total` to every counter, as newer formats require.
     assert parse_samples(registry.render({})) == {("knots_total", ("by", "hand")): 0,
                                                   ("knots_total", ("by", "foot")): 2}
-    assert registry.counters_by_label("knots").keys() == {"hand", "foot"}
+    assert registry.get_counters_by_label("knots").keys() == {"hand", "foot"}
 
 
 def test_unknown_label_value_is_an_error():
     with pytest.raises(KeyError):
         MetricRegistry(
-            [MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), ("hand",))]).counter("knots", "tongue")
+            [MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), ("hand",))]).get_counter("knots", "tongue")
 
 
 @pytest.mark.parametrize(("value", "bucket"), [
     (-1.0, "0.25"), (0.25, "0.25"), (0.2500001, "1"), (1, "1"), (2.4, "2.5"), (2.6, "+Inf"), (1e9, "+Inf")])
 def test_value_equal_to_a_bound_falls_into_its_bucket(value, bucket):
     registry = MetricRegistry([SECONDS_FAMILY])
-    registry.histogram("seconds").observe(value)
+    registry.get_histogram("seconds").observe(value)
     first = next(line for line in registry.render({}).splitlines() if line.startswith("seconds_bucket")
                  and line[-1] == "1")
     assert first == f'seconds_bucket{{le="{bucket}"}} 1'
@@ -54,7 +54,7 @@ def test_value_equal_to_a_bound_falls_into_its_bucket(value, bucket):
 def test_buckets_are_cumulative():
     registry = MetricRegistry([SECONDS_FAMILY])
     for value in (0.1, 0.2, 0.5, 9.0):
-        registry.histogram("seconds").observe(value)
+        registry.get_histogram("seconds").observe(value)
     assert parse_samples(registry.render({})) == pytest.approx({
         ("seconds_bucket", ("le", "0.25")): 2, ("seconds_bucket", ("le", "1")): 3, ("seconds_bucket", ("le", "2.5")): 3,
         ("seconds_bucket", ("le", "+Inf")): 4, ("seconds_sum",): 9.8, ("seconds_count",): 4})
@@ -62,9 +62,9 @@ def test_buckets_are_cumulative():
 
 def test_value_can_be_observed_several_times_at_once():
     registry = MetricRegistry([SECONDS_FAMILY])
-    registry.histogram("seconds").observe(0.5, 64)
-    registry.histogram("seconds").observe(0.5, 0)
-    assert (registry.histogram("seconds").count, registry.histogram("seconds").sum) == (64, 32.0)
+    registry.get_histogram("seconds").observe(0.5, 64)
+    registry.get_histogram("seconds").observe(0.5, 0)
+    assert (registry.get_histogram("seconds").count, registry.get_histogram("seconds").sum) == (64, 32.0)
 
 
 def test_gauge_shows_the_value_read_for_the_page():
@@ -85,7 +85,7 @@ def test_two_labels_have_a_counter_for_each_pair():
     family = MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by", "how"), ("hand", "foot"),
                               second_label_values=("well", "badly"))
     registry = MetricRegistry([family])
-    registry.counter("knots", "foot", "badly").add()
+    registry.get_counter("knots", "foot", "badly").add()
     assert registry.render({}).splitlines()[2:] == [
         'knots{by="hand",how="well"} 0', 'knots{by="hand",how="badly"} 0', 'knots{by="foot",how="well"} 0',
         'knots{by="foot",how="badly"} 1']
@@ -94,7 +94,7 @@ def test_two_labels_have_a_counter_for_each_pair():
 def test_number_of_open_label_values_is_limited():
     registry = MetricRegistry([MetricDefinition(MetricType.COUNTER, "knots", "Tied.", ("by",), max_label_values=2)])
     for name in ('a "b"', "c", "d", "c", OTHER_LABEL, "e"):
-        registry.counter_for_open_label("knots", name).add()
+        registry.get_or_create_counter("knots", name).add()
     assert parse_samples(registry.render({})) == {
         ("knots_total", ("by", OTHER_LABEL)): 3, ("knots_total", ("by", 'a "b"')): 1, ("knots_total", ("by", "c")): 2}
 
@@ -102,7 +102,7 @@ def test_number_of_open_label_values_is_limited():
 def test_alias_reports_the_same_values_under_another_name():
     registry = MetricRegistry([SECONDS_FAMILY,
                                MetricDefinition(MetricType.COUNTER, "knots", "Tied knots.", ("by",), ("knots",))])
-    registry.histogram("seconds").observe(0.5)
+    registry.get_histogram("seconds").observe(0.5)
     plain, both = registry.render({}), registry.render({}, {"knots": "ties", "seconds": "ticks"})
     assert both.startswith(plain.partition("# HELP knots")[0])
     samples = parse_samples(both)

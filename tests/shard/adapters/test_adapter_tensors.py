@@ -49,7 +49,7 @@ def get_load_error(harness: SchedulerWithWorkers, folder: Path) -> str:
     with pytest.raises(RejectedMessage) as error:
         harness.load_adapter(1, folder)
     assert list(harness.call_all_ranks("info")[0].loaded_adapters) == []
-    assert harness.workers[0]._loaded_model.adapter_registry._slots.find(1) is None
+    assert harness.workers[0]._loaded_model.loaded_adapters._slots.find(1) is None
     return str(error.value)
 
 

@@ -6,7 +6,7 @@ from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order
-from shard.ops.activations import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
+from shard.ops.activated_linear import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
 from shard.ops.linear import Linear, can_pack, make_linear
 from shard.parallel.group import SingleRankGroup
 

@@ -17,13 +17,13 @@ from shard.layers.parallel_linear import (
     read_row_parallel_linear,
 )
 from shard.native.library import load_library
-from shard.ops.activations import (
-    ExactGeluLinear,
+from shard.ops.activated_linear import (
     GatedLinear,
     GeluLinear,
     NativeGatedLinear,
     PackedGatedLinear,
     PackedGeluLinear,
+    SeparateGeluLinear,
 )
 from shard.ops.linear import Linear
 
@@ -117,8 +117,8 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
 
 
 @pytest.mark.parametrize(("packs", "has_kernels", "kind"), [
-    (True, False, PackedGeluLinear), (False, False, GeluLinear), (True, True, ExactGeluLinear),
-    (False, True, ExactGeluLinear)])
+    (True, False, PackedGeluLinear), (False, False, GeluLinear), (True, True, SeparateGeluLinear),
+    (False, True, SeparateGeluLinear)])
 def test_gelu_linear_class_depends_on_the_processor(
         weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool,
         kind: type[Linear]) -> None:
@@ -150,7 +150,7 @@ def test_gated_linear_class_depends_on_dtype_and_processor(  # noqa: PLR0917 - a
         pytest.skip("there are no compiled kernels here")
     monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
-    for module in ("activations", "linear"):
+    for module in ("activated_linear", "linear"):
         monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)
     with CheckpointReader(weights_folder, dtype, CPU) as weights:
         assert isinstance(read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)

@@ -13,10 +13,10 @@ from shard.native.library import (
     ISA_VARIABLE,
     choose_instruction_set,
     describe_loaded_library,
-    find_library,
     get_cache_folder,
     load_functions,
     load_library,
+    load_library_or_reason,
     log_use_of_kernels,
 )
 
@@ -99,7 +99,7 @@ def test_shard_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch, caplog:
 
     monkeypatch.setattr(library, "load_functions", fail)
     monkeypatch.delenv(ISA_VARIABLE, raising=False)  # with "none" it is no warning
-    monkeypatch.setattr(library, "find_library", cache(find_library.__wrapped__))
+    monkeypatch.setattr(library, "load_library_or_reason", cache(load_library_or_reason.__wrapped__))
     log_use_of_kernels()
     assert not caplog.text  # nothing has asked for kernels
     assert load_library() is None
@@ -114,7 +114,7 @@ def test_file_that_is_no_library_is_reported(tmp_path: Path, monkeypatch: pytest
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no library")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert str(path) in str(find_library.__wrapped__())
+    assert str(path) in str(load_library_or_reason.__wrapped__())
 
 
 @pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")

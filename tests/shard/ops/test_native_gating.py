@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import INSTRUCTION_SETS, load_library
-from shard.ops.activations import GATED_ACTIVATIONS, NativeGatedLinear
+from shard.ops.activated_linear import GATED_ACTIVATIONS, NativeGatedLinear
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")

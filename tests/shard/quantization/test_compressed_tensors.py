@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.compressed_tensors import CompressedTensorsFormat as Form
-from shard.quantization.compressed_tensors import find_bits_per_code, read_column_groups
+from shard.quantization.compressed_tensors import find_bits_per_code, read_group_of_each_column
 from shard.quantization.format import MatrixSlice
 
 DEQUANTIZED_TOOLS = {
@@ -74,7 +74,7 @@ def test_packed_weight_of_another_width_is_rejected_by_name(tmp_path: Path) -> N
 def test_group_order_of_minus_ones_is_ignored(tmp_path: Path) -> None:
     matrix_slice, groups = MatrixSlice("x.weight", (1, 4), range(1), range(4)), torch.tensor([0, 0, 1, 1])
     with write_and_open_weights(tmp_path, {"x.weight_g_idx": torch.full((4,), -1, dtype=torch.int32)}) as weights:
-        assert read_column_groups(weights, matrix_slice, torch.ones(1, 2), groups) is groups
+        assert read_group_of_each_column(weights, matrix_slice, torch.ones(1, 2), groups) is groups
 
 
 def test_activation_and_cache_scales_are_ignored(tmp_path: Path) -> None:

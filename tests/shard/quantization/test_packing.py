@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints.quantized_checkpoints import pack_codes
 
-from shard.quantization.packing import can_fit_int8, find_word_range, subtract_zero_points, trim_to_codes, unpack_words
+from shard.quantization.packing import (
+    can_fit_int8,
+    find_word_range,
+    select_code_range,
+    subtract_zero_points,
+    unpack_words,
+)
 
 NO_GROUPS = torch.zeros(2).long()
 
@@ -22,7 +28,7 @@ def test_any_range_is_sliced_from_the_words_that_cover_it(first: int, count: int
     places = range(first, first + count)
     words = find_word_range(places, per_word)
     covered = torch.arange(words.start * per_word, words.stop * per_word).view(1, -1)
-    assert trim_to_codes(covered, places, per_word)[0].tolist() == list(places)
+    assert select_code_range(covered, places, per_word)[0].tolist() == list(places)
 
 
 @pytest.mark.parametrize(("signed_bytes", "zeros"), [(True, [3, 16]), (False, [256, 0])])

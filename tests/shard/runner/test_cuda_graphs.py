@@ -130,7 +130,7 @@ def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay
         patch.setattr(lora_linear, "import_kernels", lambda *_: triton_lora_store)
         model = ReplayableModel(folder, adaptable=True)
         for number, more in enumerate(ADAPTER_OPTIONS, 1):
-            model.adapter_registry.load(number, make_tiny_adapter(folder, seed=number, **more))
+            model.loaded_adapters.load(number, make_tiny_adapter(folder, seed=number, **more))
         yield model
 
 
@@ -168,8 +168,8 @@ def test_step_with_a_replaced_head_is_not_replayed(adaptable_model: ReplayableMo
     sequences[1].adapter_id = len(ADAPTER_OPTIONS)
     assert adaptable_model.replays.run(lay_out_step(Step(decodes=sequences)), adaptable_model.cache) is None
     assert adaptable_model.replays.begin_step(Step(decodes=sequences), adaptable_model.cache, None) is None
-    adaptable_model.adapter_registry.unload(len(ADAPTER_OPTIONS))
-    assert not adaptable_model.adapter_registry.adapter_routing.head_or_embedding_adapters
+    adaptable_model.loaded_adapters.unload(len(ADAPTER_OPTIONS))
+    assert not adaptable_model.loaded_adapters.adapter_routing.head_or_embedding_adapters
 
 
 @given(st.integers(1, 2000))

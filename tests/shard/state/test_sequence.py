@@ -15,7 +15,7 @@ from shard.state.sequence import (
     PoolingText,
     SamplingParams,
     TokenOccurrences,
-    read_column,
+    parse_column,
     read_sampling_params,
     read_sequences,
     read_texts,
@@ -34,13 +34,13 @@ def test_sampling_params_have_the_fields_of_the_protocol() -> None:
 
 
 def test_an_empty_column_is_a_column_of_defaults() -> None:
-    assert read_column([], 3, 9, "keys") == [9, 9, 9]
-    assert read_column([1, 2], 2, 9, "keys") == [1, 2]
+    assert parse_column([], 3, 9, "keys") == [9, 9, 9]
+    assert parse_column([1, 2], 2, 9, "keys") == [1, 2]
 
 
 def test_a_column_has_an_entry_for_every_row() -> None:
     with pytest.raises(MalformedMessage, match="keys has 1 entries for 2 rows"):
-        read_column([1], 2, 9, "keys")
+        parse_column([1], 2, 9, "keys")
 
 
 def test_ragged_columns_are_split_by_their_counts() -> None:

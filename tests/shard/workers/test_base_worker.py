@@ -44,13 +44,13 @@ class FakeLoadedModel:
     name, inexact_reason = "loom", ""
     device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, adapter_registry: FakeAdapterRegistry, group: SingleRankGroup) -> None:
-        self.adapter_registry, self.group = adapter_registry, group
+    def __init__(self, loaded_adapters: FakeAdapterRegistry, group: SingleRankGroup) -> None:
+        self.loaded_adapters, self.group = loaded_adapters, group
 
 
-def make_worker(adapter_registry: FakeAdapterRegistry | None = None, group: SingleRankGroup = SINGLE_RANK,
+def make_worker(loaded_adapters: FakeAdapterRegistry | None = None, group: SingleRankGroup = SINGLE_RANK,
                 exit: Callable[[], object] = lambda: None) -> Any:  # noqa: A002 - as BaseWorker names it
-    model: Any = FakeLoadedModel(adapter_registry or FakeAdapterRegistry(), group)
+    model: Any = FakeLoadedModel(loaded_adapters or FakeAdapterRegistry(), group)
     return BaseWorker[Any](model, MESSAGE_LIMITS, exit)
 
 
@@ -84,12 +84,12 @@ def test_filter_and_concat_are_acknowledged() -> None:
 
 
 def test_adapter_is_loaded_into_shard_state_and_registry() -> None:
-    worker = make_worker(adapter_registry := FakeAdapterRegistry())
+    worker = make_worker(loaded_adapters := FakeAdapterRegistry())
     assert worker.load_resource(make_load_request()).bytes == 8
-    assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({5: Path("/a")}, [5])
-    assert adapter_registry.num_threads == 1
+    assert (loaded_adapters.adapters, [*worker.info().loaded_adapters]) == ({5: Path("/a")}, [5])
+    assert loaded_adapters.num_threads == 1
     worker.unload_resource(pb.UnloadRequest(kind=pb.KIND_ADAPTER, id=5))
-    assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({}, [])
+    assert (loaded_adapters.adapters, [*worker.info().loaded_adapters]) == ({}, [])
 
 
 @pytest.mark.parametrize(("is_open", "kind"), [(False, pb.KIND_ADAPTER), (True, pb.KIND_GRAMMAR)])

@@ -135,6 +135,6 @@ def test_labels_are_read_from_the_folder(tmp_path_factory: pytest.TempPathFactor
 def test_weights_of_four_bits_need_compiled_kernels(tmp_path_factory: pytest.TempPathFactory,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
-    monkeypatch.setattr(model_loading, "find_library", lambda: "there is no C compiler")
+    monkeypatch.setattr(model_loading, "load_library_or_reason", lambda: "there is no C compiler")
     with pytest.raises(ValueError, match=r"--quantize int4 needs compiled kernels: there is no C compiler; or use"):
         load_decoder_model(ShardConfig(model=str(folder), device="cpu", threads=1, quantize="int4"))

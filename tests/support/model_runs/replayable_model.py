@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shard.adapters.registry import AdapterRegistry
+from shard.adapters.loaded_adapters import LoadedAdapters
 from shard.attention.backend import AttentionBackend, AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
@@ -68,7 +68,7 @@ def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture_decode_steps(self: LoadedDecoder, cache: KVCache, max_rows: int, max_length: int) -> CudaGraphRunner:
         return CudaGraphRunner(self.model, CapturableAttentionWrapper(self.attention), cache, capture_by_calling,
                                max_rows=max_rows, max_sequence_length=max_length,
-                               adapter_routing=self.adapter_registry.capturable_routing)
+                               adapter_routing=self.loaded_adapters.capturable_routing)
     monkeypatch.setattr(LoadedDecoder, "capture_decode_steps", capture_decode_steps)
 
 
@@ -78,7 +78,7 @@ class ReplayableModel:
     def __init__(self, folder: Path, capture: CaptureFunction = capture_by_calling, device: torch.device = CPU, *,
                  max_rows: int = MAX_ROWS, quantize: str = "", adaptable: bool = False) -> None:
         config = read_model_config(folder)
-        adapter_registry = self.adapter_registry = AdapterRegistry(torch.float32, device, adaptable=adaptable)
+        adapter_registry = self.loaded_adapters = LoadedAdapters(torch.float32, device, adaptable=adaptable)
         with CheckpointReader(folder, torch.float32, device, config.quantization, quantize,
                               lora_targets=adapter_registry.lora_targets) as weights:
             self.model = load_model(config, weights, SingleRankGroup())

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shard.pb import shard_pb2 as pb
-from shard.rpc.service import ShardService, StreamedMessage
+from shard.rpc.service import ReceivedStepMessage, ShardService
 
 UNARY_VERBS = ("Info", "Warmup", "Reset", "Prefill", "Decode", "Filter", "Concat", "Embed", "Load", "Unload")
 
@@ -17,7 +17,7 @@ class CountingShardService(ShardService):
         super().__init__(*arguments, **settings)
         self.num_calls: Counter[str] = Counter()
 
-    def _receive_message(self, message: pb.StepMessage) -> StreamedMessage:
+    def _receive_message(self, message: pb.StepMessage) -> ReceivedStepMessage:
         self.num_calls[(message.WhichOneof("verb") or "none").capitalize()] += 1
         return super()._receive_message(message)
 

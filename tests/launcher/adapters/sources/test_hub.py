@@ -34,7 +34,7 @@ class HubSourceHarness:
     def fetch_files(self, name: str = "org/name", token: str = "", *,
                     own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
-        with (convert_errors_to_adapter_error("the adapter"), self.source.open_version(
+        with (convert_errors_to_adapter_error("the adapter"), self.source.open_adapter(
             FetchRequest("hub", name, token, may_use_server_token=own_token)) as version):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
@@ -186,7 +186,7 @@ def test_damaged_download_is_rejected_and_can_be_repeated(harness: HubSourceHarn
 
 def test_unused_download_is_deleted(harness: HubSourceHarness) -> None:
     """The downloaded files were no adapter and were deleted."""
-    with harness.source.open_version(FetchRequest("hub", "org/name")) as version:
+    with harness.source.open_adapter(FetchRequest("hub", "org/name")) as version:
         (harness.folder / "version").mkdir()
         version.download_files(harness.folder / "version")
         for path in (harness.folder / "version").iterdir():
@@ -303,7 +303,7 @@ def test_hub_cache_of_others_is_used_when_offline(harness: HubSourceHarness) -> 
 
 def test_stamp_changes_only_with_the_files(harness: HubSourceHarness) -> None:
     def get_stamp(token: str = "") -> object:
-        with harness.source.open_version(FetchRequest("hub", "org/name", token)) as version:
+        with harness.source.open_adapter(FetchRequest("hub", "org/name", token)) as version:
             return version.version_stamp
 
     first = get_stamp()

@@ -29,7 +29,7 @@ class LocalSourceHarness:
         self.source = LocalSource(str(self.root), lambda: FUTURE_TIME_NS)
 
     def fetch_files(self, name: str, before_copy: Callable[[], object] = lambda: None) -> dict[str, bytes]:
-        with self.source.open_version(FetchRequest("local", name)) as version:
+        with self.source.open_adapter(FetchRequest("local", name)) as version:
             before_copy()
             version.download_files(self.target_folder)
         return {path.name: path.read_bytes() for path in self.target_folder.iterdir()}
@@ -41,7 +41,7 @@ class LocalSourceHarness:
         return refused.value
 
     def get_remote_version(self, name: str = "team/one", *, skips_name_cache: bool = False) -> FetchableAdapter:
-        with self.source.open_version(FetchRequest("local", name, skips_name_cache=skips_name_cache)) as version:
+        with self.source.open_adapter(FetchRequest("local", name, skips_name_cache=skips_name_cache)) as version:
             return version
 
 
@@ -85,7 +85,7 @@ def test_only_config_and_weights_are_copied(harness: LocalSourceHarness) -> None
 
 
 def test_source_is_disabled_without_a_root() -> None:
-    with pytest.raises(AdapterError, match="--adapter-root FOLDER") as refused, LocalSource("").open_version(
+    with pytest.raises(AdapterError, match="--adapter-root FOLDER") as refused, LocalSource("").open_adapter(
         FetchRequest("local", "a")):
         pass
     assert refused.value.kind == "forbidden"
@@ -224,7 +224,7 @@ def test_pickled_weights_are_rejected(harness: LocalSourceHarness) -> None:
 
 def test_missing_root_is_reported_without_its_path(tmp_path: Path) -> None:
     with (pytest.raises(AdapterError, match="No such file") as refused, convert_errors_to_adapter_error("the adapter"),
-          LocalSource(str(tmp_path / "none")).open_version(FetchRequest("local", "a"))):
+          LocalSource(str(tmp_path / "none")).open_adapter(FetchRequest("local", "a"))):
         pass
     assert str(tmp_path) not in str(refused.value)
 

@@ -49,7 +49,7 @@ class S3SourceHarness:
         return self.storage
 
     def fetch_files(self, name: str = "s3://loras/team/one") -> dict[str, bytes]:
-        with convert_errors_to_adapter_error("the adapter"), self.source.open_version(
+        with convert_errors_to_adapter_error("the adapter"), self.source.open_adapter(
             FetchRequest("s3", name, "hf_token")) as version:
             assert (version.is_private, version.required_token) == (False, "")
             version.download_files(self.target_folder)
@@ -61,7 +61,7 @@ class S3SourceHarness:
         return refused.value
 
     def get_stamp(self) -> object:
-        with self.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as version:
+        with self.source.open_adapter(FetchRequest("s3", "s3://loras/team/one")) as version:
             return version.version_stamp
 
 
@@ -138,7 +138,7 @@ def test_interrupted_read_resumes(harness: S3SourceHarness) -> None:
 
 
 def test_file_changed_meanwhile_is_reported(harness: S3SourceHarness) -> None:
-    with harness.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as version:
+    with harness.source.open_adapter(FetchRequest("s3", "s3://loras/team/one")) as version:
         harness.storage.files[f"team/one/{CONFIG_FILE}"] += b" "
         with pytest.raises(AdapterError, match="changed while it was read"):
             version.download_files(harness.target_folder)

@@ -82,7 +82,7 @@ class ImplicitDefault:
 
 
 @dataclass(frozen=True, slots=True)
-class FlagTable:
+class ForeignFlagTable:
     """All flags of one program, in the order of its help and of its documentation."""
 
     program: str
@@ -98,8 +98,8 @@ class FlagTable:
 # -- constructors of table entries
 
 
-def setting_effect(name: str, *matching_values: str, value_template: str = "",
-                   required_setting: str = "") -> FlagEffect:
+def make_setting_effect(name: str, *matching_values: str, value_template: str = "",
+                        required_setting: str = "") -> FlagEffect:
     """Return the outcome that sets a setting of weft."""
     return FlagEffect(FlagAction.SETTING, name, value_template, matching_values=matching_values,
                       required_setting=required_setting)
@@ -124,7 +124,8 @@ def refused_effect(reason: str, *matching_values: str) -> FlagEffect:
 def unchanged_flag(name: str, default: str = "", short_name: str = "", kind: FlagKind = "value",
                    default_requires: str = "") -> ForeignFlag:
     """Return a flag that has the same name and meaning in weft."""
-    return ForeignFlag(name, (setting_effect(name.replace("-", "_")),), kind, short_name, default, default_requires)
+    effect = make_setting_effect(name.replace("-", "_"))
+    return ForeignFlag(name, (effect,), kind, short_name, default, default_requires)
 
 
 def switch_flag(name: str, effect_if_true: FlagEffect, reason_if_false: str = "it is off by default",

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.study.plan import StudyRun
-from benchmarks.study.records import RunRecords
-from benchmarks.study.timeline import (
+from benchmarks.study.batch_timeline import (
     TIME_AXIS_MARGIN,
     assign_timeline_rows,
     list_streaming_intervals,
     plot_timeline,
 )
+from benchmarks.study.plan import StudyRun
+from benchmarks.study.records import RunRecords
 
 RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
                                   st.integers(1, 20)).map(lambda stay: (stay[0], stay[0] + stay[1])))

@@ -8,14 +8,14 @@ from torch.nn import functional
 
 from shard.adapters.adapter_tensors import AdapterTensors, open_adapter
 from shard.errors import RejectedMessage
-from shard.lora import exactness_check
+from shard.lora import startup_exactness_check
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import AdapterRouting, AdapterSlots
-from shard.lora.targets import LoraTargets
+from shard.lora.targets import LoraTargetLayers
 from shard.ops.linear import make_linear
 
 
-class AdapterRegistry:
+class LoadedAdapters:
     """Registry of loaded adapters. Pass `lora_targets` to the model's loader and `adapter_routing` to its runner."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, adaptable: bool) -> None:
@@ -24,7 +24,7 @@ class AdapterRegistry:
         self._dtype, self._device = dtype, device
         self._update_dtype = torch.float32 if device.type == "cpu" else dtype  # compute dtype of the updates
         self.adapter_routing = AdapterRouting(device, self._slots)
-        self.lora_targets = LoraTargets(self.adapter_routing if adaptable else None, self._update_dtype, device)
+        self.lora_targets = LoraTargetLayers(self.adapter_routing if adaptable else None, self._update_dtype, device)
 
     @property
     def supports_adapters(self) -> bool:
@@ -40,8 +40,8 @@ class AdapterRegistry:
 
     def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
-        return exactness_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,
-                                                     self._device)
+        return startup_exactness_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,
+                                                             self._device)
 
     def load(self, adapter: int, folder: Path) -> int:
         """Load the adapter and return its size in bytes. Raises RejectedMessage, and then nothing has changed.

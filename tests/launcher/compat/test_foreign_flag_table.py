@@ -2,13 +2,13 @@
 
 import pytest
 
-from launcher.compat.flag_table import (
+from launcher.compat.foreign_flag_table import (
     FlagAction,
-    FlagTable,
     ForeignFlag,
+    ForeignFlagTable,
     ignored_effect,
+    make_setting_effect,
     refused_effect,
-    setting_effect,
     switch_flag,
     unchanged_flag,
     unneeded_effect,
@@ -39,19 +39,19 @@ def test_accepted_values_are_listed_when_not_all_are() -> None:
 
 
 def test_switch_is_on_or_off() -> None:
-    flag = switch_flag("json-output", setting_effect("json_output"))
+    flag = switch_flag("json-output", make_setting_effect("json_output"))
     assert [flag.find_effect(value).action
             for value in ("true", "1", "false", "0")] == [FlagAction.SETTING] * 2 + [FlagAction.UNNEEDED] * 2
     assert flag.find_effect("maybe") is None
 
 
 def test_flag_of_the_same_name_sets_that_setting() -> None:
-    assert unchanged_flag("max-best-of").effects == (setting_effect("max_best_of"),)
+    assert unchanged_flag("max-best-of").effects == (make_setting_effect("max_best_of"),)
 
 
 def test_table_rows_can_be_taken_by_name_in_any_order() -> None:
     rows = unchanged_flag("warp"), unchanged_flag("weft"), unchanged_flag("loom")
-    table = FlagTable("loom-launcher", rows)
+    table = ForeignFlagTable("loom-launcher", rows)
     assert table.select_flags("loom", "warp") == (rows[2], rows[0])
     with pytest.raises(KeyError):
         table.select_flags("silk")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
-from benchmarks.gpu import offline_throughput
-from benchmarks.gpu.offline_throughput import (
+from benchmarks.gpu import burst_throughput
+from benchmarks.gpu.burst_throughput import (
     ModelLoadOptions,
     RequestLengths,
     count_output_tokens,
@@ -55,10 +55,10 @@ def test_transformers_throughput_is_measured(tmp_path: Path) -> None:
 
 def test_shard_throughput_uses_prefills_and_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill_lengths = list[list[int]]()
-    monkeypatch.setattr(offline_throughput, "MAX_PREFILL_TOKENS", 25)
-    monkeypatch.setattr(offline_throughput.StepTimer, "time_prefill",
+    monkeypatch.setattr(burst_throughput, "MAX_PREFILL_TOKENS", 25)
+    monkeypatch.setattr(burst_throughput.StepTimer, "time_prefill",
                         lambda _, lengths, repeat: prefill_lengths.append(lengths) or [0.5] * repeat)
-    monkeypatch.setattr(offline_throughput.StepTimer, "time_decode_steps",
+    monkeypatch.setattr(burst_throughput.StepTimer, "time_decode_steps",
                         lambda _, batch, context, repeat: [batch + context] * repeat)
     rate = measure_shard_throughput(ModelLoadOptions(str(make_tiny_checkpoint(tmp_path)), "cpu"), 5,
                                     RequestLengths(10, 6))

@@ -28,7 +28,7 @@ from shard.native.library import load_library
 from shard.ops.native_int4_linear import can_keep_int4
 from shard.parallel.group import SingleRankGroup
 from shard.quantization.format import MatrixSlice
-from shard.quantization.quantized_weights import read_and_quantize_to_int4, read_and_quantize_to_int8
+from shard.quantization.quantized_weight_reader import read_and_quantize_to_int4, read_and_quantize_to_int8
 
 SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
 needs_kernels = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.activations import (
+from shard.ops.activated_linear import (
     GATED_ACTIVATIONS,
     GatedLinear,
     GeluLinear,

@@ -132,7 +132,7 @@ class GeluLinear:
 
 
 @dataclass(eq=False, slots=True)
-class ExactGeluLinear:
+class SeparateGeluLinear:
     """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
     linear: Linear
