@@ -107,7 +107,7 @@ class Request:
     prompt_logprobs: bool = False
     priority: int = 0  # a level counts as ten seconds of age in the queue
     tenant: Tenant = DEFAULT_TENANT
-    timeout: float | None = None  # seconds from arrival; a request that cannot start by then never reaches a shard
+    timeout: float | None = None  # seconds from submission; without a token by then it expires, also amid its prompt
     # Start of the hash chain, equal for requests that may share cached blocks, and the chained hashes of the prompt's
     # full blocks; both are empty if blocks are not shared.
     cache_namespace: bytes = b""

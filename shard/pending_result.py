@@ -9,8 +9,8 @@ Answer = TypeVar("Answer")
 
 
 class PendingResult(Generic[Answer]):
-    """Result of a computation under way. `wait` returns when it is over; any thread may call it. `finish` is called
-    once, in the thread that began the computation."""
+    """Result of a computation under way. `wait` returns when it is over; any thread may call it. `finish` may be called
+    often, always in the thread that began the computation; the function that it was given runs once."""
 
     def __init__(self, wait: Callable[[], object], finish: Callable[[], Answer]) -> None:
         self.wait = wait

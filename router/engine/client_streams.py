@@ -82,7 +82,7 @@ class ClientStreams:
     def detokenize_result(self, result: StepResult) -> dict[int, int]:
         """Detokenize rows, deliver prompt logprobs, keep pooling outputs. Returns for each sequence that reached a stop
         string how many of the row's tokens count. The rows are delivered by `dispatch_events`, once the scheduler has
-        decided how many of their tokens count."""
+        accepted them."""
         builders, stop_token_counts = self._builders, {}
         for logprobs in result.prompt_logprobs:
             if (builder := builders.get(logprobs.sequence_id)) is not None:

@@ -1,6 +1,7 @@
-"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens. Up to `--look-ahead` plans are in
-flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
-after the next handshake with shards."""
+"""Main loop of the router. In one turn it reads an answer, plans and sends what follows from it, and only then delivers
+the answer's tokens, so that the shards do not wait for clients. Up to `--look-ahead` plans are in flight; their answers
+are processed in order. When the shards are lost the loop informs the scheduler, and continues after the next handshake
+with shards."""
 
 import asyncio
 import logging
@@ -234,6 +235,8 @@ class Engine:
         self._wake_event.set()
 
     def _receive_answer(self, sent_plan: SentPlan) -> None:
+        """Detokenize an answer and apply it to the scheduler. Raises ShardsLost if a rank failed the plan or the answer
+        is invalid; `_run_forever` then recovers."""
         plan, result = sent_plan.plan, decode_answer(sent_plan.answer.result(), sent_plan.plan, self.model_info)
         answered_at = now()
         round_trip_seconds = self._plans_in_flight.drop_oldest(answered_at)

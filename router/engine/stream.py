@@ -170,8 +170,8 @@ class StopStringMatcher:
 
 
 class OutputBuilder:
-    """Output state of one request, from token ids to events. A row of an answer is first detokenized, so that the
-    scheduler learns of stop strings, and delivered after it has decided how many of the row's tokens count."""
+    """Output state of one request, from token ids to events. A row of an answer is first detokenized, and cut where the
+    request ends; the scheduler learns of stop strings and cuts it at the same token. Then it is delivered."""
 
     def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
         self.request = request
@@ -208,7 +208,8 @@ class OutputBuilder:
         return None
 
     def deliver_row(self) -> None:
-        """Deliver the row that was detokenized last. `detokenize_row` and the scheduler cut it by the same rule."""
+        """Deliver the row that was detokenized last, which `detokenize_row` has cut by `find_finish_point`, as the
+        scheduler did."""
         for event in self._row_events:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)

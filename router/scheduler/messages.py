@@ -107,7 +107,11 @@ ResourceCommand = LoadResource | UnloadResource
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Messages to send, in order: mostly Filters and Concats and then a step, sometimes no step."""
+    """Messages to send, in order: mostly Filters and Concats and then a step, sometimes no step.
+
+    A policy drafts it as a StepDraft. The engine keeps it as a SentPlan, with the future of its answer; the scheduler
+    keeps an UnansweredPlan, to which the answer is applied.
+    """
 
     epoch: int
     last_message_number: int  # number of the last message; the others have the numbers just below it

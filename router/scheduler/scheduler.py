@@ -34,8 +34,9 @@ POLICIES: dict[str, type[StepPolicy]] = {"mixed": MixedPolicy, "pause": PausePol
 class Scheduler:
     """Public interface of the scheduler. No method blocks.
 
-    `plan` and `take_resource_commands` return messages. Every other call takes `now` and returns events, even if it
-    never has any, so that the recorder can treat all alike.
+    The engine's calls come first: `plan` and `take_resource_commands` return messages, every other one takes `now` and
+    returns events, even if it never has any, so that the recorder can treat all alike. The last section is for the
+    policies: while `plan` drafts a step, the policy calls it back, and the selector asks the policy (`admits`).
     """
 
     __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation", "_last_message_number",
@@ -101,7 +102,8 @@ class Scheduler:
         return self.sequences[sequence_id].timeline
 
     def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        """End a sequence in any state, because its client left. Its blocks are free with the next message sent."""
+        """End a sequence in any state, because its client left. Its blocks are free at once: the Filter that removes it
+        is sent ahead of any message that uses them again."""
         if (sequence := self.sequences.get(sequence_id)) is not None:
             self.sequences.end_sequence(sequence, now)
         return []
@@ -201,19 +203,19 @@ class Scheduler:
         draft = self._draft_step(now)
         num_waiting = self.waiting.demand.num_sequences
         self._admission.num_left_waiting = num_waiting - self.waiting.num_set_aside if num_waiting else 0
-        # The messages say where chunks begin, `mark_sent` advances the sequences, charging reads where they are then.
-        messages = draft.take_messages()
+        # In this order: messages say where chunks begin, then sequences advance; charging reads where they are then.
+        messages = draft.build_messages()
         if not messages:
             return None
         self._last_message_number += len(messages)
-        step = draft.mark_sent(self._last_message_number)
+        unanswered = draft.advance_sequences(self._last_message_number)
         for sequence, length in draft.chunks:
             self._fair_shares.charge_prompt(sequence, length)
-        self._unanswered_plans.append(step)
-        seconds = self.cost_model.predict(step.load) if step.load is not None else 0.0
-        member_ids = output_ids = tuple([sequence.id for sequence in step.members])
-        if step.members_with_output is not step.members:
-            output_ids = tuple([sequence.id for sequence in step.members_with_output])
+        self._unanswered_plans.append(unanswered)
+        seconds = self.cost_model.predict(unanswered.load) if unanswered.load is not None else 0.0
+        member_ids = output_ids = tuple([sequence.id for sequence in unanswered.members])
+        if unanswered.members_with_output is not unanswered.members:
+            output_ids = tuple([sequence.id for sequence in unanswered.members_with_output])
         return StepPlan(self._epoch, self._last_message_number, tuple(messages), member_ids, output_ids, seconds)
 
     def _draft_step(self, now: float) -> StepDraft:
@@ -233,7 +235,7 @@ class Scheduler:
 
     def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
                       now: float) -> list[SchedulerEvent]:
-        """Apply the answer to the oldest plan in flight; ignore an answer to any other.
+        """Apply the answer to the oldest plan in flight, also to one without a step; ignore an answer to any other.
 
         `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
         tokens that count.
@@ -241,16 +243,16 @@ class Scheduler:
         if (result.epoch != self._epoch or not self._unanswered_plans
             or self._unanswered_plans[0].last_message_number != last_message_number):
             return []
-        step = self._unanswered_plans.popleft()
-        if step.load is not None:
-            slowdown = self.cost_model.observe(step.load, result.seconds)
+        plan = self._unanswered_plans.popleft()
+        if plan.load is not None:
+            slowdown = self.cost_model.observe(plan.load, result.seconds)
             if slowdown != 1.0:
                 self._wait_forecast.scale_step_times(slowdown)
             if self._answered_at is not None:  # a step was in flight all the time since then
-                self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
-                                                has_turned_new_sequence_away=step.has_turned_new_sequence_away)
+                self._wait_forecast.record_step(now - self._answered_at, plan.load.chunk_tokens,
+                                                has_turned_new_sequence_away=plan.has_turned_new_sequence_away)
             self._answered_at = now if self._unanswered_plans else None
-        return self.sequences.apply_result(step, result, stop_token_counts, now)
+        return self.sequences.apply_result(plan, result, stop_token_counts, now)
 
     # -- shards
 

@@ -25,11 +25,11 @@ class RequestPhase(StrEnum):
     NO_FREE_BLOCKS = "blocks"  # too few free blocks in the KV cache
     PREFILL_BUDGET = "budget"  # the step has no prompt tokens left (--max-batch-prefill-tokens, --max-decode-stall-ms)
     SHARED_PREFIX = "prefix"  # a running request is computing the next block of the same prompt prefix
-    ADAPTER = "adapter"  # not loaded yet
+    ADAPTER = "adapter"  # not loaded yet; equal to the kind of the resource, as the next one
     GRAMMAR = "grammar"  # not compiled yet
     FAULT_ISOLATION = "trial"  # steps failed: suspects run first
     SLOW_CLIENT = "reader"  # its client does not read the stream
-    PREEMPTED = "yielded"  # preempted
+    PREEMPTED = "yielded"  # its blocks went to others; it runs again later
     NO_SHARDS = "shards"  # no shards are ready
     PREFILL = "prefill"
     DECODE = "decode"
@@ -40,7 +40,7 @@ MAX_INTERVALS = 512  # intervals; beyond, a change between two waiting phases is
 
 
 class RequestTimeline:
-    """Timeline that begins when the request arrives; `end` closes the last interval."""
+    """Timeline that begins when the request is submitted; `end` closes the last interval."""
 
     __slots__ = ("_phase_starts", "ended_at", "num_prefix_hit_tokens")
 

@@ -30,7 +30,8 @@ class StepDraft:
 
     messages_before: list[Filter | Concat] = field(default_factory=list)
     batch: Batch | None = None
-    decoding: list[Sequence] = field(default_factory=list)  # the ready sequences that decode in the step
+    # All ready sequences of the batch, or none. The message does not name them: the shards find the same ones.
+    decoding: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens of each
     new_sequences: list[NewSequence] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
@@ -38,8 +39,8 @@ class StepDraft:
     decode_load: StepLoad | None = None  # load of the decodes without chunks, if a policy has computed it
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
-    def take_messages(self) -> list[ShardMessage]:
-        """Return the messages. To be called once, and before `mark_sent`: chunks begin where the sequences stand."""
+    def build_messages(self) -> list[ShardMessage]:
+        """Return the messages. To be called before `advance_sequences`: chunks begin where the sequences stand."""
         messages: list[ShardMessage] = [*self.messages_before]
         if self.kind is not RequestKind.GENERATE:
             messages.append(PoolingStep(self.kind, tuple(self.new_sequences)))
@@ -56,8 +57,8 @@ class StepDraft:
                 else Decode(self.batch.id, tuple(self.grants), keep))
         return messages
 
-    def mark_sent(self, last_message_number: int) -> "UnansweredPlan":
-        """Count the draft's tokens as sent and its outputs as in flight; return what its answer is to be applied to."""
+    def advance_sequences(self, last_message_number: int) -> "UnansweredPlan":
+        """Advance the sequences as if the step were sent already, and return what its answer is to be applied to."""
         decoding, chunks = self.decoding, self.chunks
         if not decoding and not chunks:
             return UnansweredPlan(last_message_number)

@@ -132,8 +132,9 @@ class WaitingSequenceSelector:
                 yield sequence
             else:
                 sequence.timeline.enter_phase(phase, self.now)
-            # The members of an open group may be anywhere in the queue, so others do not count.
-            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.num_places_left
+            # The members of an open group may be anywhere in the queue, so that others do not count.
+            is_beside_open_group = phase is RequestPhase.STATIC_GROUP and self.policy.num_places_left > 0
+            num_examined += not is_beside_open_group
             if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 

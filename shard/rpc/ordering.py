@@ -47,10 +47,11 @@ class EpochMessages:
     """State of one epoch's messages: which order is next, which are received and not queued, why the epoch ended."""
 
     number: int
-    # Reasons, empty while there is none.
-    why_no_more_queued: str = ""  # written by the event loop
-    why_no_more_applied: str = ""  # written by the compute thread
-    why_results_discarded: str = ""  # results of steps under way, since a step with a `PendingResult` failed
+    # Stages of the end, each with its reason, empty before it: nothing more is queued (written by the event loop),
+    # nothing that is queued is applied (by the compute thread), results of steps under way are discarded.
+    why_no_more_queued: str = ""
+    why_no_more_applied: str = ""
+    why_results_discarded: str = ""  # a step with a `PendingResult` failed
     next_order: int = 1  # the lowest order that is not queued yet
     received_messages: dict[int, PendingCall[Any]] = field(default_factory=dict)  # not queued yet
     rejected_orders: set[int] = field(default_factory=set)  # orders that came after the end
@@ -106,10 +107,10 @@ class MessageSequencer:
             fail_call(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
             epoch.received_messages[request.order] = pending_call
-            self._queue_ready_messages(epoch)
+            self._queue_or_reject_messages(epoch)
         return pending_call
 
-    def _queue_ready_messages(self, epoch: EpochMessages) -> None:
+    def _queue_or_reject_messages(self, epoch: EpochMessages) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
         while not epoch.why_over and epoch.next_order in epoch.received_messages:
             self._queue_message(epoch, epoch.received_messages.pop(epoch.next_order))
@@ -179,7 +180,7 @@ class MessageSequencer:
         if not pending_call.outcome.done():  # the shard may stop while a step ends
             pending_call.outcome.set_result(outcome)
         if epoch.why_no_more_applied:
-            self._queue_ready_messages(epoch)
+            self._queue_or_reject_messages(epoch)
 
     def _update_gap_timer(self, epoch: EpochMessages) -> None:
         """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
@@ -194,7 +195,7 @@ class MessageSequencer:
     def _close_epoch(self, epoch: EpochMessages, reason: str) -> None:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.why_no_more_queued = epoch.why_no_more_queued or reason
-        self._queue_ready_messages(epoch)
+        self._queue_or_reject_messages(epoch)
 
 
 def make_pending_call(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:

@@ -137,8 +137,9 @@ class CudaGraphRunner:
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
     def _prepare_step(self, layout: StepLayout, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
-        """Send the inputs of this step and return the captured calls for it. `previous_rows` has the rows of the
-        tokens that the last step chose, by sequence."""
+        """Write the inputs of this step into the graph's buffers and return the captured calls for it; None if no
+        capture fits. `previous_rows` has the rows of the tokens that the last step chose, by sequence; a sequence that
+        ends in a placeholder was in that step."""
         count = len(layout.sequences)
         rows = min((rows for rows in self._captured_steps if rows >= count), default=0)
         if not rows or count > layout.num_decodes or cache is not self._cache:

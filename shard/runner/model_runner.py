@@ -58,11 +58,11 @@ class ModelRunner:
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
         """Run one step: forward pass, checks, prompt logprobs, tokens."""
         layout = lay_out_step(step)
-        captured = None if self.cuda_graph_runner is None else self.cuda_graph_runner.run(layout, cache)
-        if captured is None:
+        graph_outputs = None if self.cuda_graph_runner is None else self.cuda_graph_runner.run(layout, cache)
+        if graph_outputs is None:
             inputs, hidden_states = self.forward(layout, cache)
         else:
-            hidden_states = captured.hidden_states
+            hidden_states = graph_outputs.hidden_states
         non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
         prompt_logprobs: dict[int, PromptLogprobs] = {}
         for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True):
@@ -74,14 +74,14 @@ class ModelRunner:
         outputs: dict[int, SequenceOutput] = {}
         failures: dict[int, pb.Failure] = {}
         if layout.sampled_sequences:
-            if captured is None:
+            if graph_outputs is None:
                 # In a step of decodes alone the sampled rows are all rows, and `forward` has set their adapters.
                 if step.chunks or layout.num_dummy_rows:
                     self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
                                                     for sequence in layout.sampled_sequences])
                 logits = self.model.compute_logits(hidden_states[inputs.sampled_rows])  # [sequences, vocabulary]
             else:
-                logits = captured.logits
+                logits = graph_outputs.logits
             outputs, failures = self._sample_tokens(layout.sampled_sequences, logits)
         for sequence_id in sorted(non_finite_ids):
             failures[sequence_id] = pb.NON_FINITE

@@ -127,7 +127,8 @@ class BatchTransaction:
         if sum(lengths) > self._shard_state.max_chunk_tokens:
             raise RejectedMessage(
                 f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._shard_state.max_chunk_tokens}")
-        # Chunks of failed sequences are not run. `apply_step` still records them, since messages under way rely on it.
+        # Chunks of failed sequences are not run. `apply_step` still records them: the router may have sent the next
+        # chunk already, which starts where this one ends.
         self._skipped_chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is not None]
         self._step.chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is None]
         self._step.failed_sequences += [chunk.sequence for chunk in self._skipped_chunks]

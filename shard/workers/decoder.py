@@ -150,7 +150,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if pending_result is not None:
             return pending_result
         self._overlap_queue.finish_all()
-        step.move_out_failed()
+        step.move_out_failed()  # sequences of this step may have failed in those just finished
         return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:

@@ -71,7 +71,7 @@ def harness() -> ResultHarness:
 
 
 def send_draft(draft: StepDraft) -> UnansweredPlan:
-    return draft.mark_sent(1)
+    return draft.advance_sequences(1)
 
 
 def send_chunks(*sequences: Sequence, length: int | None = None) -> UnansweredPlan:

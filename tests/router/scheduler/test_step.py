@@ -36,11 +36,11 @@ def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -
 
 def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> UnansweredPlan:
     draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
-    return draft.mark_sent(5)
+    return draft.advance_sequences(5)
 
 
 def test_draft_without_a_step_has_a_number_and_no_load() -> None:
-    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).mark_sent(5) == UnansweredPlan(5)
+    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).advance_sequences(5) == UnansweredPlan(5)
     assert UnansweredPlan(5).load is None
 
 
