@@ -35,6 +35,7 @@ from launcher.commands import (
     tune_command,
 )
 from launcher.compat.migrate import translate_command_line
+from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.doctor import command as doctor
 from launcher.environment_variables import (
     adapter_store_folder,
@@ -57,7 +58,6 @@ from launcher.hub.resolve import (
     find_cached_model,
     find_model,
 )
-from launcher.output import PLAIN_OUTPUT, Output
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,

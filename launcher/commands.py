@@ -12,9 +12,9 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
+from launcher.console_output import format_bytes
 from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.cached_models import format_models_table, iterate_cached_models, remove_cached_model
-from launcher.output import format_bytes
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"

@@ -19,10 +19,10 @@ from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import RaisingArgumentParser, translate
+from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.doctor import checks
 from launcher.environment_variables import hub_cache_folder
 from launcher.hub.resolve import find_model
-from launcher.output import PLAIN_OUTPUT, Output
 
 REFUSED_SUBCOMMANDS = {
     "quantize": "weft writes no quantized checkpoints. Those that GPTQ, AWQ or llm-compressor wrote are served as they "

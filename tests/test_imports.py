@@ -43,9 +43,9 @@ IMPORT_ORDER = {
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora",
               "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
-    "launcher": ["environment_variables", "output", "client", "demo", "hub", "settings", "adapters", "supervisor",
-                 "commands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli", "compat_commands",
-                 "entry_point"],
+    "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
+                 "supervisor", "commands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli",
+                 "compat_commands", "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }

@@ -118,7 +118,7 @@ class ServerRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSpeed:
+class SoloCalibration:
     """Latency of single requests by tokens: without a KV cache, with one, and with one and a longer prompt.
 
     `busy_tokens_per_second` is the throughput of the study's dynamic batching with all handlers busy."""
@@ -163,7 +163,7 @@ class StudyPlan:
 
     shape: StudyModel
     scope: StudyScope
-    server_speed: ServerSpeed = field(default_factory=ServerSpeed)
+    server_speed: SoloCalibration = field(default_factory=SoloCalibration)
 
     def iter_server_runs(self, part: str) -> Iterator[ServerRuns]:
         if part == SOLO_PART:

@@ -15,7 +15,7 @@ from benchmarks.study.plan import (
     SWEET_SPOT_PART,
     USERS_PART,
     LatencyPoints,
-    ServerSpeed,
+    SoloCalibration,
 )
 from benchmarks.study.records import RunRecords
 from benchmarks.study.statistics import fit_line, mean_by_key, mean_or_nan
@@ -47,7 +47,7 @@ class CompletedRequest:
                                                                                          - self.solo_seconds)
 
 
-def list_completed_requests(run_records: RunRecords, server_speed: ServerSpeed) -> list[CompletedRequest]:
+def list_completed_requests(run_records: RunRecords, server_speed: SoloCalibration) -> list[CompletedRequest]:
     """Return the answers of a run, without failed requests."""
     return [CompletedRequest(record.ask.output_tokens, get_latency(record), record.ended,
                              server_speed.interpolate_latency(run_records.run, record.ask.output_tokens),
@@ -69,14 +69,15 @@ def compute_solo_latencies(records: Sequence[RequestRecord]) -> LatencyPoints:
     return tuple(sorted(latency_by_tokens.items()))
 
 
-def compute_server_speed(all_records: Iterable[RunRecords]) -> ServerSpeed:
-    """Return the server's speed from the runs of SOLO_PART."""
+def compute_solo_calibration(all_records: Iterable[RunRecords]) -> SoloCalibration:
+    """Return how fast the server answers a single request, from the runs of SOLO_PART; the study scales its load so."""
     records_by_run = {(run_records.run.policy, run_records.run.workload): run_records.records
                       for run_records in all_records if run_records.run.part == SOLO_PART}
     solo_latencies = {key: compute_solo_latencies(records) for key, records in records_by_run.items()}
-    return ServerSpeed(solo_latencies.get((NOBATCH_POLICY, "short"), ()),
-                       solo_latencies.get((NONE_POLICY, "short"), ()), solo_latencies.get((NONE_POLICY, "long"), ()),
-                       compute_tokens_per_second(records_by_run.get((DYNAMIC_POLICY, ALL_HANDLERS), ())))
+    return SoloCalibration(
+        solo_latencies.get((NOBATCH_POLICY, "short"), ()), solo_latencies.get((NONE_POLICY, "short"), ()),
+        solo_latencies.get((NONE_POLICY, "long"), ()),
+        compute_tokens_per_second(records_by_run.get((DYNAMIC_POLICY, ALL_HANDLERS), ())))
 
 
 def compute_tokens_per_second(records: Sequence[RequestRecord]) -> float:
@@ -133,7 +134,7 @@ def median_normalized_latency(completed: Sequence[CompletedRequest]) -> float:
     return median(answer.latency_seconds / answer.num_tokens for answer in completed) if completed else nan
 
 
-def compute_open_loop_metrics(run_records: RunRecords, server_speed: ServerSpeed) -> dict[str, float]:
+def compute_open_loop_metrics(run_records: RunRecords, server_speed: SoloCalibration) -> dict[str, float]:
     """Return the figures of a run with requests arriving all the time."""
     completed = list_completed_requests(run_records, server_speed)
     first_token_times = [answer.first_token_seconds for answer in completed if answer.first_token_seconds is not None]
@@ -150,7 +151,7 @@ def compute_open_loop_metrics(run_records: RunRecords, server_speed: ServerSpeed
         "jain": compute_jain_index([answer.num_tokens / answer.latency_seconds for answer in completed]),}
 
 
-def compute_closed_loop_metrics(run_records: RunRecords, server_speed: ServerSpeed) -> dict[str, float]:
+def compute_closed_loop_metrics(run_records: RunRecords, server_speed: SoloCalibration) -> dict[str, float]:
     """Return the figures of a run with a constant number of users.
 
     The last answers, when fewer users are left, do not count for the latency."""
@@ -178,4 +179,4 @@ def should_stop_runs(finished_runs: Sequence[RunRecords]) -> bool:
 def closed_loop_normalized_latency(run_records: RunRecords) -> float:
     unit_latencies = ((1.0, 1.0),)
     return compute_closed_loop_metrics(run_records,
-                                       ServerSpeed(unit_latencies, unit_latencies, unit_latencies))["per_token_p50"]
+                                       SoloCalibration(unit_latencies, unit_latencies, unit_latencies))["per_token_p50"]

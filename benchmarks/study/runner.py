@@ -19,9 +19,9 @@ from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
-from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, ServerSpeed, StudyPlan, StudyRun
+from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, SoloCalibration, StudyPlan, StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore
-from benchmarks.study.run_metrics import compute_server_speed, should_stop_runs
+from benchmarks.study.run_metrics import compute_solo_calibration, should_stop_runs
 from router.simulation.run_stats import percentile
 
 WARM_UP_REQUESTS = [PlannedRequest(number, "Request", 8) for number in range(8)]
@@ -60,12 +60,12 @@ class StudyRunner:
     send_requests: SendRequests = send_requests
     fetch_stats: Callable[[int], dict[str, Any]] = fetch_server_stats
 
-    def measure_server_speed(self, plan: StudyPlan, parts: Sequence[str] = STUDY_PARTS) -> ServerSpeed:
+    def measure_server_speed(self, plan: StudyPlan, parts: Sequence[str] = STUDY_PARTS) -> SoloCalibration:
         """Return how fast the server is, as far as these parts need it; measured unless there are records."""
         solo_server_runs = [turn for turn in plan.iter_server_runs(SOLO_PART) if COMPAT_PART in parts
                             or not turn.runs[0].is_compat_mode]
-        return compute_server_speed(run_records for turn in solo_server_runs
-                                    for run_records in self.iter_measured_runs(plan, turn))
+        return compute_solo_calibration(run_records for turn in solo_server_runs
+                                        for run_records in self.iter_measured_runs(plan, turn))
 
     def measure_part(self, plan: StudyPlan, part: str) -> None:
         for turn in plan.iter_server_runs(part):

@@ -19,7 +19,7 @@ from benchmarks.study.plan import (
     SWEET_SPOT_PART,
     USERS_PART,
     WORKLOAD_PART,
-    ServerSpeed,
+    SoloCalibration,
     StudyRun,
 )
 from benchmarks.study.records import RunRecords
@@ -29,7 +29,7 @@ from benchmarks.study.run_metrics import (
     compute_closed_loop_metrics,
     compute_fixed_load_metrics,
     compute_open_loop_metrics,
-    compute_server_speed,
+    compute_solo_calibration,
     list_completed_requests,
     mean_latency_by_tokens,
     should_stop_runs,
@@ -74,7 +74,7 @@ def count_failed_requests(all_records: Sequence[RunRecords]) -> dict[str, int]:
 
 
 def summarize_model(all_records: Sequence[RunRecords]) -> FiguresDict:
-    server_speed = compute_server_speed(all_records)
+    server_speed = compute_solo_calibration(all_records)
     all_records = [run_records for run_records in all_records if server_speed.is_known_for(run_records.run.part)]
     parts = {part: [run_records for run_records in all_records if run_records.run.part == part]
              for part in (COMPAT_PART, WORKLOAD_PART, USERS_PART)}
@@ -113,7 +113,7 @@ def compute_bands(figures_of_seeds: Sequence[Mapping[str, float]]) -> dict[str, 
     return {name: ConfidenceBand.from_values(one[name] for one in figures_of_seeds) for name in figures_of_seeds[0]}
 
 
-def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
+def summarize_policies(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
     """Return the figures of each policy, and its latencies by tokens."""
     completed_by_policy = {policy: [list_completed_requests(run_records, server_speed) for run_records in runs]
                            for policy, runs in group_by_policy(all_records).items()}
@@ -152,7 +152,7 @@ def choose_length_bin_width(completed_by_seed: Sequence[Sequence[CompletedReques
 
 # -- the study's mode
 
-def summarize_compat(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
+def summarize_compat(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
     policy_figures = summarize_policies(all_records, server_speed)
     compat_figures: FiguresDict = {"policies": policy_figures}
     comparable_seeds = list(filter(has_dynamic_and_others, group_by_seed(all_records).values()))
@@ -174,7 +174,7 @@ def has_dynamic_and_others(seed_records: Sequence[RunRecords]) -> bool:
     return DYNAMIC_POLICY in policy_names and len(policy_names) > 1
 
 
-def compute_dynamic_latency_ratio(seed_records: Sequence[RunRecords], server_speed: ServerSpeed) -> float:
+def compute_dynamic_latency_ratio(seed_records: Sequence[RunRecords], server_speed: SoloCalibration) -> float:
     """Return the mean latency of dynamic batching divided by the mean of the other policies', in one seed."""
     latency_by_policy = {run_records.run.policy: compute_fixed_load_metrics(
         list_completed_requests(run_records, server_speed))["mean_latency"] for run_records in seed_records}
@@ -187,7 +187,7 @@ def fit_latency_by_tokens(latencies: Mapping[float, ConfidenceBand]) -> Regressi
 
 # -- beyond the study's mode
 
-def summarize_sweep(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
+def summarize_sweep(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
     """Return the figures of each policy at each rate, and its highest throughput."""
     levels = {policy: compute_metrics_by_level(runs,
                                                lambda run_records: compute_open_loop_metrics(run_records, server_speed))
@@ -253,7 +253,7 @@ def compare_with_static_peak(levels_by_policy: Mapping[str, FiguresByLevel],
                             "latency_ratio": latency / static_latency}}
 
 
-def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
+def summarize_users(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
     """Return how many users are served at no more than twice the latency per token of a single user.
 
     The single user is of the same seed, with the policy that is fastest for one."""
@@ -276,7 +276,7 @@ def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed
 
 
 def compute_single_user_normalized_latencies(all_records: Sequence[RunRecords],
-                                             server_speed: ServerSpeed) -> dict[int, float]:
+                                             server_speed: SoloCalibration) -> dict[int, float]:
     """Return the seconds per token of a single user by seed; seeds without such a run get the mean of the others."""
     single_user_records = group_by_seed([run_records for run_records in all_records if run_records.run.level == 1])
     seconds_by_seed = {seed: min(compute_closed_loop_metrics(run_records, server_speed)["per_token_p50"]

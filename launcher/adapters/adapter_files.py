@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.adapters.errors import AdapterError
-from launcher.output import format_bytes
+from launcher.console_output import format_bytes
 from shard.checkpoint.safetensors_file import Shape, read_file_header
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = ("adapter_config.json", "adapter_model.safetensors",

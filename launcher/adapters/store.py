@@ -25,7 +25,7 @@ from uuid import uuid4
 from launcher.adapters.adapter_files import AdapterMetadata, compute_digest, read_adapter_metadata
 from launcher.adapters.errors import AdapterError, AdapterErrorKind
 from launcher.adapters.eviction_pins import ProcessPinFile
-from launcher.output import format_bytes
+from launcher.console_output import format_bytes
 
 ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
 STORE_SUBFOLDERS = ("versions", "incoming", "pins", "merged", "hub")

@@ -37,8 +37,8 @@ from launcher.adapters.store_protocol import (
     parse_request,
     parse_request_line,
 )
+from launcher.console_output import PLAIN_OUTPUT
 from launcher.environment_variables import python_module_command
-from launcher.output import PLAIN_OUTPUT
 
 MERGE_COMMAND = python_module_command("shard.adapters.merge_command")
 MAX_CONCURRENT_ACCESS_CHECKS = 8  # maximum concurrent checks whether a token may read an adapter

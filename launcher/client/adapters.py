@@ -12,7 +12,7 @@ import aiohttp
 
 from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
-from launcher.output import align_columns, format_bytes
+from launcher.console_output import align_columns, format_bytes
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)

@@ -10,7 +10,7 @@ import aiohttp
 
 from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
-from launcher.output import align_columns
+from launcher.console_output import align_columns
 
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=30)
 TABLE_HEADER = ["request", "state", "time", "prompt", "cached", "generated", "most of it"]

@@ -14,7 +14,7 @@ def describe_error(error: Exception) -> str:
         words, command = " ".join(error.unused_tokens or ()), " ".join(["weft", *(error.command_chain or ())])
         return f"unexpected argument: {words}; `{command} --help` shows what can be given"
     if isinstance(error, CoercionError):
-        return f"{error}{describe_value(error)}"
+        return f"{error}{format_quantize_hint(error)}"
     return str(error)
 
 
@@ -27,7 +27,7 @@ def describe_missing_argument(error: MissingArgumentError) -> str:
     return f"weft {command} needs {name}: {meaning[:1].lower()}{meaning[1:]} `weft {command} --help` says more."
 
 
-def describe_value(error: CoercionError) -> str:
+def format_quantize_hint(error: CoercionError) -> str:
     token = error.token
     if token is not None and token.keyword == "--quantize" and token.value.lower() in CHECKPOINT_FORMATS:
         return " A checkpoint in AWQ, GPTQ, fp8 or compressed-tensors needs no flag: its config.json names the format."

@@ -32,7 +32,7 @@ class ResolvedFlag:
     values: Sequence[str]
 
     @property
-    def name(self) -> str:
+    def name_as_given(self) -> str:
         return (self.flag.environment_variable if self.source == "variable" or self.flag.is_only_variable
                 else f"--{self.flag.name}")
 
@@ -44,7 +44,8 @@ class ResolvedFlag:
     def effect(self) -> FlagEffect:
         if effect := self.flag.find_effect(self.value):
             return effect
-        raise ValueError(f"{self.name} must be one of {', '.join(self.flag.list_accepted_values())}, got {self.value}")
+        accepted = ", ".join(self.flag.list_accepted_values())
+        raise ValueError(f"{self.name_as_given} must be one of {accepted}, got {self.value}")
 
     @property
     def is_true(self) -> bool:
@@ -100,7 +101,7 @@ class ParsedArguments:
             weft_variables = (variable for variable in SETTINGS_BY_NAME[name].environment_variables
                               if variable.startswith("WEFT_"))
             return not self.is_weft_flag_given(name) and not any(map(self.environment.get, weft_variables))
-        return not self.environment.get(name) or name == resolved_flag.name
+        return not self.environment.get(name) or name == resolved_flag.name_as_given
 
     def is_setting_given(self, setting_name: str) -> bool:
         """Whether a setting is given by a flag of weft, or by a variable that `weft serve` reads."""
@@ -118,20 +119,20 @@ def mark_overridden_flags(resolved_flags: Sequence[ResolvedFlag]) -> Iterator[Re
     for item in resolved_flags:
         if winner := overriding_flags.get(item.flag.name):
             make_effect = unneeded_effect if item.value == winner.value else ignored_effect
-            yield replace(item, flag=replace(item.flag, effects=(make_effect(f"{winner.name} counts"),)))
+            yield replace(item, flag=replace(item.flag, effects=(make_effect(f"{winner.name_as_given} counts"),)))
         else:
             yield item
 
 
 def check_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
     """Raise ValueError for refused flags, all in one message, or for flags that repeat or contradict each other."""
-    refusals = [f"{item.name} is refused: {item.effect.reason}" for item in resolved_flags
+    refusals = [f"{item.name_as_given} is refused: {item.effect.reason}" for item in resolved_flags
                 if item.effect.action is FlagAction.REFUSED]
     if refusals:
         raise ValueError("; and ".join(refusals))
     names = Counter(item.effect.target_name for item in resolved_flags if item.effect.action is FlagAction.SETTING)
     for name in (name for name, count in names.items() if count > 1):
-        both = " and ".join(item.name for item in resolved_flags if item.effect.target_name == name)
+        both = " and ".join(item.name_as_given for item in resolved_flags if item.effect.target_name == name)
         raise ValueError(f"{both} are given, and mean the same; give one")
     for item in resolved_flags:
         check_conflicts(item, resolved_flags)
@@ -140,7 +141,8 @@ def check_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
 def check_conflicts(resolved_flag: ResolvedFlag, resolved_flags: Sequence[ResolvedFlag]) -> None:
     for other in resolved_flags:
         if resolved_flag.flag.conflicts_with == other.flag.name and resolved_flag.is_true and other.is_true:
-            raise ValueError(f"{resolved_flag.name} and {other.name} contradict each other; give one")
+            raise ValueError(f"{resolved_flag.name_as_given} and {other.name_as_given} contradict each other; give one")
         if resolved_flag.model_and_revision[1] and other.effect.target_name == "revision":
-            raise ValueError(f"{resolved_flag.name} names the revision {resolved_flag.model_and_revision[1]} already, "
-                             f"so {other.name} " f"({other.value}) must not be given")
+            raise ValueError(f"{resolved_flag.name_as_given} names the revision "
+                             f"{resolved_flag.model_and_revision[1]} already, so {other.name_as_given} ({other.value}) "
+                             "must not be given")

@@ -70,9 +70,9 @@ class FlagTranslation:
             case FlagAction.VARIABLE:
                 self.environment_variables[effect.target_name] = values[-1]
             case FlagAction.IGNORED:
-                self.notes.append(f"{resolved_flag.name} has no effect: {effect.reason}")
+                self.notes.append(f"{resolved_flag.name_as_given} has no effect: {effect.reason}")
             case FlagAction.UNNEEDED:
-                self.unneeded_notes.append(f"{resolved_flag.name} is not needed: {effect.reason}")
+                self.unneeded_notes.append(f"{resolved_flag.name_as_given} is not needed: {effect.reason}")
             case FlagAction.SHOW_ENVIRONMENT:
                 self.shows_environment = True
             case FlagAction.DOWNLOAD_ONLY:
@@ -88,17 +88,17 @@ class FlagTranslation:
         try:
             source, adapters = parse_lora_adapters(resolved_flag.value)
         except ValueError as error:
-            raise ValueError(f"{resolved_flag.name}: {error}") from error
+            raise ValueError(f"{resolved_flag.name_as_given}: {error}") from error
         self.default_settings["adapters"] = "true"
         self.set_setting(resolved_flag.effect.target_name, adapters)
         if source == "local":
             self.set_setting("preloaded_adapter_source", [source])
-            self.required_settings["adapter_root"] = resolved_flag.name
+            self.required_settings["adapter_root"] = resolved_flag.name_as_given
 
     def _choose_listen_address(self, resolved_flag: ResolvedFlag) -> str:
         if resolved_flag.source == "flag" or is_address(resolved_flag.value):
             return resolved_flag.value
-        self.notes.append(f"{resolved_flag.name} is no address ({resolved_flag.value}), so weft listens on "
+        self.notes.append(f"{resolved_flag.name_as_given} is no address ({resolved_flag.value}), so weft listens on "
                           f"{ALL_INTERFACES}; --hostname " "names another")
         return ALL_INTERFACES
 
@@ -127,7 +127,7 @@ def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Ma
     check_flags(resolved_flags)
     result = FlagTranslation(remaining_arguments=remaining_arguments,
                              default_settings=parsed_arguments.get_implicit_defaults(table),
-                             required_settings={item.effect.required_setting: f"{item.name} {item.value}"
+                             required_settings={item.effect.required_setting: f"{item.name_as_given} {item.value}"
                                                 for item in resolved_flags if item.effect.required_setting})
     for item in resolved_flags:
         result.translate_flag(item)

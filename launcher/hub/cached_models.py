@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
+from launcher.console_output import align_columns, format_bytes
 from launcher.hub.cache import REPOSITORY_PREFIX
 from launcher.hub.resolve import HUB_NAME_PATTERN, ModelNotCachedError, check_model_files
-from launcher.output import align_columns, format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Callable
 from threading import Lock
 
+from launcher.console_output import TextStream
 from launcher.hub.progress_bar import DownloadProgress
-from launcher.output import TextStream
 
 LINE_INTERVAL_SECONDS = 10.0  # seconds
 CLEAR_LINE = "\r\x1b[K"

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from launcher.console_output import Output, format_bytes
 from launcher.hub.cache import CachedRepository
 from launcher.hub.client import (
     POOLING_CONFIG_FILE,
@@ -40,7 +41,6 @@ from launcher.hub.resolve import (
     read_indexed_file_names,
 )
 from launcher.hub.retry_policy import RETRY_PAUSES_SECONDS, RetryPolicy
-from launcher.output import Output, format_bytes
 
 NEEDED_FILES = frozenset({
     WEIGHT_INDEX_FILE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from launcher.output import format_bytes
+from launcher.console_output import format_bytes
 
 RATE_WINDOW_SECONDS = 10.0  # seconds over which the rate is averaged
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 8, 32  # characters of the bar

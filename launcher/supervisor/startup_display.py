@@ -5,7 +5,7 @@ A start shorter than that interval logs nothing.
 
 import asyncio
 
-from launcher.output import TextStream
+from launcher.console_output import TextStream
 
 STARTUP_PHASES = ("start", "load", "check", "warm-up")
 REDRAW_SECONDS, LOG_INTERVAL_SECONDS = 0.1, 5.0  # seconds between two updates, on a terminal and in a log

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from launcher.output import PLAIN_OUTPUT, Output
+from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
 from launcher.supervisor.restart_policy import MAX_DEATHS, RESTART_PAUSES_SECONDS, WINDOW_SECONDS, RestartPolicy
 from launcher.supervisor.startup_display import StartupDisplay

@@ -33,7 +33,7 @@ CallResult = StepPlan | None | list[Any]  # a list of events or of resource comm
 ONE_TOKEN_ROW = StepResultRow((PLACEHOLDER_TOKEN,), (0.0,))
 
 
-class OneTokenRows(dict[int, StepResultRow]):
+class RowsDefaultingToOneToken(dict[int, StepResultRow]):
     """Rows of an answer: one token for every sequence without a row of its own."""
 
     def __missing__(self, sequence_id: int) -> StepResultRow:
@@ -168,7 +168,8 @@ def decode_step_arguments(order: int, epoch: int, seconds: float, *unusual: Any)
     tokens = {sequence_id: [PLACEHOLDER_TOKEN] * length for sequence_id, length in lengths}
     for sequence_id, index in ended:
         tokens.setdefault(sequence_id, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
-    rows = OneTokenRows({sequence_id: StepResultRow(row, (0.0,) * len(row)) for sequence_id, row in tokens.items()})
+    rows = RowsDefaultingToOneToken({sequence_id: StepResultRow(row, (0.0,) * len(row))
+                                     for sequence_id, row in tokens.items()})
     return order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped)
 
 

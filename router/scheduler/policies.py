@@ -185,7 +185,7 @@ class StepPolicy:
                 return True
         selector = self.scheduler.selector
         while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
-            cached = self.scheduler.running.count_cached_tokens(candidate)
+            cached = self.scheduler.running.count_prefix_hit_tokens(candidate)
             if not budget.max_chunk_length(cached, candidate.length - cached):
                 selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
                 draft.has_turned_new_sequence_away = True
@@ -307,7 +307,7 @@ class PausePolicy(StepPolicy):
         candidate = self.scheduler.selector.peek_next_sequence()
         return candidate is not None and (
             tokens_left == self.scheduler.settings.max_prefill_tokens
-            or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
+            or candidate.length - self.scheduler.running.count_prefix_hit_tokens(candidate) <= tokens_left)
 
 
 def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:

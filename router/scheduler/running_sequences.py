@@ -154,7 +154,7 @@ class RunningSequences:
             sequence.cached_prefix_version = self.block_pool.contents_version
         return sequence.cached_prefix
 
-    def count_cached_tokens(self, sequence: Sequence) -> int:
+    def count_prefix_hit_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's tokens are cached, if it entered now."""
         return len(self.find_cached_blocks(sequence)) * self.block_pool.block_size
 

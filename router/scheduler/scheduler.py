@@ -314,7 +314,7 @@ class Scheduler:
         if candidate.predicted_raw_wait is not None:
             self._wait_forecast.record_wait(candidate.predicted_raw_wait, self.selector.now - candidate.submitted_at)
             candidate.predicted_raw_wait = None
-            candidate.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(candidate)
+            candidate.timeline.num_prefix_hit_tokens = self.running.count_prefix_hit_tokens(candidate)
         candidate.timeline.enter_phase(RequestPhase.PREFILL, self.selector.now)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:

@@ -173,7 +173,7 @@ class WaitingSequenceSelector:
                      and not self._running.is_waiting_for_prefix(s) and self._why_no_room(s) is None), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
-        return self._running.count_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
+        return self._running.count_prefix_hit_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
 
 
 def is_awaiting_requeue(sequence: Sequence) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.recording.file import BadRecording, Recording
-from router.recording.replay import OneTokenRows
+from router.recording.replay import RowsDefaultingToOneToken
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
 from router.scheduler.messages import StepPlan, StepResult
@@ -114,9 +114,8 @@ class Simulation:
         step = self._steps_in_flight.popleft()
         stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.output_ids
                              if self._num_tokens_left.get(sequence_id) == 1}
-        events = self._scheduler.complete_step(step.plan.last_message_number,
-                                               StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
-                                               stop_token_counts, self.now)
+        result = StepResult(SIMULATED_EPOCH, step.seconds, RowsDefaultingToOneToken(), {})
+        events = self._scheduler.complete_step(step.plan.last_message_number, result, stop_token_counts, self.now)
         self.stats.record_events(events, self.now)
         for event in events:
             if isinstance(event, TokensGenerated):

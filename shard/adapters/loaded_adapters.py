@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from shard.adapters.adapter_tensors import AdapterTensors, open_adapter
 from shard.errors import RejectedMessage
-from shard.lora import startup_exactness_check
+from shard.lora import batch_invariance_check
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.lora.targets import LoraTargetLayers
@@ -40,8 +40,8 @@ class LoadedAdapters:
 
     def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
-        return startup_exactness_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,
-                                                             self._device)
+        return batch_invariance_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,
+                                                            self._device)
 
     def load(self, adapter: int, folder: Path) -> int:
         """Load the adapter and return its size in bytes. Raises RejectedMessage, and then nothing has changed.

@@ -17,7 +17,7 @@ MAX_PIECE_TOKENS = 128  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class SpanAttentionMask:
+class TokenSpanMask:
     """Cache slots that one span attends to, and which of them each of its tokens may not see."""
 
     token_slice: slice  # on the token axis
@@ -34,7 +34,7 @@ class ReferenceAttention:
         self._scale = attention_options.compute_score_scale(head_dim)
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,  # noqa: ARG002
-             cache: KVCache) -> dict[int, list[SpanAttentionMask]]:
+             cache: KVCache) -> dict[int, list[TokenSpanMask]]:
         """Return the spans' slots and masks by window size."""
         # A chunk is cut, since the scores of a long chunk far into a prompt would not fit into memory together.
         spans = [*decodes, *(TokenSpan(chunk.first_row + first, chunk.start + first,
@@ -43,7 +43,7 @@ class ReferenceAttention:
         return {window: [make_span_mask(span, cache, window) for span in spans]
                 for window in self._options.window_sizes}
 
-    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, list[SpanAttentionMask]]) -> Tensor:
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, list[TokenSpanMask]]) -> Tensor:
         output = torch.zeros_like(queries)
         kv_heads, _, head_dim = self._head_shape
         for span_mask in plan[self._options.window_of_layer(layer)]:
@@ -63,9 +63,9 @@ class ReferenceAttention:
         return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def make_span_mask(span: TokenSpan, cache: KVCache, window: int) -> SpanAttentionMask:
+def make_span_mask(span: TokenSpan, cache: KVCache, window: int) -> TokenSpanMask:
     slots = make_int64_tensor(cache.list_slots(span.blocks, 0, span.end)).to(cache.device)
     positions, token_positions = (torch.arange(first, span.end, device=cache.device) for first in (0, span.start))
     ahead = positions - token_positions[:, None]  # [length, positions]
     masked = (ahead > 0) | (ahead <= -window) if window else ahead > 0
-    return SpanAttentionMask(slice(span.first_row, span.first_row + span.length), slots, masked)
+    return TokenSpanMask(slice(span.first_row, span.first_row + span.length), slots, masked)

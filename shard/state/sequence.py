@@ -201,7 +201,7 @@ def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, nu
     })
 
 
-def read_texts(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
+def read_pooling_inputs(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
     if message.wanted not in pb.Wanted.values() or not message.wanted:
         raise MalformedMessage(f"wanted must be VECTORS or LABELS, got {message.wanted}")
     tokens = split_by_counts(message.tokens, list(message.num_tokens), "tokens")

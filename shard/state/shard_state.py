@@ -9,10 +9,17 @@ from collections.abc import Mapping
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
+from shard.state.batch_transaction import BatchTransaction, SequencesById
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE, BlockReferenceCounts
-from shard.state.sequence import PLACEHOLDER_TOKEN, ModelLimits, PoolingText, Sequence, read_sequences, read_texts
+from shard.state.sequence import (
+    PLACEHOLDER_TOKEN,
+    ModelLimits,
+    PoolingText,
+    Sequence,
+    read_pooling_inputs,
+    read_sequences,
+)
 from shard.state.step import Step
-from shard.state.transaction import BatchTransaction, SequencesById
 
 
 def cap_num_blocks(request: pb.WarmupRequest, num_fitting_blocks: int) -> int:
@@ -120,7 +127,7 @@ class ShardState:
 
     def read_embed_texts(self, request: pb.EmbedRequest) -> list[PoolingText]:
         """Check and return the texts of a step, which leaves no state behind."""
-        texts = read_texts(request, self.limits)
+        texts = read_pooling_inputs(request, self.limits)
         if not self.block_usage.num_blocks:
             raise RejectedMessage("Warmup comes first")
         if request.wanted not in self.limits.supported_wanted:

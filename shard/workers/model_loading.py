@@ -57,8 +57,13 @@ from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
 from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
+from shard.runner.batch_invariance_check import (
+    QUICK_GATE_SIZES,
+    THOROUGH_GATE_SIZES,
+    ExactnessGate,
+    find_encoder_difference,
+)
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
-from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate, find_encoder_difference
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner

@@ -20,7 +20,8 @@ def test_server_answers_and_stops_cleanly_on_a_signal(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2", "--no-request-log") as weft:
         assert weft.generate(5) == "terry"
         weft.send_signal(signal.SIGTERM)
-        assert weft.wait_for_exit() == (0, "")
+        assert weft.wait_for_exit() == (0, "weft: stopping: running requests may finish within 30 seconds; the same "
+                                        "signal again ends them\nweft: stopped\n")
 
 
 def test_each_request_is_a_line_of_the_log(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
-from shard.runner.exactness_gate import ExactnessGate
+from shard.runner.batch_invariance_check import ExactnessGate
 from shard.workers.model_loading import make_cache
 
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(

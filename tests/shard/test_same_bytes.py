@@ -1,8 +1,8 @@
 """A request gets bit-identical tokens and logprobs in any batch and under any schedule.
 
 The router's core schedules random requests together; each result is compared with that of the request alone. The tests
-are skipped where the exactness gate finds this machine inexact; `tests/shard/runner/test_exactness_gate.py` tests the
-gate.
+are skipped where the exactness gate finds this machine inexact; `tests/shard/runner/test_batch_invariance_check.py`
+tests the gate.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ NUM_ADAPTERS = 5 * len(DEFECTS)
 def test_shard_accepts_only_the_valid_adapter(tmp_path: Path) -> None:
     names = write_invalid_adapters(InvalidAdaptersSettings(shape="tiny", requests=NUM_ADAPTERS), tmp_path / "adapters")
     registry = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
-                                              adaptable=True)).adapter_registry
+                                              adaptable=True)).loaded_adapters
     assert registry.load(1, tmp_path / "adapters" / "good") > 0
     for number, name in enumerate(names, 2):
         with pytest.raises(RejectedMessage):

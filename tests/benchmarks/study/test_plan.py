@@ -6,7 +6,7 @@ import pytest
 from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
 from benchmarks.study.plan import (
     STUDY_PARTS,
-    ServerSpeed,
+    SoloCalibration,
     StudyPlan,
     StudyRun,
     StudyScope,
@@ -14,9 +14,9 @@ from benchmarks.study.plan import (
 )
 from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 
-SERVER_SPEED = ServerSpeed(compat_latencies=((1.0, 0.02), (200.0, 4.0)),
-                           short_prompt_latencies=((1.0, 0.01), (200.0, 2.0)),
-                           long_prompt_latencies=((8.0, 0.16), (64.0, 1.28)), busy_tokens_per_second=160.0)
+SERVER_SPEED = SoloCalibration(compat_latencies=((1.0, 0.02), (200.0, 4.0)),
+                               short_prompt_latencies=((1.0, 0.01), (200.0, 2.0)),
+                               long_prompt_latencies=((8.0, 0.16), (64.0, 1.28)), busy_tokens_per_second=160.0)
 STUDY_PLAN = StudyPlan(make_simulated_model(1.0), StudyScope(seeds=2, levels=(0.5, 1.0, 2.0, 4.0), users=(1, 4)),
                        SERVER_SPEED)
 

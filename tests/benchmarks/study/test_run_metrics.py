@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.study.plan import ServerSpeed, StudyRun
+from benchmarks.study.plan import SoloCalibration, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import (
     compute_closed_loop_metrics,
@@ -22,7 +22,7 @@ from benchmarks.study.run_metrics import (
 )
 
 LATENCY_POINTS = ((1.0, 0.1), (100.0, 10.0))  # a tenth of a second a token
-SERVER_SPEED = ServerSpeed(LATENCY_POINTS, LATENCY_POINTS, LATENCY_POINTS)
+SERVER_SPEED = SoloCalibration(LATENCY_POINTS, LATENCY_POINTS, LATENCY_POINTS)
 COMPAT_RUN = StudyRun("compat", "simulated", "figure", "dynamic")
 SWEEP_RUN = StudyRun("sweep", "simulated", "poisson", "mixed", level=2.0)
 USERS_RUN = StudyRun("users", "simulated", "closed", "mixed", level=4.0)

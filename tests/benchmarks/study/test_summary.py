@@ -7,7 +7,7 @@ import pytest
 from support.fake_study import SMALL_SCOPE, run_fake_study
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.study.plan import ServerSpeed, StudyRun
+from benchmarks.study.plan import SoloCalibration, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import CompletedRequest
 from benchmarks.study.statistics import ConfidenceBand
@@ -23,7 +23,7 @@ from benchmarks.study.summary import (
 )
 
 pytestmark = pytest.mark.slow
-SERVER_SPEED = ServerSpeed(*[((1.0, 1.0),)] * 3)
+SERVER_SPEED = SoloCalibration(*[((1.0, 1.0),)] * 3)
 
 
 @cache

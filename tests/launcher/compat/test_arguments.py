@@ -21,7 +21,7 @@ FLAG_TABLE = ForeignFlagTable("loom-launcher", (
 
 def resolve_flags(*weft_arguments: str, values_by_flag: dict[str, list[str]] | None = None,
                   **environment: str) -> list[tuple[str, str]]:
-    return [(item.name, item.value)
+    return [(item.name_as_given, item.value)
             for item in ParsedArguments(values_by_flag or {}, weft_arguments, environment).resolve_flags(FLAG_TABLE)]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.process_memory import needs_less_memory
 from torch import Tensor
 
-from shard.lora import startup_exactness_check
+from shard.lora import batch_invariance_check
 from shard.lora.lora_linear import FusedLinearPart, LoraLinear, group_slices_into_parts, multiply_tiles
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
 from shard.quantization.format import MatrixSlice
@@ -79,13 +79,13 @@ def test_cleared_slot_adds_nothing() -> None:
 
 
 def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert startup_exactness_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU) == ""
+    assert batch_invariance_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU) == ""
 
     def multiply_depending_on_batch_size(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
         return multiply_tiles(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
     monkeypatch.setattr("shard.lora.lora_linear.multiply_tiles", multiply_depending_on_batch_size)
-    reason = startup_exactness_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU)
+    reason = batch_invariance_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU)
     assert "adds to a product of 48 inputs and 12 outputs has other bits" in reason
 
 

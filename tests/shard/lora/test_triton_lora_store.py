@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.lora import lora_linear, startup_exactness_check, triton_lora_store
+from shard.lora import batch_invariance_check, lora_linear, triton_lora_store
 from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
 from shard.lora.routing import (
     MAX_PADDED_RANK,
@@ -278,4 +278,4 @@ def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     linear = lora_linear.LoraLinear(lambda x: x, AdapterRouting(CPU, AdapterSlots()),
                                     [MatrixSlice("q.weight", (24, 72), range(24), range(72))], torch.float32, CPU)
     assert isinstance(linear.lora_weights, triton_lora_store.TritonLoraStore)
-    assert startup_exactness_check.find_batch_dependence([linear], torch.float32, CPU) == ""
+    assert batch_invariance_check.find_batch_dependence([linear], torch.float32, CPU) == ""

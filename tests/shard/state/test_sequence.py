@@ -16,9 +16,9 @@ from shard.state.sequence import (
     SamplingParams,
     TokenOccurrences,
     parse_column,
+    read_pooling_inputs,
     read_sampling_params,
     read_sequences,
-    read_texts,
     split_by_counts,
 )
 
@@ -135,11 +135,12 @@ TEXT_LIMITS = ModelLimits(512, 8, 1, mixed_steps=True)
 
 
 def test_texts_are_split_by_the_counts_column() -> None:
-    assert read_texts(make_embed([5, 6, 7], [8]), TEXT_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
+    assert read_pooling_inputs(make_embed([5, 6, 7], [8]), TEXT_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
 
 
 def test_each_text_has_its_adapter() -> None:
-    assert read_texts(make_embed([5], [6], adapters=[0, 9]), TEXT_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
+    message = make_embed([5], [6], adapters=[0, 9])
+    assert read_pooling_inputs(message, TEXT_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
 
 
 @pytest.mark.parametrize(("message", "complaint"), [
@@ -154,4 +155,4 @@ def test_each_text_has_its_adapter() -> None:
 ], ids=str)
 def test_invalid_texts_are_malformed(message: Any, complaint: str) -> None:
     with pytest.raises(MalformedMessage, match=complaint):
-        read_texts(message, TEXT_LIMITS)
+        read_pooling_inputs(message, TEXT_LIMITS)

@@ -1,17 +1,17 @@
 """Tests of the benchmark of recording and the prefix cache: all cores do the same work."""
 
-from benchmarks.experiments.scheduler_cost import (
+from benchmarks.experiments.recording_and_caching_cost import (
     NUM_BLOCKS,
     BusyScheduler,
-    SchedulerCostSettings,
+    RecordingCostSettings,
     make_model_info,
-    measure_scheduler_costs,
+    measure_recording_and_caching_costs,
 )
 from router.recording.recorder import RecordingScheduler
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
-TINY_SETTINGS = SchedulerCostSettings(streams=3, steps=20, turns=2, waiting=5)
+TINY_SETTINGS = RecordingCostSettings(streams=3, steps=20, turns=2, waiting=5)
 
 
 def test_all_scheduler_variants_do_the_same_work():
@@ -26,7 +26,7 @@ def test_all_scheduler_variants_do_the_same_work():
 
 
 def test_results_have_costs_and_a_snapshot_time():
-    result = measure_scheduler_costs(TINY_SETTINGS)
+    result = measure_recording_and_caching_costs(TINY_SETTINGS)
     assert result.recording_us_per_token != result.caching_us_per_token
     assert (result.streams, result.snapshot_waiting) == (3, 5)
     assert result.snapshot_ms > 0.0

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from launcher.output import PLAIN_OUTPUT, Output, align_columns, format_bytes
+from launcher.console_output import PLAIN_OUTPUT, Output, align_columns, format_bytes
 from launcher.supervisor.startup_display import StartupDisplay
 
 

@@ -19,7 +19,7 @@ from shard.models.encoder import Encoder
 from shard.models.registry import load_model, read_model_config
 from shard.ops.linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
-from shard.runner.exactness_gate import (
+from shard.runner.batch_invariance_check import (
     QUICK_GATE_SIZES,
     THOROUGH_GATE_SIZES,
     ExactnessGate,

@@ -2,7 +2,7 @@
 
 Three schedulers run the same steps in turns: a plain one, a recorded one, and one whose requests carry block hashes.
 There is no shard and no network: every plan is answered at once, and the CPU time of this process is measured.
-`python -P -m benchmarks.experiments.scheduler_cost --help` lists the settings. The last line is JSON.
+`python -P -m benchmarks.experiments.recording_and_caching_cost --help` lists the settings. The last line is JSON.
 """
 
 import gc
@@ -34,7 +34,7 @@ ONE_TOKEN_ROW = StepResultRow((7,), (0.0,))
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCostSettings(ExperimentSettings):
+class RecordingCostSettings(ExperimentSettings):
     streams: PositiveInt = 64
     "How many sequences decode at once."
     steps: PositiveInt = 100
@@ -105,7 +105,7 @@ def make_model_info(num_blocks: int) -> ModelInfo:
     return ModelInfo("none", "cpu", "none", 512, 2**20, BLOCK_SIZE, num_blocks)
 
 
-def measure_rounds(settings: SchedulerCostSettings) -> Iterator[tuple[float, float, float]]:
+def measure_rounds(settings: RecordingCostSettings) -> Iterator[tuple[float, float, float]]:
     """Yield microseconds per step of the plain, the recorded and the caching scheduler, measured in turns."""
     scheduler_settings, model_info = SchedulerSettings(look_ahead=1), make_model_info(NUM_BLOCKS)
     busy_schedulers = (
@@ -119,7 +119,7 @@ def measure_rounds(settings: SchedulerCostSettings) -> Iterator[tuple[float, flo
         yield plain, recorded, cached
 
 
-def measure_snapshot_ms(settings: SchedulerCostSettings) -> float:
+def measure_snapshot_ms(settings: RecordingCostSettings) -> float:
     """Return the milliseconds of a snapshot of a busy scheduler with many waiting requests."""
     scheduler_settings = SchedulerSettings(max_batch_size=settings.streams,
                                            max_concurrent_requests=settings.streams + settings.waiting)
@@ -141,7 +141,7 @@ def time_one_snapshot_ms(scheduler: Scheduler) -> float:
     return (time.perf_counter() - started_at) * 1e3
 
 
-def measure_scheduler_costs(settings: SchedulerCostSettings) -> SchedulerCosts:
+def measure_recording_and_caching_costs(settings: RecordingCostSettings) -> SchedulerCosts:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # as in the router
     times = list(measure_rounds(settings))
@@ -153,9 +153,9 @@ def measure_scheduler_costs(settings: SchedulerCostSettings) -> SchedulerCosts:
                           settings.waiting)
 
 
-def bench(settings: SchedulerCostSettings = SchedulerCostSettings()) -> None:
+def bench(settings: RecordingCostSettings = RecordingCostSettings()) -> None:
     """Measure what recording and the prefix cache cost."""
-    result = measure_scheduler_costs(settings)
+    result = measure_recording_and_caching_costs(settings)
     text = (f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us\n"
             f"recording costs {result.recording_us_per_token} us a token: {result.recording_share:.2%} of the router's "
             f"{ROUTER_US_PER_TOKEN:.0f} us\n"

@@ -19,9 +19,9 @@ from support.shards.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, appl
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
+from shard.state.batch_transaction import BlockClaimChecker
 from shard.state.block_reference_counts import BlockReferenceCounts
 from shard.state.shard_state import ShardState
-from shard.state.transaction import BlockClaimChecker
 
 # Messages that a `ShardState` with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
 REJECTED_MESSAGES = {
