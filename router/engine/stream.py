@@ -182,6 +182,7 @@ class OutputBuilder:
         self._stop_strings = StopStringMatcher(request.stop_strings) if request.stop_strings else None
         self._next_prompt_logprob_index = 1  # the first token has none
         self._special_tokens = tokenizer.special_tokens
+        self._stop_tokens = request.end_tokens - tokenizer.end_tokens  # named by the request, and not part of the text
         self._row_events: list[TokenEvent] = []  # events of the row that was detokenized last
         self._text_pieces: list[str] = []  # pieces of all detokenized tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
@@ -195,9 +196,10 @@ class OutputBuilder:
         if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
             tokens = tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
         for index, token in enumerate(tokens):
-            piece = self._detokenizer.step(token)
+            is_stop_token = token in self._stop_tokens
+            piece = "" if is_stop_token else self._detokenizer.step(token)
             self._text_pieces.append(piece)
-            is_special = token in self._special_tokens
+            is_special = is_stop_token or token in self._special_tokens
             text = self._tokenizer.decode_token(token) if is_special else piece
             top_tokens = tuple([TopToken(top, self._tokenizer.decode_token(top), logprob, top in self._special_tokens)
                                 for top, logprob in row.top_logprobs[index]]) if row.top_logprobs else ()

@@ -69,6 +69,7 @@ class DialectParameterNames:
     truncate: str = "truncate"  # empty if the dialect cannot truncate prompts
     top_n_tokens: str = "top_n_tokens"
     grammar: str = "grammar"
+    max_top_n_tokens: int = 0  # that the dialect itself promises, also beyond --max-top-n-tokens
     max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
 
     def check_prompt_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:

@@ -3,6 +3,7 @@ floating-point ones, in float32, which is what the shards receive. Errors name t
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ MAX_STOP_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 10
 MIN_PENALTY, MAX_PENALTY = -2.0, 2.0
+MAX_BIAS = 100.0  # of a logit, as in OpenAI's API
+MAX_CHOICES = 128  # of one prompt, as in OpenAI's API
+MAX_LISTED_TOKENS = 1024  # tokens of a list in a request, or of `logit_bias`
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
@@ -34,6 +38,13 @@ FRACTION_OR_ONE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": 1})  # of 
 PENALTY = DocumentedBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
 PRIORITY = DocumentedBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
 AT_LEAST_ONE = DocumentedBounds({"minimum": 1})
+FRACTION_OR_BOUND = DocumentedBounds({"minimum": 0, "maximum": 1})  # of the best candidate's probability
+TOP_K_OR_ALL = DocumentedBounds({"minimum": -1})  # -1 and 0 keep all candidates
+TOKEN_IDS = DocumentedBounds({"items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LISTED_TOKENS})
+ALLOWED_TOKEN_IDS = DocumentedBounds(TOKEN_IDS.keywords | {"minItems": 1})
+LOGIT_BIAS = DocumentedBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": {
+    "type": "number", "minimum": int(-MAX_BIAS), "maximum": int(MAX_BIAS)}})
+NUM_CHOICES = DocumentedBounds({"minimum": 1, "maximum": MAX_CHOICES})
 EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
 AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
 FALSE = DocumentedBounds({"enum": [False, None]})
@@ -82,3 +93,28 @@ def validate_fraction(name: str, value: float) -> float:
     if not 0 < rounded < 1:
         raise InvalidRequest(f"`{name}` must be above 0 and below 1, got {value}; leave it out to keep all candidates")
     return rounded
+
+
+def validate_share(name: str, value: float) -> float:
+    rounded = round_to_float32(name, value)
+    if not 0 <= rounded <= 1:
+        raise InvalidRequest(f"`{name}` must be at least 0 and at most 1, got {value}")
+    return rounded
+
+
+def validate_bias(name: str, value: float) -> float:
+    rounded = round_to_float32(name, value)
+    if abs(rounded) > MAX_BIAS:
+        raise InvalidRequest(f"`{name}` must be at least {-MAX_BIAS:.0f} and at most {MAX_BIAS:.0f}, got {value}")
+    return rounded
+
+
+def validate_token_ids(name: str, tokens: Sequence[int], vocabulary_size: int) -> tuple[int, ...]:
+    """Return the tokens sorted, each once."""
+    if len(tokens) > MAX_LISTED_TOKENS:
+        raise InvalidRequest(f"`{name}` must hold at most {MAX_LISTED_TOKENS} tokens, got {len(tokens)}")
+    for token in tokens:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequest(f"a token in `{name}` must be at least 0 and below {vocabulary_size}, the size of the "
+                                 f"vocabulary, got {token}", param=name)
+    return tuple(sorted(set(tokens)))

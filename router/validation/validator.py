@@ -2,10 +2,11 @@
 Messages use TGI's names of parameters, except for those in `DialectParameterNames`."""
 
 import hashlib
+import re
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.adapters.reference import RequestedAdapter, ResolvedAdapter
@@ -28,14 +29,19 @@ from router.text.chat_template import ChatTemplate
 from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
 from router.text.tokenizer import Tokenizer
 from router.validation.bounds import (
+    MAX_CHOICES,
     MAX_PRIORITY,
     MAX_SALT_CHARACTERS,
     MAX_STOP_CHARACTERS,
+    validate_bias,
     validate_fraction,
     validate_penalty,
     validate_positive,
+    validate_share,
+    validate_token_ids,
 )
 
+TOKEN_ID_PATTERN = re.compile(r"\d{1,10}", re.ASCII)
 NO_ADAPTER_DIGEST = ""  # in a namespace, in place of an adapter's digest
 KIND_DESCRIPTIONS = {
     RequestKind.GENERATE: ("generate text", "generates text (/generate, /v1/chat/completions)"),
@@ -50,7 +56,8 @@ FLOAT_PARAMETERS: tuple[tuple[str, str, Callable[[str, float], float]], ...] = (
     ("frequency_penalty", "frequency_penalty", validate_penalty),
     ("presence_penalty", "presence_penalty", validate_penalty),
     ("top_p", "top_p", validate_fraction),
-    ("typical_p", "typical_p", validate_fraction))
+    ("typical_p", "typical_p", validate_fraction),
+    ("min_p", "min_p", validate_share))
 now = time.monotonic
 
 
@@ -59,6 +66,7 @@ class GenerationInput(PromptInput):
     """Parameters of a client: their types are checked, their values are not. None means not given."""
 
     best_of: int | None = None
+    num_choices: int = 1  # how many texts are generated and returned, whatever their logprobs
     greedy: bool = False  # no sampling, whatever else is given
     temperature: float | None = None
     repetition_penalty: float | None = None
@@ -68,6 +76,12 @@ class GenerationInput(PromptInput):
     top_k: int | None = None
     top_p: float | None = None
     typical_p: float | None = None
+    min_p: float | None = None
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # what is added to a token's logit, by its id
+    allowed_token_ids: tuple[int, ...] | None = None  # the only ones that may be chosen
+    min_tokens: int = 0  # before one that ends the text
+    stop_token_ids: tuple[int, ...] = ()  # that end the text beside the model's end tokens, and are not part of it
+    raw_logprobs: bool = False  # logprobs of the model's logits as they are
     do_sample: bool = False
     ignore_eos: bool = False  # generate past the model's end tokens
     stop_strings: tuple[str, ...] = ()
@@ -124,8 +138,8 @@ class RequestValidator:
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < model_info.vocabulary_size)
 
     async def validate(self, generation_input: GenerationInput) -> list[ValidatedRequest]:
-        """Return the validated requests, one for each of `best_of`. Raises InvalidRequest, ChatTemplateFailed,
-        AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
+        """Return the validated requests, one for each of `best_of` or `num_choices`. Raises InvalidRequest,
+        ChatTemplateFailed, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
         kind = generation_input.kind
         if kind not in self._supported_kinds:
             supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)
@@ -146,7 +160,7 @@ class RequestValidator:
         grammar = await self._resolve_grammar(generation_input)
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
                                              cache_namespace=cache_namespace, index=index)
-                for index in range(generation_input.best_of or 1)]
+                for index in range(generation_input.best_of or generation_input.num_choices)]
 
     def close(self) -> None:
         self.prompt_encoder.close()
@@ -160,15 +174,20 @@ class RequestValidator:
         if best_of > 1 and not generation_input.is_sampling:
             raise InvalidRequest(f"`best_of` is {best_of}, but nothing is sampled: all choices would be the same; set "
                                  "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
+        if not 1 <= generation_input.num_choices <= MAX_CHOICES:
+            raise InvalidRequest(f"`n` must be at least 1 and at most {MAX_CHOICES}, "
+                                 f"got {generation_input.num_choices}")
         sampling = self._make_sampling_params(generation_input)
         if generation_input.max_new_tokens == 0:
             raise InvalidRequest(f"`{names.max_new_tokens}` must be at least 1, got 0")
         self._check_stop_strings(generation_input.stop_strings)
+        if generation_input.stop_token_ids:
+            self._check_stop_tokens(generation_input)
         if generation_input.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
-        if sampling.top_n_tokens > config.max_top_n_tokens:
-            raise InvalidRequest(f"`{names.top_n_tokens}` must be at most {config.max_top_n_tokens} "
-                                 f"(--max-top-n-tokens), got {sampling.top_n_tokens}")
+        if sampling.top_n_tokens > (limit := max(config.max_top_n_tokens, names.max_top_n_tokens)):
+            raise InvalidRequest(f"`{names.top_n_tokens}` must be at most {limit} (--max-top-n-tokens), got "
+                                 f"{sampling.top_n_tokens}")
         check_text(names.prompt, generation_input.prompt)
         max_input, truncate = self.limits.max_input_tokens, generation_input.truncate
         if truncate is not None and not 1 <= truncate <= max_input:
@@ -182,9 +201,9 @@ class RequestValidator:
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
         checked: dict[str, Any] = {}
-        for field, name, check in FLOAT_PARAMETERS:
-            if (value := getattr(generation_input, field)) is not None:
-                checked[field] = check(name, value)
+        for field_name, name, check in FLOAT_PARAMETERS:
+            if (value := getattr(generation_input, field_name)) is not None:
+                checked[field_name] = check(name, value)
         if checked.get("repetition_penalty") == 1:
             del checked["repetition_penalty"]  # changes nothing
         checked["temperature"] = checked.get("temperature", 1.0) if generation_input.is_sampling else 0.0
@@ -193,8 +212,29 @@ class RequestValidator:
             raise InvalidRequest(f"`top_k` must be at least 1, got {top_k}")
         if top_k is None or top_k >= self._model_info.vocabulary_size:
             top_k = 0  # keeps all
-        return SamplingParams(**checked, top_k=top_k, watermark=generation_input.watermark,
+        return SamplingParams(**checked, **self._check_token_parameters(generation_input), top_k=top_k,
+                              watermark=generation_input.watermark, raw_logprobs=generation_input.raw_logprobs,
                               top_n_tokens=generation_input.top_n_tokens or 0)
+
+    def _check_token_parameters(self, generation_input: GenerationInput) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that name tokens or count them. Raises InvalidRequest."""
+        vocabulary_size, checked = self._model_info.vocabulary_size, dict[str, Any]()
+        if generation_input.logit_bias:
+            bias_by_token = check_logit_bias(generation_input.logit_bias, vocabulary_size)
+            checked |= {"biased_tokens": tuple(bias_by_token), "biases": tuple(bias_by_token.values())}
+        if generation_input.allowed_token_ids is not None:
+            checked["allowed_tokens"] = validate_token_ids("allowed_token_ids", generation_input.allowed_token_ids,
+                                                           vocabulary_size)
+            if not checked["allowed_tokens"]:
+                raise InvalidRequest("`allowed_token_ids` must hold at least one token, got none; leave it out to "
+                                     "allow all")
+        if generation_input.min_tokens:
+            limit, limit_name = generation_input.max_new_tokens, generation_input.parameter_names.max_new_tokens
+            if limit is not None and generation_input.min_tokens > limit:
+                raise InvalidRequest(f"`min_tokens` must be at most `{limit_name}` ({limit}), "
+                                     f"got {generation_input.min_tokens}")
+            checked["min_tokens"] = generation_input.min_tokens
+        return checked
 
     def _check_stop_strings(self, strings: tuple[str, ...]) -> None:
         limit = self._config.max_stop_sequences
@@ -205,6 +245,12 @@ class RequestValidator:
             if len(string) > MAX_STOP_CHARACTERS:
                 raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
                                      f"got {len(string)}", param="stop")
+
+    def _check_stop_tokens(self, generation_input: GenerationInput) -> None:
+        validate_token_ids("stop_token_ids", generation_input.stop_token_ids, self._model_info.vocabulary_size)
+        if generation_input.grammar is not None:
+            raise InvalidRequest(f"`stop_token_ids` and `{generation_input.parameter_names.grammar}` are given, but "
+                                 "with a grammar the text ends where the grammar does; leave one of them out")
 
     async def _resolve_grammar(self, generation_input: GenerationInput) -> LoadableResource | None:
         if (grammar := generation_input.grammar) is None:
@@ -238,7 +284,8 @@ class RequestValidator:
             sampling_key=0 if seed is None else make_sampling_key(seed, 0 if generation_input.seed is None else index),
             sampling=sampling,
             # With a grammar the text ends where the grammar does, even with `ignore_eos`.
-            end_tokens=frozenset() if generation_input.ignore_eos and grammar is None else self._end_tokens,
+            end_tokens=(frozenset() if generation_input.ignore_eos and grammar is None else self._end_tokens).union(
+                generation_input.stop_token_ids),
             stop_strings=generation_input.stop_strings,
             prompt_logprobs=generation_input.prompt_logprobs,
             priority=generation_input.priority,
@@ -252,6 +299,19 @@ class RequestValidator:
             kind=generation_input.kind,
         )
         return ValidatedRequest(request, seed, prompt.num_characters, adapter, prompt.token_offsets)
+
+
+def check_logit_bias(logit_bias: Mapping[str, float], vocabulary_size: int) -> dict[int, float]:
+    """Return the biases by token, in the order of the tokens. Raises InvalidRequest."""
+    bias_by_token = dict[int, float]()
+    for name, bias in logit_bias.items():
+        if not TOKEN_ID_PATTERN.fullmatch(name):
+            raise InvalidRequest(f"`logit_bias` must have ids of tokens as keys, got {name[:40]!a}", param="logit_bias")
+        if int(name) in bias_by_token:
+            raise InvalidRequest(f"`logit_bias` has the token {int(name)} twice; give it once")
+        bias_by_token[int(name)] = validate_bias("logit_bias", bias)
+    return {token: bias_by_token[token] for token in validate_token_ids("logit_bias", [*bias_by_token],
+                                                                        vocabulary_size)}
 
 
 def remaining_seconds(deadline: float | None) -> float | None:

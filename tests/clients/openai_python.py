@@ -58,6 +58,41 @@ def check_completions() -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
+def check_choices() -> None:
+    """Check `n`: one choice is what `n=1` returns with the same seed, and streams add up to the same."""
+    def create(**options: object) -> object:
+        return CLIENT.completions.create(model="weft/demo", prompt="Once upon a time", max_tokens=12, temperature=1,
+                                         seed=7, **options)
+    answer = create(n=3)
+    texts = [choice.text for choice in answer.choices]
+    assert len({*texts}) > 1
+    assert (texts[0], answer.usage.completion_tokens) == (create().choices[0].text, 36)
+    streamed = ["", "", ""]
+    for chunk in create(n=3, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+    chats = CLIENT.chat.completions.create(model="weft/demo", messages=COUNTING_MESSAGES, n=2, temperature=0).choices
+    assert [choice.index for choice in chats] == [0, 1]
+    assert {choice.message.content for choice in chats} == {"1, 2, 3, 4, 5."}
+
+
+def check_sampling_fields() -> None:
+    """Check `logit_bias`, 20 alternatives, and vLLM's fields in `extra_body`."""
+    def create(**options: object) -> object:
+        [choice] = CLIENT.chat.completions.create(model="weft/demo", messages=COUNTING_MESSAGES, temperature=0,
+                                                  max_tokens=5, **options).choices
+        return choice
+    [first, *_] = create(logprobs=True, top_logprobs=20).logprobs.content
+    assert (first.token, len(first.top_logprobs)) == ("1", 20)
+    three = "25"  # the id of the token "3"
+    assert create(logit_bias={three: 100}).message.content == "33333"
+    assert create(extra_body={"allowed_token_ids": [int(three)]}).message.content == "33333"
+    stopped = create(extra_body={"stop_token_ids": [int(three)]})
+    assert (stopped.message.content, stopped.finish_reason) == ("1, 2, ", "stop")
+    invalid = expect_server_error(openai.BadRequestError, lambda: create(logit_bias={three: 101}))
+    assert (invalid.param, "at most 100, got 101" in str(invalid)) == ("logit_bias", True)
+
+
 def check_tool_calls() -> None:
     answer = CLIENT.chat.completions.create(model="weft/demo", messages=WEATHER_MESSAGES, tools=[WEATHER_TOOL],
                                             temperature=0)
@@ -116,6 +151,7 @@ def check_errors() -> None:
         stream.close()
 
 
-for check in (check_models, check_chats, check_completions, check_tool_calls, check_embeddings, check_errors):
+for check in (check_models, check_chats, check_completions, check_choices, check_sampling_fields, check_tool_calls,
+              check_embeddings, check_errors):
     check()
     sys.stdout.write(f"openai: {check.__name__}\n")

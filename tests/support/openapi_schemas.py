@@ -1,6 +1,7 @@
 """Subset of JSON schema that our OpenAPI document uses: validate a value, make a sample, list every field."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,9 +54,12 @@ class DocumentSchemas:
         if isinstance(value, list):
             return all(self.is_valid(schema.get("items", {}), item) for item in value)
         if isinstance(value, dict):
-            return set(schema.get("required", ())) <= set(value) and all(
-                self.is_valid(about, value[name]) for name, about in schema.get("properties", {}).items()
-                if name in value)
+            properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+            others = others if isinstance(others, dict) else {}
+            name_pattern = schema.get("propertyNames", {}).get("pattern", "")
+            return (set(schema.get("required", ())) <= set(value) and all(
+                re.search(name_pattern, name) and self.is_valid(properties.get(name, others), part)
+                for name, part in value.items()))
         return True
 
     def make_sample(self, schema: Schema) -> Any:

@@ -71,14 +71,14 @@ def completion_response_json(output: GenerationOutput, text_prefix: str) -> str:
     choice = completion_choice_json(0, text_prefix + output.final_event.text,
                                     OPENAI_FINISH_REASONS[output.final_event.finish_reason])
     return (f'{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{choice}],'
-            f'"usage":{usage_json([output], USAGE_TEMPLATE)}}}')
+            f'"usage":{usage_json([output], template=USAGE_TEMPLATE)}}}')
 
 
 def chat_response_json(output: GenerationOutput, message_json: str, model: str, created: int, fingerprint: str) -> str:
     choice = (f'{{"index":0,"message":{message_json},'
               f'"finish_reason":"{OPENAI_FINISH_REASONS[output.final_event.finish_reason]}"}}')
     return (f'{{"id":"null","object":"text_completion","created":{created},"model":{quoted(model)},'
-            f'"choices":[{choice}],"usage":{usage_json([output], USAGE_TEMPLATE)},'
+            f'"choices":[{choice}],"usage":{usage_json([output], template=USAGE_TEMPLATE)},'
             f'"system_fingerprint":"{fingerprint}"}}')
 
 

@@ -3,9 +3,9 @@ requests are converted to LoRAX's parameters, whose checks are in parameters.py;
 responses, which on OpenAI's routes has OpenAI's fields with some values of LoRAX's own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
@@ -64,6 +64,7 @@ class LoraxGenerationInput:
     prompt: str | Conversation
     parameters: LoraxParameters
     make_grammar: Callable[[], Grammar | None]
+    token_parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of GenerationInput that LoRAX has not
 
     @property
     def num_characters(self) -> int | None:
@@ -141,7 +142,7 @@ class LoraxChatRequest(ChatRequest):
         parameters = to_lorax_parameters(
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
-        return LoraxGenerationInput(self.conversation, parameters, self._output_grammar)
+        return LoraxGenerationInput(self.conversation, parameters, self._output_grammar, self.token_parameters)
 
     def _output_grammar(self) -> Grammar | None:
         grammar = None if self.response_format is None else self.response_format.to_grammar()
@@ -165,7 +166,7 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, lambda: None)
+        return LoraxGenerationInput(self.prompt, parameters, lambda: None, self.token_parameters)
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
@@ -325,8 +326,9 @@ class LoraxRoutes(ServiceRoutes):
         for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
                                  validator.limits):
             raise InvalidRequest(fault)  # LoRAX reports the first
-        return await validator.validate(generation_request.parameters.to_generation_input(
-            generation_request.prompt, context, generation_request.make_grammar()))
+        return await validator.validate(replace(generation_request.parameters.to_generation_input(
+            generation_request.prompt, context, generation_request.make_grammar()),
+            **generation_request.token_parameters))
 
     def _headers(self, request: web.Request, num_characters: int | None,
                  adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:

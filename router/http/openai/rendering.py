@@ -19,6 +19,7 @@ from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
+CHAT_CHUNK_TYPE, COMPLETION_TYPE = "chat.completion.chunk", "text_completion"
 USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
@@ -93,18 +94,24 @@ class ChatIncludeOptions:
     includes_logprobs: bool = False
 
 
-def text_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput,
-                              output_options: ChatIncludeOptions) -> str:
+def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput],
+                         choices: Sequence[str]) -> str:
+    """Return the response to a chat, with the JSON of its choices."""
+    return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choices)}],'
+            f'"usage":{usage_json(outputs, len(outputs))}}}')
+
+
+def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
+                          output_options: ChatIncludeOptions) -> str:
     message = f'{{"role":"assistant","content":{quoted(output.final_event.text)}}}'
-    return chat_completion_json(metadata, output, output_options, message,
-                                metadata.words.finish_reasons[output.final_event.finish_reason])
+    return chat_choice_json(index, output, output_options, message,
+                            metadata.words.finish_reasons[output.final_event.finish_reason])
 
 
-def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatIncludeOptions,
-                         message_json: str, finish_reason: str) -> str:
+def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatIncludeOptions, message_json: str,
+                     finish_reason: str) -> str:
     logprobs = logprobs_json(output.tokens) if output_options.includes_logprobs else "null"
-    choice = f'{{"index":0,"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
-    return f'{{{metadata.to_json_fields("chat.completion")},"choices":[{choice}],"usage":{usage_json([output])}}}'
+    return f'{{"index":{index},"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
 
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
@@ -120,20 +127,23 @@ def token_fields(token: TokenEvent | TopToken) -> str:
             f'"bytes":[{",".join(map(str, token.text.encode()))}]')
 
 
-def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput]) -> str:
+def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int) -> str:
+    """Return the response to one or several prompts, each with `num_choices` outputs."""
     choices = ",".join(completion_choice_json(index, answer.final_event.text,
                                               metadata.words.finish_reasons[answer.final_event.finish_reason])
                        for index, answer in enumerate(outputs))
-    return f'{{{metadata.to_json_fields("text_completion")},"choices":[{choices}],"usage":{usage_json(outputs)}}}'
+    return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{choices}],'
+            f'"usage":{usage_json(outputs, num_choices)}}}')
 
 
 def completion_choice_json(index: int, text: str, finish_reason: str) -> str:
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":null,"finish_reason":"{finish_reason}"}}'
 
 
-def usage_json(outputs: Sequence[GenerationOutput], template: str = USAGE_TEMPLATE) -> str:
-    """Render the tokens of prompts and outputs, and their sum, in a dialect's order of the fields."""
-    return format_usage(sum(len(output.validated_request.request.prompt) for output in outputs),
+def usage_json(outputs: Sequence[GenerationOutput], num_choices: int = 1, template: str = USAGE_TEMPLATE) -> str:
+    """Render the tokens of prompts and outputs, and their sum, in a dialect's order of the fields. A prompt counts once
+    for all its choices."""
+    return format_usage(sum(len(output.validated_request.request.prompt) for output in outputs[::num_choices]),
                         sum(output.final_event.num_tokens for output in outputs), template)
 
 
@@ -186,21 +196,39 @@ class ChunkStreamRenderer:
         return self._render_error(event.error)
 
 
-class OpenAIChatStreamRenderer(ChunkStreamRenderer):
-    """Renderer of a chat's stream."""
+class ChoiceStreamRenderer(ChunkStreamRenderer):
+    """Renderer of one choice in a stream that may hold several. The end of the stream is not its own."""
 
-    __slots__ = ("_chunk_prefix", "_event_prefix", "_finish_reason_json", "_later_chunk_prefix", "_num_prompt_tokens",
-                 "_output_options", "_words")
+    __slots__ = ("error", "num_prompt_tokens", "num_tokens")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatIncludeOptions) -> None:
+    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int) -> None:
         super().__init__(metadata.render_error_chunk)
-        self._event_prefix = f'data: {{{metadata.to_json_fields("chat.completion.chunk")},"choices":['
-        self._chunk_prefix = self._event_prefix + '{"index":0,"delta":{"role":"assistant","content":'
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0  # known at the end
+        self.error: RequestError | None = None  # ends all choices of the stream, not only this one
+
+    def _handle_failure(self, event: FailedEvent) -> str:
+        """Keep the error and render nothing: the handler ends all choices of the stream with it."""
+        self.error = event.error
+        return ""
+
+
+class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
+    """Renderer of one choice in a chat's stream."""
+
+    __slots__ = ("_chunk_prefix", "_delta_prefix", "_finish_reason_json", "_later_chunk_prefix", "_output_options",
+                 "_words")
+
+    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
+                 output_options: ChatIncludeOptions) -> None:
+        super().__init__(metadata, num_prompt_tokens)
+        self._delta_prefix = (
+            f'data: {{{metadata.to_json_fields(CHAT_CHUNK_TYPE)},"choices":[{{"index":{index},"delta":')
+        self._chunk_prefix = self._delta_prefix + '{"role":"assistant","content":'
         self._later_chunk_prefix = (self._chunk_prefix if metadata.words.every_delta_has_a_role
-                                    else self._event_prefix + '{"index":0,"delta":{"content":')
+                                    else self._delta_prefix + '{"content":')
         self._finish_reason_json = "null"  # until the end
         self._words = metadata.words
-        self._num_prompt_tokens = num_prompt_tokens
         self._output_options = output_options
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
@@ -210,29 +238,21 @@ class OpenAIChatStreamRenderer(ChunkStreamRenderer):
                 '"usage":null}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        self.num_tokens = event.num_tokens
         self._finish_reason_json = f'"{self._words.finish_reasons[event.finish_reason]}"'
-        return self._render_chunk(text, token) + self._render_usage_and_done(event.num_tokens)
-
-    def _render_usage_and_done(self, num_tokens: int) -> str:
-        """Return what follows the last chunk: the usage, if requested, and the end of the stream."""
-        if not self._output_options.includes_usage:
-            return DONE_EVENT
-        return f'{self._event_prefix}],"usage":{format_usage(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE_EVENT}'
+        return self._render_chunk(text, token)
 
 
-class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
-    """Renderer of one completion in a stream that may hold several. The last chunk of each has its usage."""
+class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
+    """Renderer of one completion in a stream. The last chunk of each has its usage."""
 
-    __slots__ = ("_chunk_prefix", "_words", "error", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("_chunk_prefix", "_words")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int) -> None:
-        super().__init__(metadata.render_error_chunk)
+        super().__init__(metadata, num_prompt_tokens)
         self._chunk_prefix = (
-            f'data: {{{metadata.to_json_fields("text_completion")},"choices":[{{"index":{index},"text":')
+            f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
         self._words = metadata.words
-        self.num_prompt_tokens = num_prompt_tokens
-        self.num_tokens = 0  # known at the end
-        self.error: RequestError | None = None  # ends all completions of the stream, not only this one
 
     def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
         return (f'{self._chunk_prefix}{quoted(text)},"logprobs":null,'
@@ -244,13 +264,10 @@ class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
         reason = self._words.completion_chunk_finish_reasons[event.finish_reason]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
-    def _handle_failure(self, event: FailedEvent) -> str:
-        """Keep the error and render nothing: the handler ends all completions of the stream with it."""
-        self.error = event.error
-        return ""
 
-
-def completions_usage_chunk(metadata: ResponseMetadata, renderers: Sequence[OpenAICompletionStreamRenderer]) -> str:
-    """Return the chunk with the usage of all completions together."""
-    usage = format_usage(sum(text.num_prompt_tokens for text in renderers), sum(text.num_tokens for text in renderers))
-    return f'data: {{{metadata.to_json_fields("text_completion")},"choices":[],"usage":{usage}}}\n\n'
+def usage_chunk(metadata: ResponseMetadata, object_type: str, renderers: Sequence[ChoiceStreamRenderer],
+                num_choices: int) -> str:
+    """Return the chunk with the usage of all choices together; a prompt counts once for its `num_choices`."""
+    usage = format_usage(sum(choice.num_prompt_tokens for choice in renderers[::num_choices]),
+                         sum(choice.num_tokens for choice in renderers))
+    return f'data: {{{metadata.to_json_fields(object_type)},"choices":[],"usage":{usage}}}\n\n'

@@ -3,8 +3,9 @@ bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and
 responses have a form that clients of both accept."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic as clock
 from typing import Annotated, Any, Literal
 
@@ -16,14 +17,18 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.rendering import (
+    CHAT_CHUNK_TYPE,
+    COMPLETION_TYPE,
     DONE_EVENT,
     ChatIncludeOptions,
+    ChoiceStreamRenderer,
     OpenAIChatStreamRenderer,
     OpenAICompletionStreamRenderer,
     ResponseMetadata,
+    chat_completion_json,
     completion_json,
-    completions_usage_chunk,
-    text_chat_completion_json,
+    text_chat_choice_json,
+    usage_chunk,
 )
 from router.http.openai.tools import (
     NamedToolChoice,
@@ -33,7 +38,7 @@ from router.http.openai.tools import (
     get_tool_choice_name,
     required_call_grammar,
     select_template_tools,
-    tool_chat_completion_json,
+    tool_chat_choice_json,
 )
 from router.http.transport.body import (
     Int32,
@@ -61,8 +66,10 @@ from router.text.response_parser import (
 from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 
+MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
 CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
-                                             grammar="response_format", top_n_tokens="top_logprobs")
+                                             grammar="response_format", top_n_tokens="top_logprobs",
+                                             max_top_n_tokens=MAX_TOP_LOGPROBS)
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
 COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
@@ -72,9 +79,19 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else [] if value is None else value
 
 
+def check_num_entries(value: object) -> object:
+    """Refuse an object of very many entries before each of them is checked."""
+    if isinstance(value, dict) and len(value) > bounds.MAX_LISTED_TOKENS:
+        raise PydanticCustomError("entries", f"must have at most {bounds.MAX_LISTED_TOKENS} entries, got {len(value)}")
+    return value
+
+
 StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
 PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
                        BeforeValidator(as_list, json_schema_input_type=str | list[str])]
+
+
+KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
 class StreamOptions(RequestBody):
@@ -94,9 +111,16 @@ class OpenAIBaseRequest(ReportingRequestBody):
     top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
     frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
     presence_penalty: Annotated[float | None, bounds.PENALTY] = None
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    top_k: Annotated[Int32 | None, bounds.TOP_K_OR_ALL] = None
+    min_p: Annotated[float | None, bounds.FRACTION_OR_BOUND] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(check_num_entries), bounds.LOGIT_BIAS] = None
+    allowed_token_ids: Annotated[list[int] | None, FailFast(), bounds.ALLOWED_TOKEN_IDS] = None
+    min_tokens: UInt32 | None = None
+    stop_token_ids: Annotated[list[int] | None, FailFast(), bounds.TOKEN_IDS] = None
     seed: UInt64 | None = None
     stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
-    n: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
+    n: Annotated[UInt32 | None, bounds.NUM_CHOICES] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -116,6 +140,13 @@ class OpenAIBaseRequest(ReportingRequestBody):
         check_adapter_name("model", self.model)
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
 
+    @property
+    def token_parameters(self) -> dict[str, Any]:
+        """Fields of GenerationInput that TGI's and LoRAX's parameters do not have."""
+        return {"min_p": self.min_p, "logit_bias": self.logit_bias or {}, "min_tokens": self.min_tokens or 0,
+                "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+                "stop_token_ids": tuple(self.stop_token_ids or ())}
+
     def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
         greedy = self.temperature == 0
@@ -124,6 +155,7 @@ class OpenAIBaseRequest(ReportingRequestBody):
         return GenerationInput(
             prompt=prompt,
             parameter_names=parameter_names,
+            num_choices=1 if self.n is None else self.n,
             greedy=greedy,
             do_sample=True,
             temperature=None if greedy else self.temperature,
@@ -132,6 +164,9 @@ class OpenAIBaseRequest(ReportingRequestBody):
             presence_penalty=self.presence_penalty,
             max_new_tokens=self.max_tokens,
             stop_strings=tuple(self.stop),
+            repetition_penalty=self.repetition_penalty,
+            top_k=None if self.top_k in KEEPS_ALL_CANDIDATES else self.top_k,
+            **self.token_parameters,
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,
@@ -224,19 +259,19 @@ class ChatRequest(OpenAIBaseRequest):
     def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
-        repetition_penalty = None if self.presence_penalty is None else self.presence_penalty + 2
-        return replace(plain_request.to_generation_input(context), repetition_penalty=repetition_penalty)
+        generation_input = replace(plain_request.to_generation_input(context), raw_logprobs=False)
+        return (generation_input if self.presence_penalty is None
+                else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
 
     def to_generation_input(self, context: RequestContext) -> GenerationInput:
         conversation = self.conversation
         grammar = self._output_grammar()
-        if self.n not in {None, 1}:
-            raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
         parameter_names = CHAT_PARAMETER_NAMES
         if self.needs_tool_call:
             parameter_names = replace(parameter_names, grammar="tool_choice")
         return replace(self.base_generation_input(conversation, parameter_names, context),
-                       max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
+                       max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs,
+                       raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)
 
     def _output_grammar(self) -> Grammar | None:
         grammar = (None if self.response_format is None
@@ -256,7 +291,6 @@ class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
-    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
     suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
     best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
     echo: Annotated[bool | None, bounds.FALSE] = None
@@ -273,12 +307,21 @@ class CompletionRequest(OpenAIBaseRequest):
                                  f"got {len(self.prompt)}", "batch size exceeded")
         if is_tgi:
             return
-        for name in ("n", "best_of"):
-            if getattr(self, name) not in {None, 1}:
-                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
+        if self.best_of not in {None, 1, self.n}:
+            raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
         for name in ("echo", "logprobs"):
             if getattr(self, name):
                 raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedChoices:
+    """Choices that a response streams, with a renderer for each."""
+
+    validated_requests: Sequence[ValidatedRequest]
+    renderers: Sequence[ChoiceStreamRenderer]
+    num_per_prompt: int
+    usage_object_type: str  # of the chunk with their usage; empty: there is none
 
 
 class OpenAIRoutes(ServiceRoutes):
@@ -294,7 +337,7 @@ class OpenAIRoutes(ServiceRoutes):
         chat_request = await read_body(request, ChatRequest)
         generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
                             else chat_request.to_generation_input(context))
-        [validated_request] = await validate_with_model_adapter(services, chat_request, generation_input, context)
+        choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
         validated_at, model = clock(), chat_request.model
         metadata = ResponseMetadata.create(
             services, request.path, "chatcmpl",
@@ -302,58 +345,68 @@ class OpenAIRoutes(ServiceRoutes):
         output_options = ChatIncludeOptions(
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs))
-        parser = await create_response_parser(services, chat_request, validated_request)
-        headers = response_headers(request, services.engine.model_info, validated_request.num_prompt_characters,
-                                   validated_request.adapter)
+        parsers = [await create_response_parser(services, chat_request, choice) for choice in choices]
+        headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
+                                   choices[0].adapter)
         if not chat_request.stream:
-            outputs = await generate_all(services, [validated_request], context)
+            outputs = await generate_all(services, choices, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-            return json_text_response(
-                tool_chat_completion_json(metadata, outputs[0], output_options, parser) if parser
-                else text_chat_completion_json(metadata, outputs[0], output_options), headers)
+            return json_text_response(chat_completion_json(metadata, outputs, [
+                text_chat_choice_json(metadata, index, output, output_options) if parser is None
+                else tool_chat_choice_json(metadata, index, output, output_options, parser)
+                for index, (output, parser) in enumerate(zip(outputs, parsers, strict=True))]), headers)
 
-        renderer_arguments = metadata, len(validated_request.request.prompt), output_options
-        renderer = (OpenAIToolChatStreamRenderer(*renderer_arguments, parser) if parser
-                    else OpenAIChatStreamRenderer(*renderer_arguments))
-        with closing(services.submit(validated_request, context)) as stream:
-            async with open_response_stream(request, headers, services.config.slow_client_timeout,
-                                            metadata.render_error_chunk) as event_stream:
-                await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
-            return event_stream.response
+        num_prompt_tokens = len(choices[0].request.prompt)
+        renderers = [
+            OpenAIChatStreamRenderer(metadata, index, num_prompt_tokens, output_options) if parser is None
+            else OpenAIToolChatStreamRenderer(metadata, index, num_prompt_tokens, output_options, parser)
+            for index, parser in enumerate(parsers)]
+        return await self._respond_streaming(request, context, headers, metadata, StreamedChoices(
+            choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else ""))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         services = self._services
         context = RequestContext.from_request(request, services.engine)
         completion_request = await read_body(request, CompletionRequest)
         completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
+        num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
         validated_requests: list[ValidatedRequest] = []
         for index, prompt in enumerate(completion_request.prompt):
             generation_input = replace(
                 completion_request.base_generation_input(prompt, COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
-                repetition_penalty=completion_request.repetition_penalty)
+                num_choices=num_choices)
             validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
                                                                     context)
         validated_at = clock()
         metadata = ResponseMetadata.create(services, request.path, "cmpl", services.served_model.name)
         headers = response_headers(request, services.engine.model_info,
-                                   sum(choice.num_prompt_characters for choice in validated_requests),
+                                   sum(choice.num_prompt_characters for choice in validated_requests[::num_choices]),
                                    validated_requests[0].adapter)
         if not completion_request.stream:
             outputs = await generate_all(services, validated_requests, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-            return json_text_response(completion_json(metadata, outputs), headers)
+            return json_text_response(completion_json(metadata, outputs, num_choices), headers)
 
         renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
                      for index, choice in enumerate(validated_requests)]
+        return await self._respond_streaming(request, context, headers, metadata, StreamedChoices(
+            validated_requests, renderers, num_choices,
+            COMPLETION_TYPE if completion_request.should_include_usage else ""))
+
+    async def _respond_streaming(self, request: web.Request, context: RequestContext, headers: Mapping[str, str],
+                                 metadata: ResponseMetadata, choices: StreamedChoices) -> web.StreamResponse:
+        """Stream all choices at once, and at the end their usage together, if it was asked for."""
+        services, renderers = self._services, choices.renderers
         with ExitStack() as exit_stack:
             streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
-                       for choice in validated_requests]
+                       for choice in choices.validated_requests]
             async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                             metadata.render_error_chunk) as event_stream:
                 await gather_or_cancel(
-                    pump_completion(EventPump(stream, text, event_stream, services.pump_flusher), text)
-                    for stream, text in zip(streams, renderers, strict=True))
-                usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
+                    pump_choice(EventPump(stream, renderer, event_stream, services.pump_flusher), renderer)
+                    for stream, renderer in zip(streams, renderers, strict=True))
+                usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
+                         if choices.usage_object_type else "")
                 event_stream.write(f"{usage}{DONE_EVENT}".encode())
             return event_stream.response
 
@@ -371,8 +424,8 @@ async def create_response_parser(services: Services, chat_request: ChatRequest,
     return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
 
 
-async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:
-    """Run the pump, then raise the completion's error if it failed: the text before the error is already written."""
+async def pump_choice(pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
+    """Run the pump, then raise the choice's error if it failed: the text before the error is already written."""
     await pump.run()
     if renderer.error is not None:
         raise renderer.error

@@ -26,7 +26,7 @@ from router.http.openai.rendering import (
     OpenAIChatStreamRenderer,
     OpenAIWords,
     ResponseMetadata,
-    chat_completion_json,
+    chat_choice_json,
     logprobs_json,
 )
 from router.http.transport.body import RequestBody
@@ -187,8 +187,8 @@ def reasoning_fields(text: str) -> str:
     return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
 
 
-def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatIncludeOptions,
-                              parser: AnyResponseParser) -> str:
+def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
+                          output_options: ChatIncludeOptions, parser: AnyResponseParser) -> str:
     parts = parse_complete_response(parser, raw_token_texts(output, parser))
     tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
     # Whitespace that separated text, reasoning and calls is stripped.
@@ -202,8 +202,8 @@ def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutp
     if tool_calls:
         fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
     message = f"{{{','.join(fields)}}}"
-    return chat_completion_json(metadata, output, output_options, message,
-                                chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
+    return chat_choice_json(index, output, output_options, message,
+                            chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
 
 
 def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser) -> Iterator[str]:
@@ -216,13 +216,14 @@ def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser) -> Iter
 
 
 class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
-    """Renderer of a chat's stream with reasoning and tool calls. A call is sent in one chunk, when it is complete."""
+    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call is sent in one chunk, when it is
+    complete."""
 
     __slots__ = ("_num_tool_calls", "_parser", "_role_field")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatIncludeOptions,
-                 parser: AnyResponseParser) -> None:
-        super().__init__(metadata, num_prompt_tokens, output_options)
+    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
+                 output_options: ChatIncludeOptions, parser: AnyResponseParser) -> None:
+        super().__init__(metadata, index, num_prompt_tokens, output_options)
         self._parser = parser
         self._num_tool_calls = 0
         self._role_field = '"role":"assistant"'  # only in the first chunk
@@ -234,8 +235,8 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
         last = get_last_token_text(text, token, event, self._parser)
         chunks = self._render_parts([*self._parser.feed(last), *self._parser.finish()], token)
         reason = chat_finish_reason(event, self._num_tool_calls, self._words)
-        return (chunks + self._render_delta_chunk("", None, f'"{reason}"')
-                + self._render_usage_and_done(event.num_tokens))
+        self.num_tokens = event.num_tokens
+        return chunks + self._render_delta_chunk("", None, f'"{reason}"')
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
         deltas: list[str] = []
@@ -256,7 +257,7 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
         delta = f"{{{','.join([given for given in (self._role_field, content_field) if given])}}}"
         self._role_field = ""
         logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
-        return (f'{self._event_prefix}{{"index":0,"delta":{delta},"logprobs":{logprobs},'
+        return (f'{self._delta_prefix}{delta},"logprobs":{logprobs},'
                 f'"finish_reason":{finish_reason_json}}}],"usage":null}}\n\n')
 
 

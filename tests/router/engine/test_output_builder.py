@@ -129,7 +129,15 @@ def test_stop_string_after_an_end_token_is_ignored():
     assert harness.delivery.detokenize_row(make_result_row([97, END_TOKEN, 99])) is None
 
 
-@pytest.mark.parametrize("beyond", [{"max_new_tokens": 2}, {"stop": ("b",)}, {"end_tokens": [98]}], ids=str)
+def make_tokenizer_that_ends_with(token):
+    tokenizer = create_byte_tokenizer()
+    tokenizer.end_tokens = frozenset({token})
+    return tokenizer
+
+
+@pytest.mark.parametrize("beyond", [
+    {"max_new_tokens": 2}, {"stop": ("b",)}, {"end_tokens": [98], "tokenizer": make_tokenizer_that_ends_with(98)}],
+    ids=["length", "stop string", "end token"])
 def test_tokens_beyond_the_end_of_the_request_are_not_delivered(beyond):
     harness = DeliveryHarness(**beyond)
     harness.apply_rows(make_result_row(b"abc"))
@@ -171,3 +179,16 @@ def test_delivered_tokens_are_counted_in_the_request_record():
 def test_final_event_carries_the_timeline():
     harness = DeliveryHarness()
     assert harness.finish().timeline is harness.delivery.record.timeline
+
+
+def test_stop_token_of_a_request_is_no_part_of_the_text():
+    harness = DeliveryHarness(end_tokens=(END_TOKEN, 99))
+    harness.apply_rows(make_result_row(b"ab"), make_result_row(b"c"))
+    finished = harness.finish(FinishReason.END_TOKEN)
+    assert (finished.text, finished.num_tokens) == ("ab", 3)
+
+
+def test_stop_token_is_an_event_like_an_end_token():
+    harness = DeliveryHarness(end_tokens=(END_TOKEN, 99))
+    harness.apply_rows(make_result_row(b"ac"))
+    assert harness.take_events(TokenEvent) == [TokenEvent(97, "a", 0.0, False), TokenEvent(99, "c", -0.5, True)]

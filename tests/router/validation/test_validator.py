@@ -140,6 +140,19 @@ def test_neutral_values_are_dropped():
     assert (sampling.repetition_penalty, sampling.top_k) == (0, 0)
 
 
+def test_parameters_of_tokens_reach_the_request():
+    made = validate_single(logit_bias={"9": 2.5, "7": -100.0}, allowed_token_ids=(5, 3, 5), min_tokens=4, min_p=0.5,
+                           stop_token_ids=(8,), raw_logprobs=True)
+    sampling = made.sampling
+    assert (sampling.biased_tokens, sampling.biases, sampling.allowed_tokens) == ((7, 9), (-100.0, 2.5), (3, 5))
+    assert (sampling.min_tokens, sampling.min_p, sampling.raw_logprobs) == (4, 0.5, True)
+    assert made.end_tokens == {8, 256}
+
+
+def test_only_stop_tokens_end_a_text_that_ignores_end_tokens():
+    assert validate_single(stop_token_ids=(8,), ignore_eos=True).end_tokens == {8}
+
+
 def test_prompt_can_be_truncated_to_its_last_tokens():
     assert validate_single(prompt="weaving", truncate=3).prompt == tuple(b"ing")
 
@@ -224,9 +237,21 @@ REJECTED_INPUTS = [
     ({"presence_penalty": 2.1}, "`presence_penalty` must be at least -2.0 and at most 2.0, got 2.1"),
     ({"top_p": 1.0}, "`top_p` must be above 0 and below 1, got 1.0"),
     ({"typical_p": 0.0}, "`typical_p` must be above 0 and below 1, got 0.0"),
+    ({"min_p": -0.5}, "`min_p` must be at least 0 and at most 1, got -0.5"),
+    ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5"),
     ({"top_k": 0}, "`top_k` must be at least 1, got 0"),
+    ({"logit_bias": {"7": 100.5}}, "`logit_bias` must be at least -100 and at most 100, got 100.5"),
+    ({"logit_bias": {"seven": 1.0}}, "`logit_bias` must have ids of tokens as keys, got 'seven'"),
+    ({"logit_bias": {"512": 1.0}}, "a token in `logit_bias` must be at least 0 and below 512, the size of the voca"),
+    ({"logit_bias": {str(i): 1.0 for i in range(1025)}}, "`logit_bias` must hold at most 1024 tokens, got 1025"),
+    ({"logit_bias": {"7": 1.0, "07": 2.0}}, "`logit_bias` has the token 7 twice"),
+    ({"allowed_token_ids": ()}, "`allowed_token_ids` must hold at least one token, got none"),
+    ({"allowed_token_ids": (512,)}, "a token in `allowed_token_ids` must be at least 0 and below 512"),
+    ({"min_tokens": 5, "max_new_tokens": 4}, "`min_tokens` must be at most `max_new_tokens` (4), got 5"),
     ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
     ({"stop_strings": ("a",) * 5}, "`stop` must hold at most 4 strings (--max-stop-sequences), got 5"),
+    ({"stop_token_ids": (-1,)}, "a token in `stop_token_ids` must be at least 0 and below 512"),
+    ({"stop_token_ids": (1,), "grammar": Grammar("regex", "a")}, "`stop_token_ids` and `grammar` are given, but with"),
     ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be given with `best_of` above 1"),
     ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6"),
     ({"prompt": ""}, "`inputs` must not be an empty string"),

@@ -102,12 +102,23 @@ def test_api_token_is_not_in_the_repr() -> None:
     ("temperature", 0.5, "temperature"), ("top_p", 0.25, "top_p"), ("frequency_penalty", -1.5, "frequency_penalty"),
     ("presence_penalty", 1.25, "presence_penalty"), ("max_tokens", 2**32 - 1, "max_new_tokens"),
     ("seed", 2**64 - 1, "seed"), ("ignore_eos", True, "ignore_eos"), ("cache_salt", "s", "cache_salt"),
-    ("priority", -7, "priority")])
+    ("priority", -7, "priority"), ("repetition_penalty", 1.5, "repetition_penalty"), ("top_k", 3, "top_k"),
+    ("min_p", 0.25, "min_p"), ("min_tokens", 4, "min_tokens"), ("logit_bias", {"7": -100.0}, "logit_bias")])
 def test_field_becomes_one_parameter_and_changes_no_other(name: str, value: object, parameter: str) -> None:
     usual, changed = make_generation_input(), make_generation_input(**{name: value})
     differences = {field: getattr(changed, field) for field in GENERATION_INPUT_FIELDS
                    if getattr(changed, field) != getattr(usual, field)}
     assert differences == {parameter: value}
+
+
+def test_lists_of_tokens_become_tuples() -> None:
+    made = make_generation_input(stop_token_ids=[5, 6], allowed_token_ids=[7])
+    assert (made.stop_token_ids, made.allowed_token_ids) == ((5, 6), (7,))
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_top_k_of_clients_of_vllm_keeps_all_candidates(top_k: int) -> None:
+    assert make_generation_input(top_k=top_k) == make_generation_input()
 
 
 def test_context_and_prompt_are_part_of_the_parameters() -> None:

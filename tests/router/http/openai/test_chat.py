@@ -104,7 +104,9 @@ def test_default_and_unknown_fields_have_no_effect(serve):
     bare, *others = post_and_get_requests(
         serve, {"seed": 1}, {"seed": 1, "top_p": 1}, {"seed": 1, "stop": None, "n": 1, "max_tokens": None, "tools": []},
         {"seed": 1, "stream": None, "stream_options": None, "logprobs": False, "response_format": None},
-        {"seed": 1, "user": "u", "top_k": 3, "unheard": {"of": 1}, "frequency_penalty": 0, "presence_penalty": 0})
+        {"seed": 1, "user": "u", "top_k": -1, "unheard": {"of": 1}, "logit_bias": {}, "min_p": 0, "min_tokens": 0,
+         "stop_token_ids": [], "allowed_token_ids": None, "repetition_penalty": 1, "frequency_penalty": 0,
+         "presence_penalty": 0})
     for other in others:
         assert (other.sampling, other.sampling_key, other.stop_strings) == (bare.sampling, bare.sampling_key, ())
 
@@ -123,6 +125,23 @@ def test_max_tokens_and_max_completion_tokens_are_equivalent(serve, fields):
 def test_cache_salt_isolates_the_prefix_cache(serve):
     first, second = post_and_get_requests(serve, {}, {"cache_salt": "s"})
     assert first.cache_namespace != second.cache_namespace
+
+
+def test_sampling_fields_of_openai_and_vllm_reach_the_request(serve):
+    [request] = post_and_get_requests(serve, {
+        "top_k": 3, "min_p": 0.25, "repetition_penalty": 2, "logit_bias": {"9": 2.5, "7": -100}, "min_tokens": 4,
+        "allowed_token_ids": [5, 3, 5], "stop_token_ids": [8]})
+    sampling = request.sampling
+    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (3, 0.25, 2)
+    assert (sampling.biased_tokens, sampling.biases, sampling.allowed_tokens) == ((7, 9), (-100, 2.5), (3, 5))
+    assert (sampling.min_tokens, request.end_tokens) == (4, {8, 256})
+
+
+def test_logprobs_are_those_of_the_raw_logits(serve):
+    requests = post_and_get_requests(serve, {}, {"logprobs": False}, {"logprobs": True}, {"top_logprobs": 20})
+    assert [request.sampling.raw_logprobs for request in requests] == [False, False, True, True]
+    [tgi] = post_and_get_requests(serve, {"logprobs": True}, config=RouterConfig(compat="tgi"))
+    assert not tgi.sampling.raw_logprobs
 
 
 def test_ignore_eos_disables_end_tokens(serve):
@@ -361,12 +380,12 @@ INVALID_BODIES = {
     "a message without content": ({"messages": [{"role": "user"}]}, "a message of the role `user` has neither"),
     "content that is null": (
         {"messages": [{"role": "user", "content": None}]}, "a message of the role `user` has neither"),
-    "several choices": ({"n": 2}, "`n` must be 1, got 2"),
-    "no choices": ({"n": 0}, "`n` must be 1, got 0"),
+    "too many choices": ({"n": 129}, "`n` must be at least 1 and at most 128, got 129"),
+    "no choices": ({"n": 0}, "`n` must be at least 1 and at most 128, got 0"),
     "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given, but this model is served"),
     "no format": ({"response_format": "json"}, "`response_format` must be an object with a `type`"),
     "a schema": ({"response_format": {"type": "json_schema"}}, "`response_format.json_schema` is missing"),
-    "too many logprobs": ({"top_logprobs": 6}, "`top_logprobs` must be at most 5 (--max-top-n-tokens), got 6"),
+    "too many logprobs": ({"top_logprobs": 21}, "`top_logprobs` must be at most 20 (--max-top-n-tokens), got 21"),
     "a priority": ({"priority": 11}, "`priority` must be at least -10"),
     "a salt": ({"cache_salt": ""}, "`cache_salt` must not be"),
 }
@@ -461,3 +480,57 @@ def test_api_key_is_required(post):
     config = RouterConfig(api_key="sk-loom")
     assert post(CHAT_PATH, messages=MESSAGES, config=config)[0] == 401
     assert post(CHAT_PATH, messages=MESSAGES, config=config, headers={"Authorization": "Bearer sk-loom"})[0] == 200
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several choices
+
+def make_choice_script(text):
+    return [*(TokenEvent(ord(character), character, -0.5, False) for character in text),
+            FinishedEvent(FinishReason.END_TOKEN, text, len(text), make_finished_timeline())]
+
+
+def test_choices_of_a_prompt_have_their_index_and_share_its_tokens(post):
+    answer = post_chat(post, make_choice_script("ab"), make_choice_script("c"), n=2)
+    assert [(choice["index"], choice["message"]["content"]) for choice in answer["choices"]] == [(0, "ab"), (1, "c")]
+    usage = post_chat(post, make_choice_script("ab"))["usage"]
+    assert answer["usage"] == {"prompt_tokens": usage["prompt_tokens"], "completion_tokens": 3,
+                               "total_tokens": usage["prompt_tokens"] + 3}
+
+
+def test_streamed_choices_add_up_to_those_that_are_not_streamed(post):
+    scripts = make_choice_script("ab"), make_choice_script("c"), make_choice_script("")
+    *chunks, usage = stream_chat(post, *scripts, n=3, stream_options={"include_usage": True})
+    whole = post_chat(post, *scripts, n=3)
+    texts, reasons = ["", "", ""], ["", "", ""]
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content") or ""
+        reasons[choice["index"]] += choice["finish_reason"] or ""
+    assert texts == [choice["message"]["content"] for choice in whole["choices"]] == ["ab", "c", ""]
+    assert reasons == ["stop"] * 3
+    assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
+
+
+def test_each_choice_has_its_own_draws_and_its_own_parser(serve):
+    tool = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
+
+    async def scenario(client, engine):
+        answer = await client.post(CHAT_PATH, json={"messages": MESSAGES, "n": 2, "seed": 7, "tools": [tool]})
+        choices = (await answer.json())["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["ab", "c"]
+        first, second = engine.requests
+        assert (first.prompt, first.id) == (second.prompt, second.id.removesuffix("-2"))
+        assert first.sampling_key != second.sampling_key
+    serve(scenario, make_choice_script("ab"), make_choice_script("c"))
+
+
+def test_failure_of_one_choice_ends_the_stream_with_its_error(serve):
+    failing = [TokenEvent(97, "a", -0.5, False), FailedEvent(GenerationFailed("broken"))]
+
+    async def scenario(client, engine):
+        answer = await client.post(CHAT_PATH, json={"messages": MESSAGES, "n": 2, "stream": True})
+        *_, error, done, _ = (await answer.text()).split("\n\n")
+        assert "broken" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert done == "data: [DONE]"
+    serve(scenario, failing, make_choice_script("c"))

@@ -81,7 +81,8 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 @pytest.mark.parametrize(("body", "param", "words"), [
     ({"suffix": "x"}, "suffix", "`suffix`"),
     ({"prompt": ["a"] * 5}, "prompt", "at most 4 texts (--max-client-batch-size), got 5"),
-    ({"n": 2}, "n", "`n` must be 1, got 2"), ({"best_of": 3}, "best_of", "`best_of` must be 1"),
+    ({"n": 129}, "n", "`n` must be at least 1 and at most 128, got 129"), ({"n": 0}, "n", "`n` must be at least 1"),
+    ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
     ({"echo": True}, "echo", "`echo`"), ({"logprobs": 1}, "logprobs", "`logprobs`"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
     ({"prompt": [1, 2]}, "prompt", "`prompt.0`"), ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
@@ -171,3 +172,14 @@ def test_tgi_compat_keeps_tgi_quirks(post):
     assert answer["choices"][0]["finish_reason"] == "stop_sequence"
     chunks = stream_completion(post, make_text_events("ab", FinishReason.END_TOKEN), config=TGI_CONFIG)
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == ["", "eos_token"]
+
+
+def test_choices_of_several_prompts_come_prompt_by_prompt(serve):
+    async def scenario(client, engine):
+        answer = await (await client.post(COMPLETIONS_PATH, json={"prompt": ["a", "bb"], "n": 2, "best_of": 2,
+                                                                  "max_tokens": 1})).json()
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+        assert [request.prompt for request in engine.requests] == [tuple(b"a"), tuple(b"a"), tuple(b"bb"), tuple(b"bb")]
+        assert answer["usage"]["prompt_tokens"] == 3
+        assert len({request.id for request in engine.requests}) == 4
+    serve(scenario)

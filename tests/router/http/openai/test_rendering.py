@@ -8,10 +8,14 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
+    CHAT_CHUNK_TYPE,
     ChatIncludeOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
-    text_chat_completion_json,
+    chat_completion_json,
+    text_chat_choice_json,
+    tgi_error_chunk,
+    usage_chunk,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
@@ -28,21 +32,29 @@ def make_final_event(text, num_tokens=2, reason=FinishReason.LENGTH):
     return FinishedEvent(reason, text, num_tokens, make_finished_timeline())
 
 
-def render_chunks(*bursts, includes_usage=False):
-    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions(includes_usage))
-    text = b"".join(chunks.render(list(burst)) for burst in bursts).decode()
+def parse_chunks(text):
     assert text.endswith("\n\n")
     lines = text.removesuffix("\n\n").split("\n\n")
     assert all(line.startswith("data: ") for line in lines)
-    return [json.loads(line[6:]) if line != "data: [DONE]" else None for line in lines]
+    return [json.loads(line[6:]) for line in lines]
+
+
+def render_chunks(*bursts, index=0):
+    renderer = OpenAIChatStreamRenderer(METADATA, index, 3, ChatIncludeOptions())
+    return parse_chunks(b"".join(renderer.render(list(burst)) for burst in bursts).decode())
 
 
 def chunk_contents(chunks):
-    return [chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk is not None]
+    return [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+
+
+def test_chunks_of_a_choice_have_its_index():
+    chunks = render_chunks([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh")], index=7)
+    assert [chunk["choices"][0]["index"] for chunk in chunks] == [7, 7]
 
 
 def test_chunk_fields_are_in_tgi_order():
-    assert OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions()).render([TOKEN_EVENT]) == (
+    assert OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions()).render([TOKEN_EVENT]) == (
         b'data: {"object":"chat.completion.chunk","id":"chatcmpl-1","created":1700000000,"model":"the \\"loom\\"",'
         b'"system_fingerprint":"0.1.0-native","choices":[{"index":0,"delta":{"role":"assistant","content":"h"},'
         b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n')
@@ -57,9 +69,8 @@ def test_only_the_first_chunk_has_the_role():
     (FinishReason.END_TOKEN, "stop"), (FinishReason.STOP_STRING, "stop"), (FinishReason.LENGTH, "length"),
     (FinishReason.TIMEOUT, "length")])
 def test_last_token_chunk_has_the_openai_finish_reason(reason, expected):
-    first, last, done = render_chunks([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh", reason=reason)])
-    assert [chunk["choices"][0]["finish_reason"] for chunk in (first, last)] == [None, expected]
-    assert done is None
+    chunks = render_chunks([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh", reason=reason)])
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, expected]
 
 
 @pytest.mark.parametrize("bursts", [[[TOKEN_EVENT, TOKEN_EVENT, TOKEN_EVENT, make_final_event("hhh", 3)]],
@@ -91,11 +102,14 @@ def test_final_event_without_a_token_has_its_own_chunk():
     assert chunks[1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_usage_is_sent_in_a_separate_chunk_if_requested():
-    first, last, usage, done = render_chunks([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh")], includes_usage=True)
-    assert first["usage"] is last["usage"] is done is None
+@pytest.mark.parametrize(("num_choices", "num_prompt_tokens"), [(1, 6), (2, 3)])
+def test_usage_chunk_counts_a_prompt_once_for_its_choices(num_choices, num_prompt_tokens):
+    renderers = [OpenAIChatStreamRenderer(METADATA, index, 3, ChatIncludeOptions()) for index in range(2)]
+    for renderer in renderers:
+        renderer.render([TOKEN_EVENT, make_final_event("h")])
+    [usage] = parse_chunks(usage_chunk(METADATA, CHAT_CHUNK_TYPE, renderers, num_choices))
     assert usage == METADATA_JSON | {"object": "chat.completion.chunk", "choices": [], "usage": {
-        "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
+        "prompt_tokens": num_prompt_tokens, "completion_tokens": 4, "total_tokens": num_prompt_tokens + 4}}
 
 
 def test_prompt_logprobs_are_not_sent():
@@ -104,31 +118,33 @@ def test_prompt_logprobs_are_not_sent():
 
 @pytest.mark.parametrize("text", ['"\\', "\n\r\0", "\u2028\x85", "é😀"])
 def test_chunk_is_one_ascii_line(text):
-    line = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions()).render(
+    line = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions()).render(
         [TokenEvent(1, text, -0.5, False)]).decode().removesuffix("\n\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
     assert chunk_contents([json.loads(line[6:])]) == [text]
 
 
+@pytest.mark.parametrize("error", [GenerationFailed("broken"), Cancelled("too slow")])
+def test_failure_is_kept_for_the_handler_which_ends_all_choices_with_it(error):
+    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions())
+    assert chunk_contents(parse_chunks(renderer.render([TOKEN_EVENT, FailedEvent(error)]).decode())) == ["h"]
+    assert (renderer.error, renderer.is_finished) == (error, True)
+
+
 @pytest.mark.parametrize(("error", "kind", "status"), [
     (GenerationFailed("broken"), "generation", 424), (Overloaded("full"), "overloaded", 429)])
 def test_failure_chunk_is_readable_by_tgi_openai_and_hub_clients(error, kind, status):
-    token, failure, done = render_chunks([TOKEN_EVENT, FailedEvent(error)])
-    assert chunk_contents([token]) == ["h"]
+    failure, done = tgi_error_chunk(error).removesuffix("\n\n").split("\n\n")
+    failure = json.loads(failure.removeprefix("data: "))
     assert failure["error"].pop("message").endswith(str(error))
     assert failure == {"error": {"type": kind, "http_status_code": status}, "error_type": kind}
-    assert done is None
-
-
-def test_a_cancelled_request_has_no_last_chunk():
-    with pytest.raises(Cancelled):
-        render_chunks([FailedEvent(Cancelled("too slow"))])
+    assert done == "data: [DONE]"
 
 
 @pytest.mark.parametrize("event", [make_final_event("h"), FailedEvent(GenerationFailed("broken"))])
 def test_renderer_is_finished_after_the_final_event(event):
-    chunks = OpenAIChatStreamRenderer(METADATA, 3, ChatIncludeOptions())
+    chunks = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions())
     chunks.render([TOKEN_EVENT])
     assert not chunks.is_finished
     chunks.render([event])
@@ -138,7 +154,8 @@ def test_renderer_is_finished_after_the_final_event(event):
 def test_full_completion_fields_are_in_tgi_order():
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2, 3), 5), None), [TOKEN_EVENT], [],
                               make_final_event("hé", reason=FinishReason.STOP_STRING))
-    completion = json.loads(text_chat_completion_json(METADATA, answer, ChatIncludeOptions()))
+    choice = text_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions())
+    completion = json.loads(chat_completion_json(METADATA, [answer], [choice]))
     assert list(completion) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert completion == METADATA_JSON | {
         "object": "chat.completion",

@@ -17,7 +17,7 @@ from router.http.openai.tools import (
     parse_arguments_object,
     required_call_grammar,
     select_template_tools,
-    tool_chat_completion_json,
+    tool_chat_choice_json,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
@@ -97,19 +97,18 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
-    [choice] = json.loads(tool_chat_completion_json(METADATA, answer, ChatIncludeOptions(**output_options),
-                                                    StreamingResponseParser(HERMES_FORMAT, prompt)))["choices"]
-    return choice
+    return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions(**output_options),
+                                            StreamingResponseParser(HERMES_FORMAT, prompt)))
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatIncludeOptions(**output_options),
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatIncludeOptions(**output_options),
                                           StreamingResponseParser(HERMES_FORMAT, prompt))
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     bursts = [chunks.render([token])
               for token in token_events[:-1]] + [chunks.render([token_events[-1], make_final_event(text, reason)])]
-    *lines, done, rest = b"".join(bursts).decode().split("\n\n")
-    assert (done, rest, chunks.is_finished) == ("data: [DONE]", "", True)
+    *lines, rest = b"".join(bursts).decode().split("\n\n")
+    assert (rest, chunks.is_finished) == ("", True)
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
@@ -165,10 +164,9 @@ def test_stream_sends_text_incrementally_and_each_call_in_one_chunk():
 
 
 def test_stream_without_tool_calls_ends_normally():
-    chunks = render_stream("Hello, you.", includes_usage=True)
+    chunks = render_stream("Hello, you.")
     assert "".join(delta.get("content", "") for delta in get_deltas(chunks)) == "Hello, you."
-    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_logprobs_cover_every_token_including_tool_calls():
@@ -189,7 +187,8 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     token_events = [*split_into_token_events(text), end_token]
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
-    assert "the end" not in tool_chat_completion_json(METADATA, answer, ChatIncludeOptions(),
-                                                      StreamingResponseParser(HERMES_FORMAT, ""))
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatIncludeOptions(), StreamingResponseParser(HERMES_FORMAT, ""))
+    assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions(),
+                                                  StreamingResponseParser(HERMES_FORMAT, ""))
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatIncludeOptions(),
+                                          StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])

@@ -1,0 +1,17 @@
+"""Tests of several choices for one prompt over real sockets."""
+
+from support.servers.in_process_server import play_scenario
+
+
+def test_choices_share_the_blocks_of_their_prompt(tmp_path):
+    async def scenario(weft):
+        async with weft.http_session.post("/v1/completions", headers={"x-request-id": "mine"}, json={
+                "prompt": "x" * 1000, "n": 8, "max_tokens": 4}) as answer:
+            assert len((await answer.json())["choices"]) == 8
+        async with weft.http_session.get("/v1/requests") as answer:
+            requests = (await answer.json())["requests"]
+        assert {request["id"] for request in requests} == {"mine", *(f"mine-{number}" for number in range(2, 9))}
+        computed = sum(request["prompt_tokens"] - request["cached_tokens"] for request in requests)
+        assert 1000 <= computed <= 1150
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, http=True)
