@@ -122,6 +122,7 @@ SERVER_INFO_ROUTES = (
     DocumentedRoute("GET", "/info", "The model, its limits and the version of the server."),
     DocumentedRoute("GET", "/v1/models",
                     "The model that is served and its adapters, as clients of OpenAI ask for them."),
+    DocumentedRoute("GET", "/v1/models/{id}", "One of them.", extra_error_statuses=("404",)),
     DocumentedRoute("GET", "/v1/requests", "The client's own requests: unfinished ones, then those that ended last."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),

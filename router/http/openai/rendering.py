@@ -13,6 +13,7 @@ from typing import Self
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
+from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
 from router.http.transport.services import GenerationOutput, Services
@@ -37,13 +38,17 @@ class OpenAIWords:
     unfinished_reason_json: str  # JSON of the finish reason in a completion's chunks before the last
     tool_calls_finish_reason: str
     every_delta_has_a_role: bool
+    refusal_field: str  # of a message
+    completion_ends_with_usage: bool  # whether the last chunk of a streamed completion has its usage, unasked
 
 
 OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
-                           every_delta_has_a_role=False)
+                           every_delta_has_a_role=False, refusal_field=',"refusal":null',
+                           completion_ends_with_usage=False)
 # As text-generation-inference has them (--compat tgi).
 TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""',
-                               "stop", every_delta_has_a_role=True)
+                               "stop", every_delta_has_a_role=True, refusal_field="",
+                               completion_ends_with_usage=True)
 
 
 def tgi_error_chunk(error: Exception) -> str:
@@ -87,11 +92,12 @@ class ResponseMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatIncludeOptions:
-    """Optional parts of a response that the client asked for."""
+class ChatOutputOptions:
+    """What a response includes and leaves out."""
 
     includes_usage: bool = False  # at the end of a stream
     includes_logprobs: bool = False
+    trimmed_stop_strings: tuple[str, ...] = ()
 
 
 def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput],
@@ -102,13 +108,14 @@ def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[Generatio
 
 
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatIncludeOptions) -> str:
-    message = f'{{"role":"assistant","content":{quoted(output.final_event.text)}}}'
+                          output_options: ChatOutputOptions) -> str:
+    text = trim_stop_string(output.final_event, output_options.trimmed_stop_strings)
+    message = f'{{"role":"assistant","content":{quoted(text)}{metadata.words.refusal_field}}}'
     return chat_choice_json(index, output, output_options, message,
                             metadata.words.finish_reasons[output.final_event.finish_reason])
 
 
-def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatIncludeOptions, message_json: str,
+def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
                      finish_reason: str) -> str:
     logprobs = logprobs_json(output.tokens) if output_options.includes_logprobs else "null"
     return f'{{"index":{index},"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
@@ -127,9 +134,10 @@ def token_fields(token: TokenEvent | TopToken) -> str:
             f'"bytes":[{",".join(map(str, token.text.encode()))}]')
 
 
-def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int) -> str:
+def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
+                    trimmed_stop_strings: Sequence[str] = ()) -> str:
     """Return the response to one or several prompts, each with `num_choices` outputs."""
-    choices = ",".join(completion_choice_json(index, answer.final_event.text,
+    choices = ",".join(completion_choice_json(index, trim_stop_string(answer.final_event, trimmed_stop_strings),
                                               metadata.words.finish_reasons[answer.final_event.finish_reason])
                        for index, answer in enumerate(outputs))
     return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{choices}],'
@@ -157,12 +165,15 @@ class ChunkStreamRenderer:
     The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
     """
 
-    __slots__ = ("_num_sent_characters", "_render_error", "is_finished")
+    __slots__ = ("_num_sent_characters", "_render_error", "_stop_strings", "_trimmer", "is_finished")
 
-    def __init__(self, render_error: Callable[[Exception], str]) -> None:
+    def __init__(self, render_error: Callable[[Exception], str], trimmed_stop_strings: Sequence[str] = ()) -> None:
+        """`trimmed_stop_strings`: stop strings of the request, unless they are kept in the text."""
         self.is_finished = False
         self._render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
+        self._stop_strings = trimmed_stop_strings
+        self._trimmer = StopStringTrimmer(trimmed_stop_strings) if trimmed_stop_strings else None
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
@@ -173,15 +184,21 @@ class ChunkStreamRenderer:
         for event in events:
             if type(event) is TokenEvent:
                 text = "" if event.special else event.text
+                if self._trimmer is not None:
+                    text = self._trim(self._trimmer, text, event)
                 self._num_sent_characters += len(text)
                 parts.append(self._render_chunk(text, event))
         if type(end) is FinishedEvent:
             self.is_finished = True
-            parts.append(self._render_end(end, end.text[self._num_sent_characters:], last_token))
+            whole_text = trim_stop_string(end, self._stop_strings) if self._stop_strings else end.text
+            parts.append(self._render_end(end, whole_text[self._num_sent_characters:], last_token))
         elif type(end) is FailedEvent:
             self.is_finished = True
             parts.append(self._handle_failure(end))
         return "".join(parts).encode("ascii")
+
+    def _trim(self, trimmer: StopStringTrimmer, text: str, token: TokenEvent) -> str:  # noqa: ARG002 - for subclasses
+        return trimmer.feed(text)
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         raise NotImplementedError
@@ -201,8 +218,8 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
 
     __slots__ = ("error", "num_prompt_tokens", "num_tokens")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int) -> None:
-        super().__init__(metadata.render_error_chunk)
+    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str]) -> None:
+        super().__init__(metadata.render_error_chunk, trimmed_stop_strings)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # known at the end
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
@@ -220,8 +237,8 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
                  "_words")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 output_options: ChatIncludeOptions) -> None:
-        super().__init__(metadata, num_prompt_tokens)
+                 output_options: ChatOutputOptions) -> None:
+        super().__init__(metadata, num_prompt_tokens, output_options.trimmed_stop_strings)
         self._delta_prefix = (
             f'data: {{{metadata.to_json_fields(CHAT_CHUNK_TYPE)},"choices":[{{"index":{index},"delta":')
         self._chunk_prefix = self._delta_prefix + '{"role":"assistant","content":'
@@ -244,12 +261,13 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
 
 
 class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
-    """Renderer of one completion in a stream. The last chunk of each has its usage."""
+    """Renderer of one completion in a stream."""
 
     __slots__ = ("_chunk_prefix", "_words")
 
-    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int) -> None:
-        super().__init__(metadata, num_prompt_tokens)
+    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
+                 trimmed_stop_strings: Sequence[str] = ()) -> None:
+        super().__init__(metadata, num_prompt_tokens, trimmed_stop_strings)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
         self._words = metadata.words
@@ -260,7 +278,8 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
 
     def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
         self.num_tokens = event.num_tokens
-        usage = format_usage(self.num_prompt_tokens, self.num_tokens)
+        usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
+                 else "null")
         reason = self._words.completion_chunk_finish_reasons[event.finish_reason]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 

@@ -20,7 +20,7 @@ from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     COMPLETION_TYPE,
     DONE_EVENT,
-    ChatIncludeOptions,
+    ChatOutputOptions,
     ChoiceStreamRenderer,
     OpenAIChatStreamRenderer,
     OpenAICompletionStreamRenderer,
@@ -71,7 +71,7 @@ CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="
                                              grammar="response_format", top_n_tokens="top_logprobs",
                                              max_top_n_tokens=MAX_TOP_LOGPROBS)
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
-SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
+SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
 COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
 
 
@@ -121,6 +121,7 @@ class OpenAIBaseRequest(ReportingRequestBody):
     seed: UInt64 | None = None
     stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
     n: Annotated[UInt32 | None, bounds.NUM_CHOICES] = None
+    include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -130,6 +131,10 @@ class OpenAIBaseRequest(ReportingRequestBody):
     @property
     def should_include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
+        """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
+        return () if is_tgi or self.include_stop_str_in_output else tuple(self.stop)
 
     def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
         """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
@@ -335,16 +340,17 @@ class OpenAIRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, ChatRequest)
+        if chat_request.tools == [] and not services.is_tgi:
+            chat_request = chat_request.model_copy(update={"tools": None})
         generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
                             else chat_request.to_generation_input(context))
         choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-        validated_at, model = clock(), chat_request.model
-        metadata = ResponseMetadata.create(
-            services, request.path, "chatcmpl",
-            services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model)
-        output_options = ChatIncludeOptions(
+        validated_at = clock()
+        metadata = ResponseMetadata.create(services, request.path, "chatcmpl", get_echoed_model(services, chat_request))
+        output_options = ChatOutputOptions(
             chat_request.should_include_usage,
-            includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs))
+            includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
+            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi))
         parsers = [await create_response_parser(services, chat_request, choice) for choice in choices]
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)
@@ -378,16 +384,18 @@ class OpenAIRoutes(ServiceRoutes):
             validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
                                                                     context)
         validated_at = clock()
-        metadata = ResponseMetadata.create(services, request.path, "cmpl", services.served_model.name)
+        metadata = ResponseMetadata.create(services, request.path, "cmpl",
+                                           get_echoed_model(services, completion_request))
+        trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
         headers = response_headers(request, services.engine.model_info,
                                    sum(choice.num_prompt_characters for choice in validated_requests[::num_choices]),
                                    validated_requests[0].adapter)
         if not completion_request.stream:
             outputs = await generate_all(services, validated_requests, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-            return json_text_response(completion_json(metadata, outputs, num_choices), headers)
+            return json_text_response(completion_json(metadata, outputs, num_choices, trimmed_stop_strings), headers)
 
-        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
+        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
                      for index, choice in enumerate(validated_requests)]
         return await self._respond_streaming(request, context, headers, metadata, StreamedChoices(
             validated_requests, renderers, num_choices,
@@ -409,6 +417,12 @@ class OpenAIRoutes(ServiceRoutes):
                          if choices.usage_object_type else "")
                 event_stream.write(f"{usage}{DONE_EVENT}".encode())
             return event_stream.response
+
+
+def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:
+    """Return the model that a response names: the one that was asked for, unless that is a placeholder."""
+    model = openai_request.model
+    return services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,

@@ -22,13 +22,14 @@ from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidTools
 from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
 from router.http.openai.rendering import (
-    ChatIncludeOptions,
+    ChatOutputOptions,
     OpenAIChatStreamRenderer,
     OpenAIWords,
     ResponseMetadata,
     chat_choice_json,
     logprobs_json,
 )
+from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.transport.body import RequestBody
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
@@ -188,30 +189,33 @@ def reasoning_fields(text: str) -> str:
 
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatIncludeOptions, parser: AnyResponseParser) -> str:
-    parts = parse_complete_response(parser, raw_token_texts(output, parser))
+                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> str:
+    parts = parse_complete_response(parser, raw_token_texts(output, parser, output_options.trimmed_stop_strings))
     tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
     # Whitespace that separated text, reasoning and calls is stripped.
     text = "".join(part.text for part in parts if isinstance(part, ContentPiece)).strip()
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)).strip()
-    fields = ['"role":"assistant"']
-    if text or not tool_calls:
-        fields.append(f'"content":{quoted(text)}')
+    fields = ['"role":"assistant"', f'"content":{quoted(text) if text or not tool_calls else "null"}']
     if reasoning:
         fields.append(reasoning_fields(reasoning))
     if tool_calls:
         fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
-    message = f"{{{','.join(fields)}}}"
+    message = f"{{{','.join(fields)}{metadata.words.refusal_field}}}"
     return chat_choice_json(index, output, output_options, message,
                             chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
 
 
-def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser) -> Iterator[str]:
+def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser,
+                    trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
     last token if `get_last_token_text` keeps it."""
     tokens, last = output.tokens[:-1], next(reversed(output.tokens), None)
-    yield from (token.text for token in tokens)
-    rest = output.final_event.text[sum(len(token.text) for token in tokens if not token.special):]
+    trimmer, num_characters = StopStringTrimmer(trimmed_stop_strings), 0
+    for token in tokens:
+        text = trimmer.flush() if token.special else trimmer.feed(token.text)
+        num_characters += len(text)
+        yield add_special_token_text(text, token)
+    rest = trim_stop_string(output.final_event, trimmed_stop_strings)[num_characters:]
     yield get_last_token_text(rest, last, output.final_event, parser)
 
 
@@ -222,11 +226,15 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
     __slots__ = ("_num_tool_calls", "_parser", "_role_field")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 output_options: ChatIncludeOptions, parser: AnyResponseParser) -> None:
+                 output_options: ChatOutputOptions, parser: AnyResponseParser) -> None:
         super().__init__(metadata, index, num_prompt_tokens, output_options)
         self._parser = parser
         self._num_tool_calls = 0
         self._role_field = '"role":"assistant"'  # only in the first chunk
+
+    def _trim(self, trimmer: StopStringTrimmer, text: str, token: TokenEvent) -> str:
+        """Trim, but let a special token come behind the text before it: to the parser both are text."""
+        return trimmer.flush() if token.special else trimmer.feed(text)
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         return self._render_parts(self._parser.feed(add_special_token_text(text, token)), token)

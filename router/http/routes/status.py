@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from router.engine.engine import Engine
+from router.errors import AdapterNotFound
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
@@ -63,10 +64,11 @@ MEANWHILE_DESCRIPTIONS = {
 
 
 class InfoRoutes(ServiceRoutes):
-    """Handlers of `/info`, `/v1/models`, `/v1/requests` and `/v1/requests/{id}/explain`."""
+    """Handlers of `/info`, `/v1/models`, `/v1/models/{id}`, `/v1/requests` and `/v1/requests/{id}/explain`."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/info", self.info), web.get("/v1/models", self.models),
+                web.get(r"/v1/models/{id:.+}", self.model),
                 web.get("/v1/requests", self.requests), web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
     async def info(self, _: web.Request) -> web.Response:
@@ -100,11 +102,23 @@ class InfoRoutes(ServiceRoutes):
 
     async def models(self, _: web.Request) -> web.Response:
         """List the model, and the adapters that requests may name as `model`."""
+        return json_response({"object": "list", "data": self._model_list()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Return one entry of the list."""
+        name, models = request.match_info["id"], self._model_list()
+        for model in models:
+            if model["id"] == name:
+                return json_response(model)
+        names = ", ".join(model["id"] for model in models)
+        raise AdapterNotFound(f"this server has no model {name[:100]!r}, only {names}", param="model")
+
+    def _model_list(self) -> list[dict[str, Any]]:
         base = self._services.served_model.name
-        base_model = {"id": base, "object": "model", "created": 0, "owned_by": base}
-        adapters = [base_model | {"id": name, "root": root, "parent": base}
-                    for name, root in self._listed_adapters().items()]
-        return json_response({"object": "list", "data": [base_model, *adapters]})
+        base_model = {"id": base, "object": "model", "created": 0, "owned_by": base, "root": base, "parent": None,
+                      "max_model_len": self._services.validator.limits.max_total_tokens}
+        return [base_model, *(base_model | {"id": name, "root": root, "parent": base}
+                              for name, root in self._listed_adapters().items())]
 
     async def requests(self, request: web.Request) -> web.Response:
         """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""

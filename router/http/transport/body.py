@@ -31,7 +31,7 @@ MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
 # placeholders that clients send for the served model
-BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base"}
+BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
 
 

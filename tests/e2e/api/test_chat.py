@@ -36,7 +36,12 @@ def test_chat_ends_at_the_stop_string_streamed_or_not(tmp_path: Path, stop: str)
             chunks = parse_stream_events((await answer.text()).removesuffix("data: [DONE]\n\n"))
         assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == choice["message"]["content"]
         assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"]
-        assert choice["message"]["content"].count(stop) == (choice["finish_reason"] == "stop")
+        assert stop not in choice["message"]["content"]
+        async with weft.http_session.post("/v1/chat/completions", json=body | {
+                "include_stop_str_in_output": True}) as answer:
+            [kept] = (await answer.json())["choices"]
+        end = stop if choice["finish_reason"] == "stop" else ""
+        assert kept == choice | {"message": choice["message"] | {"content": choice["message"]["content"] + end}}
     play_scenario(scenario, tmp_path, http=True)
 
 

@@ -85,7 +85,7 @@ RESPONSE_CASES = {
     "tokens": ("/tokenize", {"inputs": "hi"}, [],
                '[{"id": 104, "text": "h", "start": 0, "stop": 1}, {"id": 105, "text": "i", "start": 1, "stop": 2}]'),
     "a chat": ("/v1/chat/completions", {"messages": MESSAGES}, make_text_events("ab"),
-               f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab"}},'
+               f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab","refusal":null}},'
                f'"logprobs":null,'
                f'"finish_reason":"length"}}],"usage":{USAGE}}}'),
     "tokens of a chat": (
@@ -93,16 +93,17 @@ RESPONSE_CASES = {
         '{"tokenize_response": [{"id": 104, "text": "h", "start": 0, "stop": 1}], "templated_text": "h"}'),
     "a chat that was stopped": (
         "/v1/chat/completions", {"messages": MESSAGES, "stop": "b"}, STOP_STRING_SCRIPT,
-        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab"}},"logprobs":null,'
+        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"a","refusal":null}},"logprobs":null,'
         f'"finish_reason":"stop"}}],"usage":{USAGE}}}'),
     "a chat with logprobs": (
         "/v1/chat/completions", {"messages": MESSAGES, "logprobs": True}, make_text_events("ab"),
-        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab"}},'
+        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab","refusal":null}},'
         f'"logprobs":{BOTH_LOGPROBS},'
         f'"finish_reason":"length"}}],"usage":{USAGE}}}'),
     "a call": (
         "/v1/chat/completions", {"messages": MESSAGES, "tools": PAINT_TOOLS}, TOOL_CALL_SCRIPT,
-        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","tool_calls":[{{{TOOL_CALL_JSON}}}]}},'
+        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":null,'
+        f'"tool_calls":[{{{TOOL_CALL_JSON}}}],"refusal":null}},'
         '"logprobs":null,"finish_reason":"tool_calls"}],'
         '"usage":{"prompt_tokens":100,"completion_tokens":2,"total_tokens":102}}'),
     "completions": (
@@ -117,7 +118,7 @@ RESPONSE_CASES = {
     "SageMaker, a text": ("/invocations", {"inputs": "hi"}, make_text_events("ab"), '[{"generated_text":"hiab"}]'),
     "SageMaker, a chat": (
         "/invocations", {"messages": MESSAGES}, make_text_events("ab"),
-        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab"}},"logprobs":null,'
+        f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab","refusal":null}},"logprobs":null,'
         f'"finish_reason":"length"}}],"usage":{USAGE}}}'),
     "SageMaker, a completion": (
         "/invocations", {"prompt": "hi"}, make_text_events("ab"),
@@ -191,7 +192,7 @@ STREAM_CASES = {
         f'data: {{{TEXT_FIELDS},"choices":[{{"index":0,"text":"a","logprobs":null,"finish_reason":null}}],'
         f'"usage":null}}\n\n'
         f'data: {{{TEXT_FIELDS},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":"length"}}],'
-        '"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}\n\ndata: [DONE]\n\n'),
+        '"usage":null}\n\ndata: [DONE]\n\n'),
     "a chat with logprobs that ended": (
         "/v1/chat/completions", {"messages": MESSAGES, "stream": True, "logprobs": True},
         [*make_text_events("a")[:1], TokenEvent(98, "b", -0.5, True),
@@ -211,7 +212,7 @@ STREAM_CASES = {
         "/v1/completions", {"prompt": "hi", "stream": True, "stream_options": {"include_usage": True}},
         STOP_STRING_SCRIPT[1:],
         f'data: {{{TEXT_FIELDS},"choices":[{{"index":0,"text":"ab","logprobs":null,"finish_reason":"stop"}}],'
-        '"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}\n\n'
+        '"usage":null}\n\n'
         f'data: {{{TEXT_FIELDS},"choices":[],"usage":{{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}}}\n\n'
         'data: [DONE]\n\n'),
     "a failure of a completion": (

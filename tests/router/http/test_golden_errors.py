@@ -102,8 +102,9 @@ OPENAI_ERROR_CASES = {
                  openai_error(f"`messages.0.content`: {CONTENT_RULE}", "messages")),
     "a message without content": (CHAT_PATH, {"messages": [{"role": "user"}]}, 400, openai_error(
         "a message of the role `user` has neither `content` nor `tool_calls`", "messages")),
-    "a grammar and tools": (CHAT_PATH, {"messages": MESSAGES, "tools": [], "response_format": JSON_FORMAT}, 400,
-                            openai_error("Grammar and tools are mutually exclusive", "response_format")),
+    "a grammar and tools": (CHAT_PATH, {"messages": MESSAGES, "response_format": JSON_FORMAT, "tools": [
+        {"type": "function", "function": {"name": "paint"}}]}, 400,
+        openai_error("Grammar and tools are mutually exclusive", "response_format")),
     "a schema that is missing": (
         CHAT_PATH, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400, openai_error(
             "`response_format.json_schema` is missing: it holds the JSON schema", "response_format")),
@@ -318,7 +319,8 @@ EXPECTED_INFO = {
     "docker_label": None}
 SERVER_INFO_CASES = {
     "/info": json.dumps(EXPECTED_INFO),
-    "/v1/models": '{"object": "list", "data": [{"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}',
+    "/v1/models": '{"object": "list", "data": [{"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b", '
+                  f'"root": "a/b", "parent": null, "max_model_len": {EXPECTED_INFO["max_total_tokens"]}}}]}}',
     "/health": "", "/": "", "/ping": "",
     "/ready": '{"status": "ready"}', "/live": '{"status": "alive"}', "/startup": '{"phase": "ready"}',
 }

@@ -9,7 +9,7 @@ from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
-    ChatIncludeOptions,
+    ChatOutputOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
@@ -40,7 +40,7 @@ def parse_chunks(text):
 
 
 def render_chunks(*bursts, index=0):
-    renderer = OpenAIChatStreamRenderer(METADATA, index, 3, ChatIncludeOptions())
+    renderer = OpenAIChatStreamRenderer(METADATA, index, 3, ChatOutputOptions())
     return parse_chunks(b"".join(renderer.render(list(burst)) for burst in bursts).decode())
 
 
@@ -54,7 +54,7 @@ def test_chunks_of_a_choice_have_its_index():
 
 
 def test_chunk_fields_are_in_tgi_order():
-    assert OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions()).render([TOKEN_EVENT]) == (
+    assert OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions()).render([TOKEN_EVENT]) == (
         b'data: {"object":"chat.completion.chunk","id":"chatcmpl-1","created":1700000000,"model":"the \\"loom\\"",'
         b'"system_fingerprint":"0.1.0-native","choices":[{"index":0,"delta":{"role":"assistant","content":"h"},'
         b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n')
@@ -104,7 +104,7 @@ def test_final_event_without_a_token_has_its_own_chunk():
 
 @pytest.mark.parametrize(("num_choices", "num_prompt_tokens"), [(1, 6), (2, 3)])
 def test_usage_chunk_counts_a_prompt_once_for_its_choices(num_choices, num_prompt_tokens):
-    renderers = [OpenAIChatStreamRenderer(METADATA, index, 3, ChatIncludeOptions()) for index in range(2)]
+    renderers = [OpenAIChatStreamRenderer(METADATA, index, 3, ChatOutputOptions()) for index in range(2)]
     for renderer in renderers:
         renderer.render([TOKEN_EVENT, make_final_event("h")])
     [usage] = parse_chunks(usage_chunk(METADATA, CHAT_CHUNK_TYPE, renderers, num_choices))
@@ -118,7 +118,7 @@ def test_prompt_logprobs_are_not_sent():
 
 @pytest.mark.parametrize("text", ['"\\', "\n\r\0", "\u2028\x85", "é😀"])
 def test_chunk_is_one_ascii_line(text):
-    line = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions()).render(
+    line = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions()).render(
         [TokenEvent(1, text, -0.5, False)]).decode().removesuffix("\n\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
@@ -127,7 +127,7 @@ def test_chunk_is_one_ascii_line(text):
 
 @pytest.mark.parametrize("error", [GenerationFailed("broken"), Cancelled("too slow")])
 def test_failure_is_kept_for_the_handler_which_ends_all_choices_with_it(error):
-    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions())
+    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions())
     assert chunk_contents(parse_chunks(renderer.render([TOKEN_EVENT, FailedEvent(error)]).decode())) == ["h"]
     assert (renderer.error, renderer.is_finished) == (error, True)
 
@@ -144,7 +144,7 @@ def test_failure_chunk_is_readable_by_tgi_openai_and_hub_clients(error, kind, st
 
 @pytest.mark.parametrize("event", [make_final_event("h"), FailedEvent(GenerationFailed("broken"))])
 def test_renderer_is_finished_after_the_final_event(event):
-    chunks = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatIncludeOptions())
+    chunks = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions())
     chunks.render([TOKEN_EVENT])
     assert not chunks.is_finished
     chunks.render([event])
@@ -154,11 +154,11 @@ def test_renderer_is_finished_after_the_final_event(event):
 def test_full_completion_fields_are_in_tgi_order():
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2, 3), 5), None), [TOKEN_EVENT], [],
                               make_final_event("hé", reason=FinishReason.STOP_STRING))
-    choice = text_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions())
+    choice = text_chat_choice_json(METADATA, 0, answer, ChatOutputOptions())
     completion = json.loads(chat_completion_json(METADATA, [answer], [choice]))
     assert list(completion) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert completion == METADATA_JSON | {
         "object": "chat.completion",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hé"}, "logprobs": None,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hé", "refusal": None}, "logprobs": None,
                      "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}

@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidRequest, InvalidTools
-from router.http.openai.rendering import ChatIncludeOptions, ResponseMetadata
+from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
 from router.http.openai.tools import (
     Function,
     NamedToolChoice,
@@ -97,12 +97,12 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
-    return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions(**output_options),
+    return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(**output_options),
                                             StreamingResponseParser(HERMES_FORMAT, prompt)))
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatIncludeOptions(**output_options),
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(**output_options),
                                           StreamingResponseParser(HERMES_FORMAT, prompt))
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     bursts = [chunks.render([token])
@@ -123,14 +123,15 @@ def remove_call_id(call):
 
 def test_plain_text_becomes_the_content():
     choice = render_choice("Hello, you.")
-    assert (choice["message"], choice["finish_reason"]) == ({"role": "assistant", "content": "Hello, you."}, "stop")
+    assert choice["message"] == {"role": "assistant", "content": "Hello, you.", "refusal": None}
+    assert choice["finish_reason"] == "stop"
 
 
 def test_tool_call_has_no_content():
     choice = render_choice(TOOL_CALL_TEXT)
     assert choice["finish_reason"] == "tool_calls"
     assert [remove_call_id(call) for call in choice["message"].pop("tool_calls")] == [TOOL_CALL_JSON]
-    assert choice["message"] == {"role": "assistant"}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
 
 
 def test_text_before_tool_calls_is_kept_as_content():
@@ -187,8 +188,8 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     token_events = [*split_into_token_events(text), end_token]
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
-    assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatIncludeOptions(),
+    assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
                                                   StreamingResponseParser(HERMES_FORMAT, ""))
-    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatIncludeOptions(),
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                           StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])

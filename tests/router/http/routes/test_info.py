@@ -33,12 +33,25 @@ def test_info_reports_the_model_and_effective_limits(serve):
 def test_model_list_has_the_openai_format(serve):
     async def scenario(client, _):
         assert await (await client.get("/v1/models")).json() == {"object": "list", "data": [
-            {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}
+            {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b", "root": "a/b", "parent": None,
+             "max_model_len": 1600}]}
+    serve(scenario, served_model=ServedModel("a/b"))
+
+
+def test_one_model_can_be_asked_for(serve):
+    async def scenario(client, _):
+        [listed] = (await (await client.get("/v1/models")).json())["data"]
+        assert await (await client.get("/v1/models/a/b")).json() == listed
+        answer = await client.get("/v1/models/c")
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"] == "this server has no model 'c', only a/b"
     serve(scenario, served_model=ServedModel("a/b"))
 
 
 def adapter_json(name, root):
-    return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom",
+            "max_model_len": 1600}
 
 
 @pytest.mark.parametrize(("key", "other_adapters"), [("", [adapter_json("b", "b")]), ("sk-one", [])])
@@ -49,7 +62,7 @@ def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key,
             answer = await client.post("/generate", json=body, headers={"Authorization": f"Bearer {key}"})
             assert answer.status == 200
         base, *adapters = (await (await client.get("/v1/models")).json())["data"]
-        assert base == {"id": "loom", "object": "model", "created": 0, "owned_by": "loom"}
+        assert (base["id"], base["root"], base["parent"]) == ("loom", "loom", None)
         assert adapters == [*other_adapters, adapter_json("mine", "a")]
     config = RouterConfig(api_key=key, preloaded_adapter_ids=("mine=a",))
     serve(scenario, store=FakeAdapterStore(), config=config)
