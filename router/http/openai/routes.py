@@ -44,6 +44,7 @@ from router.http.transport.body import (
     Int32,
     ReportingRequestBody,
     RequestBody,
+    TextsOrTokens,
     UInt32,
     UInt64,
     is_base_model,
@@ -55,7 +56,7 @@ from router.http.transport.services import ServiceRoutes, Services, gather_or_ca
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
-from router.text.prompt_encoder import DialectParameterNames
+from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.response_parser import (
     BARE_JSON_FORMAT,
     AnyResponseParser,
@@ -87,8 +88,6 @@ def check_num_entries(value: object) -> object:
 
 
 StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
-PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
-                       BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
@@ -152,7 +151,7 @@ class OpenAIBaseRequest(ReportingRequestBody):
                 "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
                 "stop_token_ids": tuple(self.stop_token_ids or ())}
 
-    def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
+    def base_generation_input(self, prompt: RawPrompt, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
         greedy = self.temperature == 0
         if self.temperature is not None and self.temperature < 0:
@@ -295,7 +294,7 @@ class ChatRequest(OpenAIBaseRequest):
 class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
-    prompt: Annotated[PromptList, bounds.NON_EMPTY_TEXT_OR_TEXTS]
+    prompt: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
     suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
     best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
     echo: Annotated[bool | None, bounds.FALSE] = None
@@ -379,7 +378,8 @@ class OpenAIRoutes(ServiceRoutes):
         validated_requests: list[ValidatedRequest] = []
         for index, prompt in enumerate(completion_request.prompt):
             generation_input = replace(
-                completion_request.base_generation_input(prompt, COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
+                completion_request.base_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
+                                                         COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
                 num_choices=num_choices)
             validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
                                                                     context)

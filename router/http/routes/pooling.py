@@ -18,7 +18,7 @@ from time import monotonic as clock
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from aiohttp import web
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import FailFast, Field
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
@@ -27,6 +27,7 @@ from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     AdapterParameters,
     ReportingRequestBody,
+    TextsOrTokens,
     UInt32,
     json_response,
     json_text_response,
@@ -150,22 +151,10 @@ class EmbedRequest(ReportingRequestBody):
     parameters: EmbedParameters | None = None
 
 
-def wrap_single_input(value: object) -> object:
-    """Wrap a single text, or a single list of token ids, in a list."""
-    is_single = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
-    return [value] if is_single else value
-
-
-TokenIds = Annotated[list[UInt32], Field(min_length=1)]
-EmbeddingInputs = Annotated[
-    list[str | TokenIds], FailFast(), Field(min_length=1),
-    BeforeValidator(wrap_single_input, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
-
-
 class EmbeddingsRequest(ReportingRequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
-    input: Annotated[EmbeddingInputs, NON_EMPTY_TEXTS_OR_TOKENS]
+    input: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None

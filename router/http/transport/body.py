@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
@@ -33,6 +33,19 @@ BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of t
 # placeholders that clients send for the served model
 BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
+
+
+def wrap_single_text(value: object) -> object:
+    """Wrap a single text, or a single list of token ids, in a list."""
+    is_single = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
+    return [value] if is_single else value
+
+
+TokenIds = Annotated[list[UInt32], Field(min_length=1, fail_fast=True)]
+# One text or several, each as a string or as token ids.
+TextsOrTokens = Annotated[
+    list[str | TokenIds], FailFast(), Field(min_length=1),
+    BeforeValidator(wrap_single_text, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
 
 
 class RequestBody(BaseModel):

@@ -86,7 +86,10 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
     ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
     ({"echo": True}, "echo", "`echo`"), ({"logprobs": 1}, "logprobs", "`logprobs`"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
-    ({"prompt": [1, 2]}, "prompt", "`prompt.0`"), ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
+    ({"prompt": [[1], []]}, "prompt", "`prompt.1"), ({"prompt": [1, "a"]}, "prompt", "`prompt.0"),
+    ({"prompt": [-1]}, "prompt", "`prompt.0"), ({"prompt": [1.5]}, "prompt", "`prompt.0"),
+    ({"prompt": [512]}, "prompt", "`prompt` holds token 512; this model knows those below 512"),
+    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
     ({"max_tokens": -1}, "max_tokens", "max_tokens"), ({"temperature": -1}, "temperature", "`temperature`"),
     ({"stop": ["a"] * 5}, "stop", "`stop`"), ({"stream_options": 5}, "stream_options", "stream_options"),
     ({"stop": ["a" * 1025]}, "stop", "a string in `stop`"),
@@ -182,4 +185,14 @@ def test_choices_of_several_prompts_come_prompt_by_prompt(serve):
         assert [request.prompt for request in engine.requests] == [tuple(b"a"), tuple(b"a"), tuple(b"bb"), tuple(b"bb")]
         assert answer["usage"]["prompt_tokens"] == 3
         assert len({request.id for request in engine.requests}) == 4
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("prompt", "prompts"), [
+    ([104, 105], [(104, 105)]), ([[104], [105, 106]], [(104,), (105, 106)]), (["h", [105]], [(104,), (105,)])])
+def test_prompts_may_be_token_ids(serve, prompt, prompts):
+    async def scenario(client, engine):
+        answer = await (await client.post(COMPLETIONS_PATH, json={"prompt": prompt})).json()
+        assert [request.prompt for request in engine.requests] == prompts
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
     serve(scenario)
