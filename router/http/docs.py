@@ -24,6 +24,7 @@ from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterReque
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
+from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import RequestBody, json_response
 from router.http.transport.errors import has_openai_error_format
@@ -95,7 +96,9 @@ GENERATE_ROUTES = (
                     (CompatGenerateRequest, ChatRequest, CompletionRequest), can_stream=True),
     DocumentedRoute("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.",
                     (VertexRequest,)),
-    DocumentedRoute("POST", "/tokenize", "The tokens of a text and where they stand in it.", (GenerateRequest,)),
+    DocumentedRoute("POST", "/tokenize", "The tokens of a text and where they stand in it; to vLLM's body their ids.",
+                    (GenerateRequest, TokenizePromptRequest)),
+    DocumentedRoute("POST", "/detokenize", "The text of tokens, as clients of vLLM ask for it.", (DetokenizeRequest,)),
     DocumentedRoute("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
                     (ChatRequest,)),)
 POOLING_ROUTES = (
@@ -120,6 +123,7 @@ ADAPTER_ROUTES = (
                     extra_error_statuses=("403", "404", "409")),)
 SERVER_INFO_ROUTES = (
     DocumentedRoute("GET", "/info", "The model, its limits and the version of the server."),
+    DocumentedRoute("GET", "/version", "The version, as clients of vLLM ask for it."),
     DocumentedRoute("GET", "/v1/models",
                     "The model that is served and its adapters, as clients of OpenAI ask for them."),
     DocumentedRoute("GET", "/v1/models/{id}", "One of them.", extra_error_statuses=("404",)),

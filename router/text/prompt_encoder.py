@@ -160,6 +160,15 @@ class PromptEncoder:
 
         return await self._run_in_thread(prompt, work)
 
+    async def detokenize(self, name: str, tokens: tuple[int, ...]) -> str:
+        """Return the text of tokens, special ones included. `name`: of the parameter. Raises InvalidRequest or
+        Overloaded."""
+        limit = self.limits.max_total_tokens
+        if len(tokens) > limit:
+            raise InvalidRequest(f"`{name}` must hold at most {limit} tokens (--max-total-tokens), got {len(tokens)}")
+        self._check_vocabulary(name, tokens)
+        return await self._run_in_thread(tokens, lambda: self._tokenizer.decode(tokens, skip_special=False))
+
     async def _run_in_thread(self, prompt: RawPrompt, work: Callable[[], T]) -> T:
         """Run `work` in a thread, unless the text is short. Raises Overloaded if too many texts wait."""
         if not isinstance(prompt, Conversation) and len(prompt) <= MAX_INLINE_CHARACTERS:
@@ -190,11 +199,14 @@ class PromptEncoder:
             raise InvalidRequest(f"`{parameter_names.prompt}` must hold at least one token, got none")
         self._check_length(parameter_names, len(tokens), prompt_input.max_new_tokens,
                            is_pooling=prompt_input.kind is not RequestKind.GENERATE)
-        if max(tokens) >= self._model_info.vocabulary_size:
-            raise InvalidRequest(f"`{parameter_names.prompt}` holds token {max(tokens)}; this model knows those below "
-                                 f"{self._model_info.vocabulary_size}")
+        self._check_vocabulary(parameter_names.prompt, tokens)
         hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
         return EncodedPrompt(tokens, hashes, len(text), token_offsets)
+
+    def _check_vocabulary(self, name: str, tokens: tuple[int, ...]) -> None:
+        if (largest := max(tokens, default=0)) >= self._model_info.vocabulary_size:
+            raise InvalidRequest(f"`{name}` holds token {largest}; this model knows those below "
+                                 f"{self._model_info.vocabulary_size}")
 
     def _render_text(self, prompt: str | Conversation) -> str:
         if isinstance(prompt, str):

@@ -74,7 +74,7 @@ class DocumentSchemas:
             return schema["const"]
         if schema["type"] == "object":
             return {name: self.make_sample(schema["properties"][name]) for name in schema.get("required", ())}
-        return {"string": "x",
+        return {"string": "x", "integer": 0,
                 "array": [self.make_sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
     def iter_fields(self, schema: Schema, make_body: MakeBody = lambda value: value,

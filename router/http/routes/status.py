@@ -64,10 +64,11 @@ MEANWHILE_DESCRIPTIONS = {
 
 
 class InfoRoutes(ServiceRoutes):
-    """Handlers of `/info`, `/v1/models`, `/v1/models/{id}`, `/v1/requests` and `/v1/requests/{id}/explain`."""
+    """Handlers of `/info`, `/version`, `/v1/models`, `/v1/models/{id}`, `/v1/requests` and
+    `/v1/requests/{id}/explain`."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/info", self.info), web.get("/v1/models", self.models),
+        return [web.get("/info", self.info), web.get("/version", self.version), web.get("/v1/models", self.models),
                 web.get(r"/v1/models/{id:.+}", self.model),
                 web.get("/v1/requests", self.requests), web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
@@ -99,6 +100,10 @@ class InfoRoutes(ServiceRoutes):
             "sha": None,
             "docker_label": None,
         })
+
+    async def version(self, _: web.Request) -> web.Response:
+        """Answer in vLLM's format."""
+        return json_response({"version": VERSION})
 
     async def models(self, _: web.Request) -> web.Response:
         """List the model, and the adapters that requests may name as `model`."""

@@ -1,40 +1,86 @@
-"""Routes that tokenize texts and chats: `/tokenize` and `/chat_tokenize`. The JSON of a token is ten to sixty times as
-large as its text, so it is rendered in a thread and sent in pieces. Offsets count bytes, as in
-text-generation-inference."""
+"""Routes of the tokenizer: `/tokenize`, `/chat_tokenize` and `/detokenize`. `/tokenize` answers as
+text-generation-inference does, with offsets that count bytes, and to the fields of vLLM as vLLM does. The JSON of a
+token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces."""
 
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import FailFast
 
 from router.http.openai.routes import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.body import read_body
+from router.http.transport.body import ReportingRequestBody, RequestBody, UInt32, json_response, read_body
 from router.http.transport.request_context import request_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
+from router.validation import bounds
 
 PARAMETER_NAMES = DialectParameterNames(truncate="")  # prompts are never truncated
+PROMPT_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", truncate="")
 TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
 MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; a conversation may be far longer
 
 TokenJson = dict[str, Any]
 
 
+class TokenizedFields(RequestBody):
+    """The fields that decide in whose format `/tokenize` is asked."""
+
+    inputs: Any = None
+    prompt: Any = None
+    messages: Any = None
+
+
+class TokenizePromptRequest(ReportingRequestBody):
+    """Body of vLLM's `/tokenize` for a text."""
+
+    prompt: Annotated[str, bounds.NON_EMPTY_TEXT]
+    add_special_tokens: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeRequest(ReportingRequestBody):
+    """Body of vLLM's `/detokenize`."""
+
+    tokens: Annotated[list[UInt32], FailFast()]
+    model: str | None = None
+
+
 class TokenizeRoutes(ServiceRoutes):
-    """Handlers of `/tokenize` and `/chat_tokenize`."""
+    """Handlers of `/tokenize`, `/chat_tokenize` and `/detokenize`."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize)]
+        return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize),
+                web.post("/detokenize", self.detokenize)]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        fields = await read_body(request, TokenizedFields)
+        if fields.inputs is None and fields.prompt is not None:
+            prompt_request = await read_body(request, TokenizePromptRequest)
+            return await respond_with_tokens(
+                self._services, request, prompt_request.prompt, PROMPT_PARAMETER_NAMES, self._render_token_ids,
+                add_special_tokens=prompt_request.add_special_tokens is not False)
+        if fields.inputs is None and fields.messages is not None:
+            chat_request = await read_body(request, ChatRequest)
+            return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
+                                             self._render_token_ids)
         generate_request = await read_body(request, GenerateRequest)
         return await respond_with_tokens(self._services, request, generate_request.inputs, PARAMETER_NAMES,
                                          render_token_list)
+
+    def _render_token_ids(self, encoded: TokenizedText) -> list[bytes]:
+        return [json.dumps({"count": len(encoded.token_ids), "tokens": [*encoded.token_ids], "token_strs": None,
+                            "max_model_len": self._services.validator.limits.max_total_tokens}).encode()]
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        detokenize_request = await read_body(request, DetokenizeRequest)
+        text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens))
+        return json_response({"prompt": text}, request_headers(request))
 
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
         chat_request = await read_body(request, ChatRequest)

@@ -87,7 +87,7 @@ class BodyTestCase:
         if ".tool_choice" in field_path:
             return bool(value)
         if not self.is_generation_route:
-            return (name, value) == ("inputs", "")
+            return name in {"inputs", "prompt"} and value == ""
         if ".merged_adapters" in field_path or ".parameters.response_format" in field_path:
             return value is not None or name not in {"merged_adapters", "response_format", "schema"}
         limits, in_streams = self._value_limits(body_type, field_path)

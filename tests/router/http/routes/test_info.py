@@ -66,3 +66,10 @@ def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key,
         assert adapters == [*other_adapters, adapter_json("mine", "a")]
     config = RouterConfig(api_key=key, preloaded_adapter_ids=("mine=a",))
     serve(scenario, store=FakeAdapterStore(), config=config)
+
+
+def test_version_is_answered_in_the_format_of_vllm(serve):
+    async def scenario(client, _):
+        info = await (await client.get("/info")).json()
+        assert await (await client.get("/version")).json() == {"version": info["version"]}
+    serve(scenario)

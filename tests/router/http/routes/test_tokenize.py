@@ -117,3 +117,33 @@ def test_template_failure_is_reported(post):
     status, _, text = post("/chat_tokenize", messages=MESSAGES,
                            template=ChatTemplate("{{ raise_exception('no') }}", {}))
     assert (status, json.loads(text)["error_type"]) == (422, "template_error")
+
+
+# -- as vLLM does
+
+
+def test_prompt_is_answered_with_token_ids(post):
+    status, _, text = post("/tokenize", prompt="weft", model="x", config=RouterConfig(max_total_tokens=1500))
+    assert status == 200
+    assert json.loads(text) == {"count": 4, "max_model_len": 1500, "tokens": list(b"weft"), "token_strs": None}
+
+
+def test_messages_are_answered_with_the_tokens_of_their_prompt(post):
+    rendered = json.loads(post("/chat_tokenize", messages=MESSAGES)[2])["tokenize_response"]
+    answer = json.loads(post("/tokenize", messages=MESSAGES)[2])
+    assert answer["tokens"] == [token["id"] for token in rendered]
+
+
+def test_tokens_are_turned_back_into_text(post):
+    for tokens, expected in (([*b"weft"], "weft"), ([*"\u00e9".encode(), 256], "\u00e9<|end|>"), ([], "")):
+        status, _, text = post("/detokenize", tokens=tokens)
+        assert (status, json.loads(text)) == (200, {"prompt": expected})
+
+
+@pytest.mark.parametrize(("tokens", "words"), [
+    ([512], "`tokens` holds token 512; this model knows those below 512"), ([-1], "`tokens.0`"), ("x", "`tokens`"),
+    ([1] * 1601, "`tokens` must hold at most 1600 tokens (--max-total-tokens), got 1601")])
+def test_invalid_tokens_are_rejected(post, tokens, words):
+    status, _, text = post("/detokenize", tokens=tokens)
+    assert status == 422
+    assert words in json.loads(text)["error"]
