@@ -228,7 +228,7 @@ INVALID_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {}), ("/generate", make_generate_body("")),
     ("/generate_stream", make_generate_body("x", temperature=-1)),
     ("/", make_generate_body("x", best_of=9)), (CHAT_PATH, {"messages": []}),
-    (CHAT_PATH, CHAT_BODY | {"n": 2, "stream": True}),
+    (CHAT_PATH, CHAT_BODY | {"n": 0, "stream": True}),
     (CHAT_PATH, CHAT_BODY | {"tools": [], "response_format": {"type": "json_object"}}),
     (COMPLETIONS_PATH, {"prompt": "x", "suffix": "y"}),
     ("/vertex", {"instances": [make_generate_body("x"), make_generate_body("")]}), ("/invocations", {}),
