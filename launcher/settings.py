@@ -110,8 +110,8 @@ GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "dialect", "compat", "payload_limit",
              "slow_client_buffer", "slow_client_timeout", "validation_workers", "max_handlers", "shutdown_timeout"),
     "Limits": ("max_concurrent_requests", "max_input_tokens", "max_total_tokens", "max_queue_requests",
-               "max_queue_tokens", "max_queue_ms", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
-               "max_client_batch_size", "disable_grammar_support"),
+               "max_queue_tokens", "max_queue_ms", "max_best_of", "max_choices", "max_stop_sequences",
+               "max_top_n_tokens", "max_client_batch_size", "disable_grammar_support"),
     "Batching and cache": (
         "max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens", "memory_fraction", "cache_scope",
         "block_size", "prefill_policy", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens",

@@ -43,8 +43,10 @@ class RouterConfig:
     max_queue_ms: float | None = setting(
         None, "Maximum predicted wait in milliseconds. A request that would wait longer gets 429 at once.", low=0)
     max_best_of: int = setting(2, "Maximum `best_of` of a request.", low=1)
+    max_choices: int = setting(32, "Maximum `n`, the number of choices, of a request on OpenAI's routes.", low=1)
     max_stop_sequences: int = setting(4, "Maximum number of stop strings in a request.", low=0)
-    max_top_n_tokens: int = setting(5, "Maximum `top_n_tokens` of a request.", low=0)
+    max_top_n_tokens: int = setting(
+        5, "Maximum `top_n_tokens` of a request, and `top_logprobs` of a chat, which is 20 with the default.", low=0)
     compat: str = setting(
         "none", "Reproduce the special behaviour of another server, for clients that depend on it. tgi: its finish "
         "reasons, roles, errors and ignored fields on /v1. lorax: its parameters, answers and errors on every route. "

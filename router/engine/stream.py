@@ -51,6 +51,7 @@ class FinishedEvent:
     text: str  # whole visible text: without special tokens, up to and including a stop string
     num_tokens: int
     timeline: RequestTimeline
+    is_stopped: bool = False  # a stop string or stop token of the request ends it, also where the length would have
 
 
 @dataclass(slots=True)
@@ -158,6 +159,10 @@ class StopStringMatcher:
         self._tail = ""
         self._length = 0
 
+    def skip(self, piece: str) -> None:
+        """Take a piece of which no part belongs to a stop string."""
+        self._length += len(piece)
+
     def feed(self, piece: str) -> int | None:
         """Return the end of the stop string that is complete first, as an offset in the whole text; None if none is.
         Must not be called again after a match."""
@@ -186,6 +191,7 @@ class OutputBuilder:
         self._row_events: list[TokenEvent] = []  # events of the row that was detokenized last
         self._text_pieces: list[str] = []  # pieces of all detokenized tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
+        self._ends_with_stop_token = False  # the last token
         # Result of an embedding or classification request, which `finish` delivers.
         self.pooling_output: PoolingOutput | None = None
 
@@ -204,7 +210,12 @@ class OutputBuilder:
             top_tokens = tuple([TopToken(top, self._tokenizer.decode_token(top), logprob, top in self._special_tokens)
                                 for top, logprob in row.top_logprobs[index]]) if row.top_logprobs else ()
             self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top_tokens))
-            if self._stop_strings is not None and (end := self._stop_strings.feed(piece)) is not None:
+            self._ends_with_stop_token = is_stop_token
+            if self._stop_strings is None:
+                continue
+            if self.record.num_generated + len(self._row_events) < self.request.sampling.min_tokens:
+                self._stop_strings.skip(piece)
+            elif (end := self._stop_strings.feed(piece)) is not None:
                 self._text_end = end
                 return len(self._row_events)
         return None
@@ -233,4 +244,5 @@ class OutputBuilder:
             self._text_pieces.append(rest := self._detokenizer.finish())
             self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
         text = "".join(self._text_pieces)[:self._text_end]
-        self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline))
+        is_stopped = self._text_end is not None or self._ends_with_stop_token
+        self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline, is_stopped))

@@ -71,7 +71,8 @@ class RequestRecord:
 
 
 class RequestRecordStore:
-    """Records by request id. Clients choose ids, so two requests may have the same one; the later one is kept."""
+    """Records by request id. Clients choose ids, so two requests of a tenant may have the same one: the later one is
+    kept. A record of another tenant is never replaced; the later request then has none."""
 
     def __init__(self, max_finished: int = MAX_FINISHED_RECORDS) -> None:
         self._max_finished = max_finished
@@ -79,6 +80,9 @@ class RequestRecordStore:
         self._finished: OrderedDict[str, RequestRecord] = OrderedDict()
 
     def add_unfinished(self, record: RequestRecord) -> None:
+        earlier = self.get(record.id)
+        if earlier is not None and earlier.tenant_name != record.tenant_name:
+            return
         self._finished.pop(record.id, None)
         self._unfinished[record.id] = record
 

@@ -17,7 +17,6 @@ MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 10
 MIN_PENALTY, MAX_PENALTY = -2.0, 2.0
 MAX_BIAS = 100.0  # of a logit, as in OpenAI's API
-MAX_CHOICES = 128  # of one prompt, as in OpenAI's API
 MAX_LISTED_TOKENS = 1024  # tokens of a list in a request, or of `logit_bias`
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
@@ -38,13 +37,12 @@ FRACTION_OR_ONE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": 1})  # of 
 PENALTY = DocumentedBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
 PRIORITY = DocumentedBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
 AT_LEAST_ONE = DocumentedBounds({"minimum": 1})
-FRACTION_OR_BOUND = DocumentedBounds({"minimum": 0, "maximum": 1})  # of the best candidate's probability
+MIN_P = DocumentedBounds({"minimum": 0, "maximum": 1})  # of the best candidate's probability
 TOP_K_OR_ALL = DocumentedBounds({"minimum": -1})  # -1 and 0 keep all candidates
 TOKEN_IDS = DocumentedBounds({"items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LISTED_TOKENS})
 ALLOWED_TOKEN_IDS = DocumentedBounds(TOKEN_IDS.keywords | {"minItems": 1})
 LOGIT_BIAS = DocumentedBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": {
     "type": "number", "minimum": int(-MAX_BIAS), "maximum": int(MAX_BIAS)}})
-NUM_CHOICES = DocumentedBounds({"minimum": 1, "maximum": MAX_CHOICES})
 EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
 AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
 FALSE = DocumentedBounds({"enum": [False, None]})
@@ -94,7 +92,7 @@ def validate_fraction(name: str, value: float) -> float:
     return rounded
 
 
-def validate_share(name: str, value: float) -> float:
+def validate_min_p(name: str, value: float) -> float:
     rounded = round_to_float32(name, value)
     if not 0 <= rounded <= 1:
         raise InvalidRequest(f"`{name}` must be at least 0 and at most 1, got {value}")

@@ -29,19 +29,19 @@ from router.text.chat_template import ChatTemplate
 from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
 from router.text.tokenizer import Tokenizer
 from router.validation.bounds import (
-    MAX_CHOICES,
     MAX_PRIORITY,
     MAX_SALT_CHARACTERS,
     MAX_STOP_CHARACTERS,
     validate_bias,
     validate_fraction,
+    validate_min_p,
     validate_penalty,
     validate_positive,
-    validate_share,
     validate_token_ids,
 )
 
 TOKEN_ID_PATTERN = re.compile(r"\d{1,10}", re.ASCII)
+DEFAULT_MAX_TOP_N_TOKENS = RouterConfig().max_top_n_tokens
 NO_ADAPTER_DIGEST = ""  # in a namespace, in place of an adapter's digest
 KIND_DESCRIPTIONS = {
     RequestKind.GENERATE: ("generate text", "generates text (/generate, /v1/chat/completions)"),
@@ -57,7 +57,7 @@ FLOAT_PARAMETERS: tuple[tuple[str, str, Callable[[str, float], float]], ...] = (
     ("presence_penalty", "presence_penalty", validate_penalty),
     ("top_p", "top_p", validate_fraction),
     ("typical_p", "typical_p", validate_fraction),
-    ("min_p", "min_p", validate_share))
+    ("min_p", "min_p", validate_min_p))
 now = time.monotonic
 
 
@@ -174,18 +174,20 @@ class RequestValidator:
         if best_of > 1 and not generation_input.is_sampling:
             raise InvalidRequest(f"`best_of` is {best_of}, but nothing is sampled: all choices would be the same; set "
                                  "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
-        if not 1 <= generation_input.num_choices <= MAX_CHOICES:
-            raise InvalidRequest(f"`n` must be at least 1 and at most {MAX_CHOICES}, "
-                                 f"got {generation_input.num_choices}")
+        max_choices = min(config.max_choices, config.max_concurrent_requests)
+        if not 1 <= generation_input.num_choices <= max_choices:
+            raise InvalidRequest(f"`n` must be at least 1 and at most {max_choices} (--max-choices, "
+                                 f"--max-concurrent-requests), got {generation_input.num_choices}")
         sampling = self._make_sampling_params(generation_input)
         if generation_input.max_new_tokens == 0:
             raise InvalidRequest(f"`{names.max_new_tokens}` must be at least 1, got 0")
         self._check_stop_strings(generation_input.stop_strings)
-        if generation_input.stop_token_ids:
-            self._check_stop_tokens(generation_input)
+        self._check_ends(generation_input, sampling)
         if generation_input.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
-        if sampling.top_n_tokens > (limit := max(config.max_top_n_tokens, names.max_top_n_tokens)):
+        limit = (max(config.max_top_n_tokens, names.max_top_n_tokens)
+                 if config.max_top_n_tokens == DEFAULT_MAX_TOP_N_TOKENS else config.max_top_n_tokens)
+        if sampling.top_n_tokens > limit:
             raise InvalidRequest(f"`{names.top_n_tokens}` must be at most {limit} (--max-top-n-tokens), got "
                                  f"{sampling.top_n_tokens}")
         check_text(names.prompt, generation_input.prompt)
@@ -246,11 +248,20 @@ class RequestValidator:
                 raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
                                      f"got {len(string)}", param="stop")
 
-    def _check_stop_tokens(self, generation_input: GenerationInput) -> None:
-        validate_token_ids("stop_token_ids", generation_input.stop_token_ids, self._model_info.vocabulary_size)
-        if generation_input.grammar is not None:
-            raise InvalidRequest(f"`stop_token_ids` and `{generation_input.parameter_names.grammar}` are given, but "
-                                 "with a grammar the text ends where the grammar does; leave one of them out")
+    def _check_ends(self, generation_input: GenerationInput, sampling: SamplingParams) -> None:
+        """Check that there is a token to choose in every step: what ends a text must go together."""
+        grammar_name, stop_tokens = generation_input.parameter_names.grammar, generation_input.stop_token_ids
+        if stop_tokens:
+            validate_token_ids("stop_token_ids", stop_tokens, self._model_info.vocabulary_size)
+        for name, is_given in (("stop_token_ids", stop_tokens), ("min_tokens", sampling.min_tokens),
+                               ("allowed_token_ids", sampling.allowed_tokens)):
+            if is_given and generation_input.grammar is not None:
+                raise InvalidRequest(f"`{name}` and `{grammar_name}` are given, but a grammar alone says which tokens "
+                                     "come and where the text ends; leave one of them out")
+        if (sampling.min_tokens and sampling.allowed_tokens
+            and self._end_tokens.union(stop_tokens).issuperset(sampling.allowed_tokens)):
+            raise InvalidRequest("`allowed_token_ids` must hold a token that does not end the text, since `min_tokens` "
+                                 f"is {sampling.min_tokens}")
 
     async def _resolve_grammar(self, generation_input: GenerationInput) -> LoadableResource | None:
         if (grammar := generation_input.grammar) is None:

@@ -229,7 +229,7 @@ INVALID_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/generate_stream", make_generate_body("x", temperature=-1)),
     ("/", make_generate_body("x", best_of=9)), (CHAT_PATH, {"messages": []}),
     (CHAT_PATH, CHAT_BODY | {"n": 0, "stream": True}),
-    (CHAT_PATH, CHAT_BODY | {"tools": [], "response_format": {"type": "json_object"}}),
+    (CHAT_PATH, CHAT_BODY | {"tool_choice": "required", "tools": []}),
     (COMPLETIONS_PATH, {"prompt": "x", "suffix": "y"}),
     ("/vertex", {"instances": [make_generate_body("x"), make_generate_body("")]}), ("/invocations", {}),
 ]

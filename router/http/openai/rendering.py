@@ -39,16 +39,22 @@ class OpenAIWords:
     tool_calls_finish_reason: str
     every_delta_has_a_role: bool
     refusal_field: str  # of a message
+    has_null_content: bool  # whether a message with calls alone has `content`
+    stop_precedes_length: bool  # whether a text that stops with its last possible token has stopped
     completion_ends_with_usage: bool  # whether the last chunk of a streamed completion has its usage, unasked
 
 
 OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
                            every_delta_has_a_role=False, refusal_field=',"refusal":null',
-                           completion_ends_with_usage=False)
+                           has_null_content=True, stop_precedes_length=True, completion_ends_with_usage=False)
 # As text-generation-inference has them (--compat tgi).
 TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""',
                                "stop", every_delta_has_a_role=True, refusal_field="",
-                               completion_ends_with_usage=True)
+                               has_null_content=False, stop_precedes_length=False, completion_ends_with_usage=True)
+
+
+def get_finish_reason(event: FinishedEvent, words: OpenAIWords) -> FinishReason:
+    return FinishReason.STOP_STRING if event.is_stopped and words.stop_precedes_length else event.finish_reason
 
 
 def tgi_error_chunk(error: Exception) -> str:
@@ -112,7 +118,7 @@ def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
     text = trim_stop_string(output.final_event, output_options.trimmed_stop_strings)
     message = f'{{"role":"assistant","content":{quoted(text)}{metadata.words.refusal_field}}}'
     return chat_choice_json(index, output, output_options, message,
-                            metadata.words.finish_reasons[output.final_event.finish_reason])
+                            metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)])
 
 
 def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
@@ -137,8 +143,9 @@ def token_fields(token: TokenEvent | TopToken) -> str:
 def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
                     trimmed_stop_strings: Sequence[str] = ()) -> str:
     """Return the response to one or several prompts, each with `num_choices` outputs."""
+    words = metadata.words
     choices = ",".join(completion_choice_json(index, trim_stop_string(answer.final_event, trimmed_stop_strings),
-                                              metadata.words.finish_reasons[answer.final_event.finish_reason])
+                                              words.finish_reasons[get_finish_reason(answer.final_event, words)])
                        for index, answer in enumerate(outputs))
     return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{choices}],'
             f'"usage":{usage_json(outputs, num_choices)}}}')
@@ -225,9 +232,10 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
 
     def _handle_failure(self, event: FailedEvent) -> str:
-        """Keep the error and render nothing: the handler ends all choices of the stream with it."""
+        """Keep the error, with which the handler ends all choices of the stream; render only what was held back."""
         self.error = event.error
-        return ""
+        held_back = "" if self._trimmer is None else self._trimmer.flush()
+        return self._render_chunk(held_back, None) if held_back else ""
 
 
 class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
@@ -256,7 +264,7 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
         self.num_tokens = event.num_tokens
-        self._finish_reason_json = f'"{self._words.finish_reasons[event.finish_reason]}"'
+        self._finish_reason_json = f'"{self._words.finish_reasons[get_finish_reason(event, self._words)]}"'
         return self._render_chunk(text, token)
 
 
@@ -280,7 +288,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
         self.num_tokens = event.num_tokens
         usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
                  else "null")
-        reason = self._words.completion_chunk_finish_reasons[event.finish_reason]
+        reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
 

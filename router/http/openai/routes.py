@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from time import monotonic as clock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
-from router.adapters.reference import AdapterReference, check_adapter_name
+from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.rendering import (
@@ -112,14 +112,14 @@ class OpenAIBaseRequest(ReportingRequestBody):
     presence_penalty: Annotated[float | None, bounds.PENALTY] = None
     repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
     top_k: Annotated[Int32 | None, bounds.TOP_K_OR_ALL] = None
-    min_p: Annotated[float | None, bounds.FRACTION_OR_BOUND] = None
+    min_p: Annotated[float | None, bounds.MIN_P] = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(check_num_entries), bounds.LOGIT_BIAS] = None
     allowed_token_ids: Annotated[list[int] | None, FailFast(), bounds.ALLOWED_TOKEN_IDS] = None
     min_tokens: UInt32 | None = None
     stop_token_ids: Annotated[list[int] | None, FailFast(), bounds.TOKEN_IDS] = None
     seed: UInt64 | None = None
     stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
-    n: Annotated[UInt32 | None, bounds.NUM_CHOICES] = None
+    n: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -133,7 +133,8 @@ class OpenAIBaseRequest(ReportingRequestBody):
 
     def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
         """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
-        return () if is_tgi or self.include_stop_str_in_output else tuple(self.stop)
+        keeps_them = is_tgi if self.include_stop_str_in_output is None else self.include_stop_str_in_output
+        return () if keeps_them else tuple(self.stop)
 
     def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
         """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
@@ -156,6 +157,8 @@ class OpenAIBaseRequest(ReportingRequestBody):
         greedy = self.temperature == 0
         if self.temperature is not None and self.temperature < 0:
             raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < -1:
+            raise InvalidRequest(f"`top_k` must be at least -1, got {self.top_k}")
         return GenerationInput(
             prompt=prompt,
             parameter_names=parameter_names,
@@ -260,11 +263,17 @@ class ChatRequest(OpenAIBaseRequest):
     def needs_tool_call(self) -> bool:
         return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
 
+    def without_empty_tools(self, *, is_tgi: bool) -> Self:
+        """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
+        return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
+
     def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
-        generation_input = replace(plain_request.to_generation_input(context), raw_logprobs=False)
-        return (generation_input if self.presence_penalty is None
+        generation_input = plain_request.to_generation_input(context)
+        names = replace(generation_input.parameter_names, max_top_n_tokens=0)
+        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names)
+        return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
                 else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
 
     def to_generation_input(self, context: RequestContext) -> GenerationInput:
@@ -338,9 +347,7 @@ class OpenAIRoutes(ServiceRoutes):
     async def chat(self, request: web.Request) -> web.StreamResponse:
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
-        chat_request = await read_body(request, ChatRequest)
-        if chat_request.tools == [] and not services.is_tgi:
-            chat_request = chat_request.model_copy(update={"tools": None})
+        chat_request = (await read_body(request, ChatRequest)).without_empty_tools(is_tgi=services.is_tgi)
         generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
                             else chat_request.to_generation_input(context))
         choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
@@ -355,7 +362,8 @@ class OpenAIRoutes(ServiceRoutes):
                                    choices[0].adapter)
         if not chat_request.stream:
             outputs = await generate_all(services, choices, context)
-            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
+                                      num_choices=len(outputs))
             return json_text_response(chat_completion_json(metadata, outputs, [
                 text_chat_choice_json(metadata, index, output, output_options) if parser is None
                 else tool_chat_choice_json(metadata, index, output, output_options, parser)
@@ -375,6 +383,10 @@ class OpenAIRoutes(ServiceRoutes):
         completion_request = await read_body(request, CompletionRequest)
         completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
+        max_requests = services.config.max_concurrent_requests
+        if len(completion_request.prompt) * num_choices > max_requests:
+            raise InvalidRequest(f"`n` times the number of prompts must be at most {max_requests} "
+                                 f"(--max-concurrent-requests), got {len(completion_request.prompt) * num_choices}")
         validated_requests: list[ValidatedRequest] = []
         for index, prompt in enumerate(completion_request.prompt):
             generation_input = replace(
@@ -392,7 +404,8 @@ class OpenAIRoutes(ServiceRoutes):
                                    validated_requests[0].adapter)
         if not completion_request.stream:
             outputs = await generate_all(services, validated_requests, context)
-            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
+                                      num_choices=num_choices)
             return json_text_response(completion_json(metadata, outputs, num_choices, trimmed_stop_strings), headers)
 
         renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
@@ -420,9 +433,11 @@ class OpenAIRoutes(ServiceRoutes):
 
 
 def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:
-    """Return the model that a response names: the one that was asked for, unless that is a placeholder."""
+    """Return the model that a response names: the one that was asked for, unless that is a placeholder or too long to
+    be repeated in every chunk."""
     model = openai_request.model
-    return services.served_model.name if model is None or model in SERVED_MODEL_PLACEHOLDERS else model
+    is_name = model is not None and model not in SERVED_MODEL_PLACEHOLDERS and len(model) <= MAX_NAME_LENGTH
+    return model if is_name and model is not None else services.served_model.name
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,

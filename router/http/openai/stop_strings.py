@@ -2,6 +2,7 @@
 other dialects keep it there."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from router.engine.stream import FinishedEvent
 from router.request import FinishReason
@@ -10,36 +11,69 @@ from router.request import FinishReason
 class StopStringTrimmer:
     """Holds back the end of a streamed text as long as it may turn out to be the beginning of a stop string."""
 
-    __slots__ = ("_held_back", "_stop_strings")
+    __slots__ = ("_held_back", "_matchers")
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
-        self._stop_strings = tuple(stop_strings)
+        self._matchers = [PrefixMatcher(string) for string in stop_strings]
         self._held_back = ""
 
     def feed(self, text: str) -> str:
-        """Take the next piece of a text in which no stop string is complete; return what is certainly part of it."""
+        """Take the next piece of a text; return what is certainly part of it."""
+        num_held = max((matcher.feed(text) for matcher in self._matchers), default=0)
         text = self._held_back + text
-        num_held = max((count_held_characters(text, string) for string in self._stop_strings), default=0)
         self._held_back = text[len(text) - num_held:]
         return text[:len(text) - num_held]
 
     def flush(self) -> str:
         """Return what is held back."""
         held_back, self._held_back = self._held_back, ""
+        for matcher in self._matchers:
+            matcher.reset()
         return held_back
 
 
-def count_held_characters(text: str, stop_string: str) -> int:
-    """Return the length of the longest end of the text that a stop string begins with."""
-    for length in range(min(len(text), len(stop_string) - 1), 0, -1):
-        if text.endswith(stop_string[:length]):
-            return length
-    return 0
+class PrefixMatcher:
+    """Length of the longest end of a growing text with which a stop string begins, in constant time per character
+    (Knuth, Morris and Pratt): this runs for every token of a stream."""
+
+    __slots__ = ("_length", "_shorter_lengths", "_string")
+
+    def __init__(self, string: str) -> None:
+        self._string = string
+        self._shorter_lengths = list_shorter_lengths(string)
+        self._length = 0
+
+    def feed(self, text: str) -> int:
+        length, string, shorter_lengths = self._length, self._string, self._shorter_lengths
+        for character in text:
+            while length and string[length] != character:
+                length = shorter_lengths[length]
+            if string[length] == character:
+                length += 1
+            if length == len(string):  # complete where it stops nothing, such as before `min_tokens`
+                length = shorter_lengths[length]
+        self._length = length
+        return length
+
+    def reset(self) -> None:
+        self._length = 0
+
+
+@lru_cache(maxsize=256)
+def list_shorter_lengths(string: str) -> tuple[int, ...]:
+    """Return for each length of a beginning of the string the next shorter one that also ends it."""
+    lengths, length = [0, 0], 0
+    for character in string[1:]:
+        while length and string[length] != character:
+            length = lengths[length]
+        length += string[length] == character
+        lengths.append(length)
+    return tuple(lengths)
 
 
 def trim_stop_string(event: FinishedEvent, stop_strings: Iterable[str]) -> str:
     """Return the whole text without the stop string that ended it; of several, without the longest."""
-    if event.finish_reason is not FinishReason.STOP_STRING:
+    if not (event.is_stopped or event.finish_reason is FinishReason.STOP_STRING):
         return event.text
     return event.text[:len(event.text) - max((len(string) for string in stop_strings if event.text.endswith(string)),
                                              default=0)]

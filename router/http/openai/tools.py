@@ -27,6 +27,7 @@ from router.http.openai.rendering import (
     OpenAIWords,
     ResponseMetadata,
     chat_choice_json,
+    get_finish_reason,
     logprobs_json,
 )
 from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
@@ -171,7 +172,7 @@ def prefix_schema_references(schema: Any, prefix: str) -> Any:
 def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
     return (words.tool_calls_finish_reason
             if num_tool_calls and final_event.finish_reason in COMPLETED_FINISH_REASONS
-            else words.finish_reasons[final_event.finish_reason])
+            else words.finish_reasons[get_finish_reason(final_event, words)])
 
 
 def tool_call_json(call: ParsedToolCall, index: int | None = None, call_id: str = "") -> str:
@@ -195,7 +196,9 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
     # Whitespace that separated text, reasoning and calls is stripped.
     text = "".join(part.text for part in parts if isinstance(part, ContentPiece)).strip()
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)).strip()
-    fields = ['"role":"assistant"', f'"content":{quoted(text) if text or not tool_calls else "null"}']
+    fields = ['"role":"assistant"']
+    if text or not tool_calls or metadata.words.has_null_content:
+        fields.append(f'"content":{quoted(text) if text or not tool_calls else "null"}')
     if reasoning:
         fields.append(reasoning_fields(reasoning))
     if tool_calls:
@@ -277,6 +280,7 @@ def add_special_token_text(text: str, token: TokenEvent | None) -> str:
 def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
                         parser: AnyResponseParser) -> str:
     """Return the last token's text. An end token is left out, unless it closes a tool call or reasoning."""
-    if token is None or final_event.finish_reason is not FinishReason.END_TOKEN or parser.closes_field(token.text):
+    is_ended = final_event.is_stopped or final_event.finish_reason is FinishReason.END_TOKEN
+    if token is None or not is_ended or parser.closes_field(token.text):
         return add_special_token_text(text, token)
     return text

@@ -6,8 +6,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
+from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
 from router.http.openai.routes import ChatRequest, validate_with_model_adapter
+from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import ReportingRequestBody, RequestBody, json_response, read_body
 from router.http.transport.request_context import RequestContext, request_headers
@@ -70,11 +72,21 @@ class CloudRoutes(ServiceRoutes):
                                  for index, instance in enumerate(instances_body.instances)]
         outputs_by_instance = await gather_or_cancel(generate_best_first(self._services, choices, context)
                                                      for choices in validated_by_instance)
-        return json_response({"predictions": [outputs[0].final_event.text for outputs in outputs_by_instance]},
-                             request_headers(request))
+        predictions = [self._render_text(instance, outputs[0].final_event) for instance, outputs in zip(
+            instances_body.instances, outputs_by_instance, strict=True)]
+        return json_response({"predictions": predictions}, request_headers(request))
+
+    def _render_text(self, instance: GenerateRequest | ChatRequest, event: FinishedEvent) -> str:
+        return (trim_stop_string(event, instance.trimmed_stop_strings(is_tgi=self._services.is_tgi))
+                if isinstance(instance, ChatRequest) else event.text)
 
     async def _validate_instance(self, instance: GenerateRequest | ChatRequest,
                                  context: RequestContext) -> list[ValidatedRequest]:
+        if isinstance(instance, ChatRequest):
+            instance = instance.without_empty_tools(is_tgi=self._services.is_tgi)
+            if instance.n not in {None, 1}:
+                raise InvalidRequest(f"`n` must be 1 in `instances`, got {instance.n}: a prediction is one text",
+                                     param="instances")
         generation_input = instance.to_generation_input(context)
         if isinstance(instance, ChatRequest):
             return await validate_with_model_adapter(self._services, instance, generation_input, context)

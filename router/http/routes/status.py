@@ -116,7 +116,10 @@ class InfoRoutes(ServiceRoutes):
             if model["id"] == name:
                 return json_response(model)
         names = ", ".join(model["id"] for model in models)
-        raise AdapterNotFound(f"this server has no model {name[:100]!r}, only {names}", param="model")
+        reason = f"this server has no model {name[:100]!a}, only {names}"
+        if self._services.config.compat == "none":
+            raise AdapterNotFound(reason, param="model")
+        raise web.HTTPNotFound(text=reason)
 
     def _model_list(self) -> list[dict[str, Any]]:
         base = self._services.served_model.name

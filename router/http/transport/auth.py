@@ -14,6 +14,7 @@ from router.request import DEFAULT_TENANT, Tenant
 PUBLIC_PATHS = frozenset({
     "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
     "/v1/models"})
+MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
 HUB_TOKEN_PREFIXES = ("hf_", "api_")
 READ_METHODS = frozenset({"GET", "HEAD"})
 
@@ -37,7 +38,7 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     The bearer token is the client's token for adapter sources if it looks like one of the Hub's and the server itself
     has no keys: API keys, of this server or any other, must not be passed on to an adapter source.
     """
-    if request.method in READ_METHODS and request.path in PUBLIC_PATHS:
+    if request.method in READ_METHODS and (request.path in PUBLIC_PATHS or request.path.startswith(MODEL_PATH_PREFIX)):
         return
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else ""

@@ -151,13 +151,13 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[None, None, T]]) -> li
 
 
 def timing_headers(outputs: Sequence[GenerationOutput | PoolingRequestOutput], validation_seconds: float,
-                   total_seconds: float) -> dict[str, str]:
-    """Return the timing headers; with several outputs, the sums over all of them. The header `x-wait-reason` names the
-    phase of most of the waiting time, if there was any."""
+                   total_seconds: float, num_choices: int = 1) -> dict[str, str]:
+    """Return the timing headers; with several outputs, the sums over all of them, in which a prompt counts once for its
+    `num_choices`. The header `x-wait-reason` names the phase of most of the waiting time, if there was any."""
     seconds_by_phase = sum_seconds_by_phase(outputs)
-    num_prompt_tokens = num_tokens = num_cached_tokens = 0
+    num_prompt_tokens = sum([len(output.validated_request.request.prompt) for output in outputs[::num_choices]])
+    num_tokens = num_cached_tokens = 0
     for output in outputs:
-        num_prompt_tokens += len(output.validated_request.request.prompt)
         num_tokens += output.final_event.num_tokens
         num_cached_tokens += output.final_event.timeline.num_prefix_hit_tokens
     waiting_seconds = {phase: seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES}

@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 from tokenizers.models import WordLevel
 
 from router.engine.stream import FinishedEvent, OutputBuilder, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
-from router.request import FinishReason, Request
+from router.request import FinishReason, Request, SamplingParams
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
@@ -24,8 +24,9 @@ def make_result_row(tokens, top_logprobs=()):
 class DeliveryHarness:
     """Request whose rows are read and delivered as the engine does it."""
 
-    def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END_TOKEN,), tokenizer=BYTE_TOKENIZER):
-        request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop)
+    def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END_TOKEN,), tokenizer=BYTE_TOKENIZER, min_tokens=0):
+        request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop,
+                          sampling=SamplingParams(min_tokens=min_tokens))
         self.stream = RequestStream(request, 10**6, lambda: None, lambda: None, lambda: None)
         self.delivery = OutputBuilder(request, self.stream, tokenizer,
                                       RequestRecord("0", "", 3, 0.0, make_finished_timeline()))
@@ -192,3 +193,33 @@ def test_stop_token_is_an_event_like_an_end_token():
     harness = DeliveryHarness(end_tokens=(END_TOKEN, 99))
     harness.apply_rows(make_result_row(b"ac"))
     assert harness.take_events(TokenEvent) == [TokenEvent(97, "a", 0.0, False), TokenEvent(99, "c", -0.5, True)]
+
+
+@pytest.mark.parametrize(("min_tokens", "stop_token_counts", "text"), [
+    (0, [None, 1, None], "ab"), (2, [None, 1, None], "ab"), (3, [None, None, None], "abc"),
+    (9, [None, None, None], "abc")])
+def test_stop_string_counts_from_min_tokens_on(min_tokens, stop_token_counts, text):
+    harness = DeliveryHarness(stop=("b",), min_tokens=min_tokens)
+    for token, expected in zip(b"abc", stop_token_counts, strict=True):
+        stop = harness.apply_row(make_result_row([token]))
+        assert stop == expected
+        if stop is not None:
+            break
+    finished = harness.finish()
+    assert (finished.text, finished.is_stopped) == (text, stop is not None)
+
+
+def test_stop_string_behind_skipped_text_has_its_place_in_the_whole_text():
+    harness = DeliveryHarness(stop=("bc",), min_tokens=3)
+    assert harness.apply_rows(*(make_result_row([token]) for token in b"bcabc")) == 1
+    assert harness.finish(FinishReason.STOP_STRING).text == "bcabc"
+
+
+@pytest.mark.parametrize(("options", "row", "is_stopped"), [
+    ({"stop": ("b",)}, b"ab", True), ({"end_tokens": (END_TOKEN, 98)}, b"ab", True), ({}, b"ab", False),
+    ({"stop": ("x",)}, b"ab", False)])
+def test_text_that_stops_with_its_last_possible_token_says_so(options, row, is_stopped):
+    harness = DeliveryHarness(max_new_tokens=2, **options)
+    harness.apply_rows(*(make_result_row([token]) for token in row))
+    finished = harness.finish(FinishReason.LENGTH)
+    assert (finished.finish_reason, finished.is_stopped) == (FinishReason.LENGTH, is_stopped)

@@ -14,7 +14,7 @@ from router.http.docs import (
     iter_subclasses,
     render_docs_page,
 )
-from router.http.transport.auth import PUBLIC_PATHS
+from router.http.transport.auth import MODEL_PATH_PREFIX, PUBLIC_PATHS
 from router.http.transport.body import RequestBody
 from router.validation.bounds import DocumentedBounds
 
@@ -43,12 +43,16 @@ def test_body_models_depend_on_the_dialect():
     assert ROUTES_BY_METHOD_AND_PATH["POST", "/generate"].body_models != entry.body_models
 
 
+def is_public(path):
+    return path in PUBLIC_PATHS or path.startswith(MODEL_PATH_PREFIX)
+
+
 def test_get_routes_that_require_a_key_are_explain_and_adapters(serve):
     """A new route needs a key unless its path is added to PUBLIC_PATHS."""
     protected_routes = {(method, path) for method, path in ROUTES_BY_METHOD_AND_PATH
-                        if method != "GET" or path not in PUBLIC_PATHS}
+                        if method != "GET" or not is_public(path)}
     assert ({path for method, path in protected_routes if method == "GET"}
-            == {"/v1/models/{id}", "/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters"})
+            == {"/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters"})
     assert {path for _, path in ROUTES_BY_METHOD_AND_PATH} >= PUBLIC_PATHS
 
 
@@ -56,7 +60,7 @@ def test_every_protected_route_requires_a_key(serve):
     async def scenario(client, engine):
         for method, path in get_served_routes(client):
             answer = await client.request(method, path.replace("{id}", "x"), json={"inputs": "x"})
-            is_open = method == "GET" and path in PUBLIC_PATHS
+            is_open = method == "GET" and is_public(path)
             assert (answer.status == 401) != is_open, (method, path)
         assert not engine.requests
     serve(scenario, config=RouterConfig(api_key="sk-one"))

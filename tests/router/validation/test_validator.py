@@ -224,6 +224,15 @@ def test_largest_seed_is_accepted():
     assert validate_single(do_sample=True, seed=2**64 - 1).sampling_key == make_sampling_key(2**64 - 1, 0)
 
 
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"min_tokens": 1, "grammar": Grammar("regex", "a")}, "`min_tokens` and `grammar` are given, but a grammar alone"),
+    ({"allowed_token_ids": (1,), "grammar": Grammar("regex", "a")}, "`allowed_token_ids` and `grammar` are given"),
+    ({"allowed_token_ids": (7, 256), "stop_token_ids": (7, 8), "min_tokens": 2},
+     "`allowed_token_ids` must hold a token that does not end the text, since `min_tokens` is 2")])
+def test_parameters_that_leave_no_token_to_choose_are_rejected(fields, message):
+    assert get_validation_error(**fields).startswith(message)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rejections, in the order of the checks
 
@@ -251,7 +260,7 @@ REJECTED_INPUTS = [
     ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
     ({"stop_strings": ("a",) * 5}, "`stop` must hold at most 4 strings (--max-stop-sequences), got 5"),
     ({"stop_token_ids": (-1,)}, "a token in `stop_token_ids` must be at least 0 and below 512"),
-    ({"stop_token_ids": (1,), "grammar": Grammar("regex", "a")}, "`stop_token_ids` and `grammar` are given, but with"),
+    ({"stop_token_ids": (1,), "grammar": Grammar("regex", "a")}, "`stop_token_ids` and `grammar` are given, but a"),
     ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be given with `best_of` above 1"),
     ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6"),
     ({"prompt": ""}, "`inputs` must not be an empty string"),

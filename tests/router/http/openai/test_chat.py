@@ -144,6 +144,12 @@ def test_logprobs_are_those_of_the_raw_logits(serve):
     assert not tgi.sampling.raw_logprobs
 
 
+@pytest.mark.parametrize(("config", "status"), [
+    ({}, 200), ({"max_top_n_tokens": 6}, 400), ({"max_top_n_tokens": 30}, 200), ({"compat": "tgi"}, 422)])
+def test_alternatives_are_20_unless_the_setting_says_otherwise(post, config, status):
+    assert post(CHAT_PATH, messages=MESSAGES, top_logprobs=20, config=RouterConfig(**config))[0] == status
+
+
 def test_ignore_eos_disables_end_tokens(serve):
     """vLLM's field `ignore_eos`, which its clients use to get answers of equal length."""
     usual, longer, null = post_and_get_requests(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
@@ -379,8 +385,8 @@ INVALID_BODIES = {
     "a message without content": ({"messages": [{"role": "user"}]}, "a message of the role `user` has neither"),
     "content that is null": (
         {"messages": [{"role": "user", "content": None}]}, "a message of the role `user` has neither"),
-    "too many choices": ({"n": 129}, "`n` must be at least 1 and at most 128, got 129"),
-    "no choices": ({"n": 0}, "`n` must be at least 1 and at most 128, got 0"),
+    "too many choices": ({"n": 33}, "`n` must be at least 1 and at most 32 (--max-choices"),
+    "no choices": ({"n": 0}, "`n` must be at least 1 and at most 32 (--max-choices"),
     "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given, but this model is served"),
     "no format": ({"response_format": "json"}, "`response_format` must be an object with a `type`"),
     "a schema": ({"response_format": {"type": "json_schema"}}, "`response_format.json_schema` is missing"),

@@ -82,7 +82,9 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 @pytest.mark.parametrize(("body", "param", "words"), [
     ({"suffix": "x"}, "suffix", "`suffix`"),
     ({"prompt": ["a"] * 5}, "prompt", "at most 4 texts (--max-client-batch-size), got 5"),
-    ({"n": 129}, "n", "`n` must be at least 1 and at most 128, got 129"), ({"n": 0}, "n", "`n` must be at least 1"),
+    ({"n": 33}, "n", "`n` must be at least 1 and at most 32 (--max-choices, --max-concurrent-requests), got 33"),
+    ({"n": 0}, "n", "`n` must be at least 1"), ({"top_k": -2}, "top_k", "`top_k` must be at least -1, got -2"),
+    ({"n": 32, "prompt": ["a"] * 5}, "prompt", "`prompt` must hold at most 4 texts"),
     ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
     ({"echo": True}, "echo", "`echo`"), ({"logprobs": 1}, "logprobs", "`logprobs`"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
@@ -196,3 +198,21 @@ def test_prompts_may_be_token_ids(serve, prompt, prompts):
         assert [request.prompt for request in engine.requests] == prompts
         assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
     serve(scenario)
+
+
+def test_more_choices_than_may_ever_run_are_refused_as_too_many(post):
+    status, _, text = post(COMPLETIONS_PATH, prompt=["a"] * 4, n=4, config=RouterConfig(max_concurrent_requests=15))
+    assert status == 400
+    assert "`n` times the number of prompts must be at most 15 (--max-concurrent-requests), got 16" in text
+
+
+def test_prompt_counts_once_in_headers(serve):
+    async def scenario(client, engine):
+        answer = await client.post(COMPLETIONS_PATH, json={"prompt": ["a", "bb"], "n": 3, "max_tokens": 1})
+        assert answer.headers["x-prompt-tokens"] == "3"
+    serve(scenario)
+
+
+@pytest.mark.parametrize("model", ["http://" + "a" * 600, "x" * 600])
+def test_long_model_name_is_not_repeated(post, model):
+    assert post_completion(post, model=model)[1]["model"] == "loom"

@@ -7,19 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FinishedEvent, StopStringMatcher, TokenEvent
+from router.engine.stream import FailedEvent, FinishedEvent, StopStringMatcher, TokenEvent
+from router.errors import GenerationFailed
 from router.http.openai.rendering import ChatOutputOptions, OpenAIChatStreamRenderer, ResponseMetadata
-from router.http.openai.stop_strings import StopStringTrimmer, count_held_characters, trim_stop_string
+from router.http.openai.stop_strings import PrefixMatcher, StopStringTrimmer, trim_stop_string
 from router.request import FinishReason
 
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
 
 
-@pytest.mark.parametrize(("text", "stop_string", "expected"), [
-    ("", "ab", 0), ("a", "ab", 1), ("ab", "ab", 0), ("xa", "ab", 1), ("aa", "aab", 2), ("aaa", "aab", 2),
-    ("b", "ab", 0)])
-def test_held_characters_may_begin_the_stop_string(text: str, stop_string: str, expected: int) -> None:
-    assert count_held_characters(text, stop_string) == expected
+@given(st.lists(st.text("ab<", max_size=5), max_size=5), st.text("ab<", min_size=1, max_size=5))
+def test_matcher_finds_the_longest_end_that_begins_the_string(pieces: list[str], string: str) -> None:
+    matcher, text = PrefixMatcher(string), ""
+    for piece in pieces:
+        length, text = matcher.feed(piece), text + piece
+        assert length == max(size for size in range(len(string)) if text.endswith(string[:size]))
 
 
 def test_what_is_held_back_can_be_flushed() -> None:
@@ -47,14 +49,24 @@ def test_streamed_text_is_the_whole_text_up_to_the_first_stop_string(text: str, 
         end = None if matcher is None else matcher.feed(rest[:size])
         rest = rest[size:]
     visible = "".join(pieces)[:end]
-    reason = FinishReason.LENGTH if end is None else FinishReason.STOP_STRING
-    final_event = FinishedEvent(reason, visible, len(pieces), make_finished_timeline())
+    reason = FinishReason.STOP_STRING if end is not None and data.draw(st.booleans()) else FinishReason.LENGTH
+    final_event = FinishedEvent(reason, visible, len(pieces), make_finished_timeline(), is_stopped=end is not None)
     renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(trimmed_stop_strings=tuple(stop_strings)))
     events = [TokenEvent(1, piece, -0.5, False) for piece in pieces]
     bursts = [renderer.render([event]) for event in events[:-1]] + [renderer.render([*events[-1:], final_event])]
     lines = b"".join(bursts).decode().removesuffix("\n\n").split("\n\n")
     streamed = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"] for line in lines)
     assert streamed == trim_stop_string(final_event, stop_strings)
+    chunk = json.loads(lines[-1].removeprefix("data: "))
+    assert chunk["choices"][0]["finish_reason"] == ("length" if end is None else "stop")
     if end is not None:
         assert visible.startswith(streamed)
         assert visible[len(streamed):] in stop_strings
+
+
+def test_text_held_back_is_sent_before_a_failure() -> None:
+    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(trimmed_stop_strings=("12z",)))
+    rendered = renderer.render([TokenEvent(1, "1", -0.5, False), TokenEvent(2, "2", -0.5, False),
+                                FailedEvent(GenerationFailed("broken"))]).decode()
+    assert [json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"]
+            for line in rendered.removesuffix("\n\n").split("\n\n")] == ["", "", "12"]

@@ -193,3 +193,18 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                           StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])
+
+
+def test_stop_token_at_the_length_limit_is_no_content():
+    stop_token = TokenEvent(25, "3", -0.5, True)
+    final_event = FinishedEvent(FinishReason.LENGTH, "Hi", 2, make_finished_timeline(), is_stopped=True)
+    token_events = [TokenEvent(7, "Hi", -0.5, False), stop_token]
+    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
+    choice = json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
+                                              StreamingResponseParser(HERMES_FORMAT, "")))
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "stop")
+    renderer = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
+                                            StreamingResponseParser(HERMES_FORMAT, ""))
+    lines = renderer.render([*token_events, final_event]).decode().removesuffix("\n\n").split("\n\n")
+    contents = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "") for line in lines]
+    assert "".join(contents) == "Hi"

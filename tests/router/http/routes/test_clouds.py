@@ -99,3 +99,13 @@ def test_rejected_invocation_is_counted_once(serve, content):
         samples = parse_metrics(engine.metrics_page())
         assert (samples["tgi_request_count"], get_failure_counts(samples)) == (1, {"validation": 1})
     serve(scenario)
+
+
+def test_vertex_leaves_stop_strings_of_chats_out_and_refuses_several_choices(post):
+    script = make_text_events("ab", FinishReason.STOP_STRING)
+    body = {"messages": [{"role": "user", "content": "hi"}], "stop": "b", "tools": []}
+    assert json.loads(post("/vertex", script, instances=[body])[2]) == {"predictions": ["a"]}
+    kept = body | {"include_stop_str_in_output": True}
+    assert json.loads(post("/vertex", script, instances=[kept])[2]) == {"predictions": ["ab"]}
+    status, _, text = post("/vertex", instances=[body | {"n": 2}])
+    assert (status, "`n` must be 1 in `instances`, got 2" in text) == (422, True)

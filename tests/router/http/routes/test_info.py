@@ -73,3 +73,11 @@ def test_version_is_answered_in_the_format_of_vllm(serve):
         info = await (await client.get("/info")).json()
         assert await (await client.get("/version")).json() == {"version": info["version"]}
     serve(scenario)
+
+
+@pytest.mark.parametrize("compat", ["tgi", "lorax"])
+def test_unknown_model_is_not_found_in_other_formats_either(serve, compat):
+    async def scenario(client, _):
+        answer = await client.get("/v1/models/c")
+        assert (answer.status, "this server has no model 'c', only loom" in await answer.text()) == (404, True)
+    serve(scenario, config=RouterConfig(compat=compat))
