@@ -33,6 +33,7 @@ def expect_error(exception_type: type[openai.APIStatusError], call: Callable[[],
 
 def check_models() -> None:
     assert [model.id for model in CLIENT.models.list()] == ["weft/demo"]
+    assert CLIENT.models.retrieve("weft/demo").id == "weft/demo"
 
 
 def check_chats() -> None:
@@ -62,7 +63,7 @@ def check_choices() -> None:
     """Check `n`: one choice is what `n=1` returns with the same seed, and streams add up to the same."""
     def create(**options: object) -> object:
         return CLIENT.completions.create(model="weft/demo", prompt="Once upon a time", max_tokens=12, temperature=1,
-                                         seed=7, **options)
+                                         seed=7, extra_body={"ignore_eos": True}, **options)
     answer = create(n=3)
     texts = [choice.text for choice in answer.choices]
     assert len({*texts}) > 1
@@ -78,17 +79,18 @@ def check_choices() -> None:
 
 def check_sampling_fields() -> None:
     """Check `logit_bias`, 20 alternatives, and vLLM's fields in `extra_body`."""
-    def create(**options: object) -> object:
+    def create(max_tokens: int = 5, **options: object) -> object:
         [choice] = CLIENT.chat.completions.create(model="weft/demo", messages=COUNTING_MESSAGES, temperature=0,
-                                                  max_tokens=5, **options).choices
+                                                  max_tokens=max_tokens, **options).choices
         return choice
     [first, *_] = create(logprobs=True, top_logprobs=20).logprobs.content
     assert (first.token, len(first.top_logprobs)) == ("1", 20)
     three = "25"  # the id of the token "3"
     assert create(logit_bias={three: 100}).message.content == "33333"
     assert create(extra_body={"allowed_token_ids": [int(three)]}).message.content == "33333"
-    stopped = create(extra_body={"stop_token_ids": [int(three)]})
-    assert (stopped.message.content, stopped.finish_reason) == ("1, 2, ", "stop")
+    for stop in ({"extra_body": {"stop_token_ids": [int(three)]}}, {"stop": "3"}):
+        stopped = create(20, **stop)
+        assert (stopped.message.content, stopped.finish_reason) == ("1, 2, ", "stop")
     invalid = expect_server_error(openai.BadRequestError, lambda: create(logit_bias={three: 101}))
     assert (invalid.param, "at most 100, got 101" in str(invalid)) == ("logit_bias", True)
 
@@ -142,7 +144,9 @@ def check_errors() -> None:
     missing = expect_server_error(openai.NotFoundError,
                                   lambda: chat(model="org/nobody", messages=COUNTING_MESSAGES, stream=True))
     assert (missing.code, missing.param, "org/nobody" in str(missing)) == ("model_not_found", "model", True)
-    assert expect_server_error(openai.NotFoundError, lambda: CLIENT.models.retrieve("a/b/c")).code == "unknown_url"
+    unknown = expect_server_error(openai.NotFoundError, lambda: CLIENT.models.retrieve("a/b/c"))
+    assert (unknown.code, unknown.param) == ("model_not_found", "model")
+    assert expect_server_error(openai.NotFoundError, CLIENT.batches.list).code == "unknown_url"
     open_streams = [chat(model="weft/demo", messages=COUNTING_MESSAGES, stream=True, temperature=1.9, max_tokens=900)
                     for _ in range(4)]
     full = expect_server_error(openai.RateLimitError, lambda: chat(model="weft/demo", messages=COUNTING_MESSAGES))
