@@ -20,14 +20,15 @@ API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
-                needs_key: bool, adapters: str = "") -> str:
+                needs_key: bool, adapters: str = "", quantize: str = "") -> str:
     """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
-    key; `adapters`: which ones requests may name."""
+    key; `adapters`: which ones requests may name; `quantize`: the value of --quantize."""
     url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
     flags, path, body = EXAMPLE_REQUESTS[ready_message.get("instead_of_text", "text")]
     example_command = (
         f"curl {flags}{url}{path} -H 'content-type: application/json'{API_KEY_HEADER if needs_key else ''} -d {body}")
-    rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}",
+    weights = f", weights quantized to {quantize}" if quantize else ""
+    rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}{weights}",
             "cache": describe_kv_cache(ready_message), "adapters": adapters,
             "clients": describe_allowed_clients(listener, needs_key=needs_key), "try": example_command,
             "stop": "Ctrl-C, twice to stop at once"}
@@ -49,7 +50,7 @@ def describe_kv_cache(ready_message: Mapping[str, Any]) -> str:
 
 def describe_allowed_clients(listener: socket.socket, *, needs_key: bool) -> str:
     if ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-        return "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"
+        return "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"
     return "whoever reaches this machine and has a key" if needs_key else (
         "whoever reaches this machine, without a key; --api-key KEY asks for one")
 

@@ -145,7 +145,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
         def print_banner(ready_message: dict[str, Any]) -> None:
             needs_key = bool(router.api_key or router.api_keys)
             output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key,
-                                            adapters=describe_adapters(launch, router)))
+                                            adapters=describe_adapters(launch, router), quantize=shard.quantize))
 
         with create_runtime_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,
@@ -174,6 +174,8 @@ def add_default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     defaults = dict(model.default_settings if model else {})
     for condition, preset in CONDITIONAL_DEFAULTS:
         defaults |= preset if condition.items() <= settings.items() else {}
+    if settings.get("adapter_root") and settings.get("compat") != "lorax":
+        defaults["adapter_source"] = "local"
     return {**defaults, **settings}
 
 

@@ -32,7 +32,7 @@ CommandArgument = Annotated[str, Parameter(allow_leading_hyphen=True, show=False
 
 def chat_command(
         url: UrlFlag = DEFAULT_SERVER_URL, *,
-        model: Annotated[str, Parameter(help="What to ask for, where a server has several.")] = "",
+        model: Annotated[str, Parameter(help="Model or adapter to ask, where a server has several.")] = "",
         system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
         max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
         temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
@@ -49,6 +49,8 @@ def explain_command(
                                                   "latest requests.")] = "",
         url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Show what a request spent its time on: one of the last 1,000 of a server, or one that still runs."""
+    if "://" in request_id:  # the server alone, whose requests are to be listed
+        request_id, url = "", request_id
     client = import_module("launcher.client.explain")
     raise SystemExit(client.run_explain_command(complete_url(url), request_id, api_key, as_json=as_json))
 

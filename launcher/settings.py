@@ -126,7 +126,7 @@ OTHER_GROUP, SIMULATED_GROUP = "Shards and other settings", "Simulated model"
 # Settings that the short help page shows.
 COMMON_SETTINGS = ("model_id", "dtype", "quantize", "device", "num_shard", "hostname", "port", "api_key", "compat",
                    "max_concurrent_requests", "max_total_tokens", "max_batch_size", "memory_fraction", "adapters",
-                   "adapter_root", "log_level")
+                   "adapter_root", "adapter_source", "log_level")
 
 
 def group_settings() -> dict[str, tuple[Setting, ...]]:

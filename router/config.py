@@ -64,7 +64,8 @@ class RouterConfig:
         "/classify_batch.", low=1)
     adapter_source: str = setting(
         "hub", "Source of adapters unless a request names one: the Hugging Face Hub (hub), a folder in "
-        "--adapter-root (local), or a bucket (s3).", choices=ADAPTER_SOURCES)
+        "--adapter-root (local), or a bucket (s3). Default with --adapter-root: local, but not with --compat lorax.",
+        choices=ADAPTER_SOURCES)
     adapter_id: str = setting("", "Adapter for requests that name none, by its name in its source.")
     preloaded_adapter_ids: tuple[str, ...] = setting(
         (), "Adapter to load at startup and to keep loaded, by its name in its source, or NAME=ID to give it another "

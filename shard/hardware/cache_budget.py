@@ -85,7 +85,7 @@ def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_bloc
         return budget.reason
     if num_blocks == num_useful_blocks:
         return "enough for as many sequences as may run at once (--max-batch-size)"
-    return "what --max-batch-total-tokens allows, or what fits on the shard with the least room"
+    return "the value of --max-batch-total-tokens, or what fits on the shard with the least room"
 
 
 def describe_cache_size(num_blocks: int, block_size: int, block_bytes: int, num_fitting_blocks: int,

@@ -57,8 +57,8 @@ def test_ipv6_address_is_written_as_in_urls() -> None:
 
 
 @pytest.mark.parametrize(("host", "needs_key", "expected"), [
-    ("127.0.0.1", False, "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"),
-    ("::1", False, "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"),
+    ("127.0.0.1", False, "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
+    ("::1", False, "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
     ("0.0.0.0", False, "whoever reaches this machine, without a key; --api-key KEY asks for one"),
     ("0.0.0.0", True, "whoever reaches this machine and has a key"),
 ])
@@ -73,6 +73,10 @@ def test_encoder_banner_shows_its_route_and_no_cache(instead_of_text: str, path:
                             needs_key=False).split("\n")
     assert [line.split()[0] for line in lines[1:]] == ["runs", "clients", "try", "stop"]
     assert f"{path} " in lines[3]
+
+
+def test_quantized_weights_are_named() -> None:
+    assert get_banner_lines(quantize="int8")[1] == "  runs     bfloat16 on cpu, weights quantized to int8"
 
 
 def test_adapters_have_a_row() -> None:

@@ -78,7 +78,9 @@ def test_built_in_model_has_default_settings_unless_given(settings: dict[str, An
     ({"dialect": "batching"}, {"port": 8500}), ({"dialect": "batching", "port": 1}, {"port": 1}),
     ({"compat": "batching", "max_handlers": 4}, {
         "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True}),
-    ({"compat": "batching", "batching": "static"}, {"max_handlers": 8, "static_equal_lengths": True})])
+    ({"compat": "batching", "batching": "static"}, {"max_handlers": 8, "static_equal_lengths": True}),
+    ({"adapter_root": "/a"}, {"adapter_source": "local"}),
+    ({"adapter_root": "/a", "adapter_source": "hub"}, {"adapter_source": "hub"})])
 def test_settings_may_imply_others_unless_given(settings: dict[str, Any], expected: dict[str, Any]) -> None:
     all_settings = cli.add_default_settings({"model_id": "weft/simulated", **settings})
     assert {name: all_settings[name] for name in expected} == expected
@@ -371,3 +373,8 @@ def test_run_chooses_port_and_output_itself(run_weft: Callable[..., Any], tmp_pa
     assert run_weft("run", "--config", str(path))[0] == 0
     assert runs == [{"num_shard": 2}]
     assert "Unknown option: --port" in run_weft("run", "--port", "80")[2]
+
+
+def test_explain_takes_a_url_alone_for_the_list_of_requests(run_weft: Callable[..., Any]) -> None:
+    code, _, error = run_weft("explain", "http://127.0.0.1:9")
+    assert (code, error.startswith("weft: cannot reach http://127.0.0.1:9:")) == (1, True)

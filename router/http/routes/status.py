@@ -31,8 +31,7 @@ MAX_LISTED_REQUESTS = 100
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
     VALIDATION_PHASE: "The body was read, checked and tokenized.",
-    RequestPhase.QUEUE: "It waited for the next step, and for requests before it in the queue. `meanwhile`, if there, "
-                        "has what the first of them waited for.",
+    RequestPhase.QUEUE: "It waited for the next step, and for requests before it in the queue.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -59,7 +58,7 @@ MEANWHILE_DESCRIPTIONS = {
                                  "(--max-batch-prefill-tokens, --max-decode-stall-ms).",
     RequestPhase.STATIC_GROUP: "The first in the queue waited for its group (--batching static).",
     RequestPhase.FAULT_ISOLATION: "The first in the queue waited for requests that were tried after a failed step.",
-    RequestPhase.PREFILL: "Prompts of other requests were computed.",
+    RequestPhase.PREFILL: "Prompts of other requests were computed, too, in the same steps or in others.",
 }
 
 
@@ -146,7 +145,7 @@ class InfoRoutes(ServiceRoutes):
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
-                     f"{MAX_FINISHED_RECORDS} that ended")
+                     f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id")
         # In a thread, since long timelines of many requests take a good part of a second.
         now, others = clock(), self._services.engine.copy_other_timelines(record)
         overlaps = await asyncio.to_thread(measure_overlaps, record.timeline.copy(), others, now)

@@ -187,7 +187,7 @@ EARLY_ERROR_CASES = {
         "there is no PUT /generate here, only POST", "method_not_allowed")),
     "no such request": ("GET", "/v1/requests/x/explain", {}, 404,
                         openai_error("there is no request of this id, neither unfinished nor among the last * that "
-                                     "ended")),
+                                     "ended; an answer has its id in the header x-request-id")),
     "another media type below /v1": ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415, openai_error(
         "the body must be sent with Content-Type: application/json")),
     "no key below /v1": ("POST", CHAT_PATH, JSON_HEADERS, 401, openai_error(
