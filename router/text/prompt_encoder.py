@@ -62,7 +62,8 @@ def find_pooling_limit(config: RouterConfig, model_info: ModelInfo) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class DialectParameterNames:
-    """A dialect's names of request parameters, as error messages show them, and its rule for the length check."""
+    """A dialect's names of request parameters, as error messages show them, and its own limits of lengths and
+    alternatives."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"

@@ -64,7 +64,7 @@ class LoraxGenerationInput:
     prompt: str | Conversation
     parameters: LoraxParameters
     make_grammar: Callable[[], Grammar | None]
-    token_parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of GenerationInput that LoRAX has not
+    token_parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of GenerationInput that LoRAX lacks
 
     @property
     def num_characters(self) -> int | None:

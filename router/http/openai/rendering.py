@@ -54,6 +54,7 @@ TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishR
 
 
 def get_finish_reason(event: FinishedEvent, words: OpenAIWords) -> FinishReason:
+    """Return the reason that the dialect reports; to OpenAI's clients a stop goes before the length."""
     return FinishReason.STOP_STRING if event.is_stopped and words.stop_precedes_length else event.finish_reason
 
 
@@ -99,7 +100,7 @@ class ResponseMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ChatOutputOptions:
-    """What a response includes and leaves out."""
+    """Optional parts of a chat's response, and the stop strings that are left out of its text."""
 
     includes_usage: bool = False  # at the end of a stream
     includes_logprobs: bool = False

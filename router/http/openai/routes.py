@@ -436,8 +436,9 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
     """Return the model that a response names: the one that was asked for, unless that is a placeholder or too long to
     be repeated in every chunk."""
     model = openai_request.model
-    is_name = model is not None and model not in SERVED_MODEL_PLACEHOLDERS and len(model) <= MAX_NAME_LENGTH
-    return model if is_name and model is not None else services.served_model.name
+    if model is None or model in SERVED_MODEL_PLACEHOLDERS or len(model) > MAX_NAME_LENGTH:
+        return services.served_model.name
+    return model
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,
