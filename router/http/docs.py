@@ -19,7 +19,8 @@ from router.http.lorax.routes import (
     LoraxGenerateRequest,
     LoraxTokenizeRequest,
 )
-from router.http.openai.routes import ChatRequest, CompletionRequest
+from router.http.openai.chat import ChatRequest
+from router.http.openai.completions import CompletionRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest

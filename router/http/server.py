@@ -20,7 +20,8 @@ from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
-from router.http.openai.routes import OpenAIRoutes
+from router.http.openai.chat import ChatRoutes
+from router.http.openai.completions import CompletionRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -31,10 +32,11 @@ from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
 from router.http.transport.body import IGNORED_FIELDS
 from router.http.transport.errors import (
+    ErrorReply,
     OpenAIErrorReply,
     TgiErrorReply,
     error_label,
-    has_openai_error_format,
+    find_error_reply_type,
     shorten_message,
 )
 from router.http.transport.request_context import (
@@ -52,7 +54,6 @@ from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
-OLLAMA_PREFIX = "/api/"
 ALLOWED_METHODS = "GET, POST"
 PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
 REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
@@ -93,12 +94,12 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
 
 def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first."""
-    tgi_routes, openai_routes = TgiRoutes(services), OpenAIRoutes(services)
+    tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
-    routes = [*study_routes, *tgi_routes.routes(), *openai_routes.routes()]
+    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
     if not services.is_lorax:
-        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, openai_routes.chat,
-                                      openai_routes.complete).routes()]
+        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
+                                      completion_routes.complete).routes()]
     lorax_routes = LoraxRoutes(services)
     return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
                                                           lorax_routes.complete).routes()]
@@ -186,16 +187,16 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
     return response
 
 
-def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
-    has_openai_format = has_openai_error_format(request.path, compat)
+def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> ErrorReply:
+    reply_type = find_error_reply_type(request.path, compat)
     if isinstance(error, web.HTTPException) and error is request.match_info.http_exception:
-        message = shorten_message(describe_missing_route(request, error))
-        if not has_openai_format:
-            return replace(TgiErrorReply.from_exception(error), message=message)
-        reply = replace(OpenAIErrorReply.from_exception(error), message=message)
-        return reply if error.status == web.HTTPMethodNotAllowed.status_code else replace(reply, code="unknown_url")
-    if has_openai_format:
-        return OpenAIErrorReply.from_exception(error)
+        reply = replace(reply_type.from_exception(error),
+                        message=shorten_message(describe_missing_route(request, error)))
+        if not isinstance(reply, OpenAIErrorReply) or error.status == web.HTTPMethodNotAllowed.status_code:
+            return reply
+        return replace(reply, code="unknown_url")
+    if reply_type is not TgiErrorReply:
+        return reply_type.from_exception(error)
     if compat == "lorax" and not isinstance(error, web.HTTPException):
         lorax_reply = lorax_error_reply(error)
         is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
@@ -210,8 +211,6 @@ def describe_missing_route(request: web.Request, error: web.HTTPException) -> st
     message = f"there is no {request.method} {request.path} here"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{message}, only {' and '.join(sorted(error.allowed_methods))}"
-    if request.path.startswith(OLLAMA_PREFIX):
-        return f"{message}: Ollama's API is not served; use OpenAI's, POST /v1/chat/completions"
     return f"{message}; GET /docs lists the routes"
 
 

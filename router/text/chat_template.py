@@ -2,11 +2,16 @@
 operator, never from a client."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.text.jinja_sandbox import SandboxedTemplate, new_deadline, tojson
-from router.text.response_parser import OutputFormat, detect_output_format, find_call_opening
+from router.text.response_parser import (
+    OutputFormat,
+    detect_output_format,
+    find_call_opening,
+    find_reasoning_format,
+)
 
 # marks the end of a partial answer while rendering; no template changes digits
 CONTINUATION_MARKER = "77007700770077007700"
@@ -16,6 +21,9 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 DEFAULT_TOOL_PROMPT = (
     "If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
     "`arguments`. Otherwise answer as usual.")
+
+# Variables of templates that have a field of their own, or that the server sets.
+RESERVED_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 ChatMessage = Mapping[str, Any]
 
@@ -29,6 +37,10 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_prompt: str = ""
     must_call_tool: bool = False  # the answer is the JSON of a call; the text that precedes it is part of the prompt
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # further ones, such as `enable_thinking`
+    adds_generation_prompt: bool = True
+    # Whether the last message is a partial answer, to be continued; None: if it is an answer with text
+    continues_answer: bool | None = None
 
 
 class ChatTemplate:
@@ -40,6 +52,7 @@ class ChatTemplate:
         self._template = SandboxedTemplate(source)
         self._special_tokens = special_tokens
         self.output_format = output_format or detect_output_format(source)
+        self.reasoning_format = find_reasoning_format(self.output_format, source)
         self._tool_call_opening = find_call_opening(self.output_format, source)
 
     def render(self, conversation: Conversation) -> str:
@@ -48,7 +61,7 @@ class ChatTemplate:
         conversation = self._add_tools_as_text(conversation)
         opening = self._tool_call_opening if conversation.must_call_tool else ""
         deadline = new_deadline()
-        if has_partial_answer(conversation.messages):
+        if conversation.continues_answer is not False and has_partial_answer(conversation.messages):
             *earlier, last = conversation.messages
             messages = (*earlier, {**last, "content": last["content"] + CONTINUATION_MARKER})
             prompt, marker, _ = self._run_template(replace(conversation, messages=messages), deadline,
@@ -74,10 +87,11 @@ class ChatTemplate:
         """Run the template with the variables that transformers passes."""
         return self._template.render({
             **self._special_tokens,
+            **conversation.template_variables,
             "messages": [to_template_message(message) for message in conversation.messages],
             "tools": [dict(tool) for tool in conversation.tools] or None,
             "documents": None,
-            "add_generation_prompt": not continues_answer,
+            "add_generation_prompt": conversation.adds_generation_prompt and not continues_answer,
         }, deadline)
 
 

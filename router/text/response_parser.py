@@ -5,7 +5,7 @@ chat template. Output that does not fit its format is content."""
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -49,6 +49,21 @@ MISTRAL_NAMED_FORMAT: OutputFormat = {
         "content": {**CONTENT, "close": "</s>"},
     },
 }
+DEEPSEEK_FORMAT: OutputFormat = {
+    "start_anchor": "<\uff5cAssistant\uff5c>",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "tool_calls": {**JSON_CALLS,
+                       "open_pattern": r"\s*(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s*"
+                                       r"<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>"
+                                       r"(?P<name>[^\n]+)\n```json\n",
+                       "close": "\n```<\uff5ctool\u2581call\u2581end\uff5c>", "repeats": True,
+                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
+        "after_calls": {"open": "<\uff5ctool\u2581calls\u2581end\uff5c>",
+                        "close": "<\uff5cend\u2581of\u2581sentence\uff5c>"},
+        "content": {**CONTENT, "close_pattern": r"\s*<\uff5cend\u2581of\u2581sentence\uff5c>"},
+    },
+}
 # For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
 BARE_JSON_FORMAT: OutputFormat = {
     "start_anchor": "\0",  # occurs in no prompt
@@ -62,8 +77,12 @@ BARE_JSON_FORMAT: OutputFormat = {
 FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat | None] = {
     "<function=": None,  # calls whose arguments are not JSON
     "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT, "[TOOL_CALLS]": MISTRAL_FORMAT,
-    "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
+    "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
 }
+
+# Beginning of a required call, up to its arguments.
+CALL_OPENING_PATTERN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+                                  r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +99,47 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
+    """A whole call. `arguments` is JSON, unless the answer was cut off within it."""
+
     name: str
-    arguments: str  # JSON
+    arguments: str
 
 
-ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall
+@dataclass(frozen=True, slots=True)
+class ToolCallOpening:
+    """Beginning of a call whose arguments follow in pieces, up to the next part that is none of them."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """Piece of the JSON of a call's arguments."""
+
+    text: str
+
+
+ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening | ArgumentsPiece
+WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
 def detect_output_format(template: str) -> OutputFormat | None:
     return next((output_format for marker, output_format in FORMAT_BY_TEMPLATE_MARKER.items() if marker in template),
                 None)
+
+
+def find_reasoning_format(output_format: OutputFormat | None, template: str) -> OutputFormat | None:
+    """Return the format of answers without tool calls if the model's template knows reasoning, else None."""
+    if output_format is None:
+        return None
+    fields = output_format["fields"]
+    openings = [fields[name].get("open", "") for name in REASONING_FIELDS if name in fields]
+    return without_tool_calls(output_format) if any(opening in template for opening in openings) else None
+
+
+def without_tool_calls(output_format: OutputFormat) -> OutputFormat:
+    return {**output_format, "fields": {name: field for name, field in output_format["fields"].items()
+                                        if name != TOOL_CALLS_FIELD}}
 
 
 def import_chat_parsing() -> Any:
@@ -101,7 +151,11 @@ class StreamingResponseParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
     From the first invalid call on, calls are no longer parsed but returned as text."""
 
-    def __init__(self, output_format: OutputFormat, prompt: str) -> None:
+    def __init__(self, output_format: OutputFormat, prompt: str, tool_names: Collection[str] | None = None,
+                 max_calls: int | None = None) -> None:
+        """`tool_names`: the functions that may be called (None: any); a call of another is text. Calls beyond
+        `max_calls` are left out."""
+        self._tool_names, self._num_calls_left = tool_names, max_calls
         self._output_format = output_format
         _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
         self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
@@ -141,12 +195,11 @@ class StreamingResponseParser:
     def _reparse_as_text(self, *, is_finished: bool) -> list[ResponsePart]:
         """Parse the text since the last valid call again, without calls; leave out what was returned before."""
         text, num_to_skip = self._text_since_call, self._num_returned
-        fields = {name: field for name, field in self._output_format["fields"].items() if name != TOOL_CALLS_FIELD}
-        self._parser = create_parser({**self._output_format, "fields": fields}, self._response_prefix)
+        self._parser = create_parser(without_tool_calls(self._output_format), self._response_prefix)
         self._parses_calls, self._text_since_call, self._num_returned = False, "", Counter()
         new_parts: list[ResponsePart] = []
         for part in self.feed(text) + (self.finish() if is_finished else []):
-            assert not isinstance(part, ParsedToolCall)
+            assert isinstance(part, ContentPiece | ReasoningPiece), "the parser reads no calls any more"
             num_skipped = min(num_to_skip[type(part)], len(part.text))
             num_to_skip[type(part)] -= num_skipped
             if new_text := part.text[num_skipped:]:
@@ -159,9 +212,12 @@ class StreamingResponseParser:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
             items = event["value"] if isinstance(event["value"], list) else [event["value"]]
-            calls = [parse_tool_call(item.get("function", item)) for item in items]
+            calls = [parse_tool_call(item.get("function", item), self._tool_names) for item in items]
             self._text_since_call = self._text_since_call.partition(self._call_body)[2]
             self._call_body, self._response_prefix, self._num_returned = "", "", Counter()
+            if self._num_calls_left is not None:
+                calls = calls[:self._num_calls_left]
+                self._num_calls_left -= len(calls)
             yield from calls
         elif is_text and event["text"]:
             kind = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
@@ -170,24 +226,56 @@ class StreamingResponseParser:
 
 
 class RequiredCallParser:
-    """Parser of an answer that must be the JSON of one call. A truncated call is returned as content."""
+    """Parser of an answer that must be the JSON of one call, which a grammar ensures. The arguments are returned as
+    they come. An answer that is cut off before them is returned as content."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._text = ""  # that was not returned yet
+        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
-        return []
+        parts: list[ResponsePart] = []
+        if self._arguments_end is None:
+            if (match := CALL_OPENING_PATTERN.match(self._text)) is None:
+                return parts
+            self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
+            parts.append(ToolCallOpening(json.loads(match[1])))
+        arguments, self._text = self._arguments_end.take(self._text), ""
+        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
     def closes_field(self, _token: str) -> bool:
-        """Return False: no token closes the JSON, which is parsed by `finish`."""
+        """Return False: the JSON itself tells where the call ends."""
         return False
 
     def finish(self) -> list[ResponsePart]:
-        try:
-            return [parse_tool_call(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
-        except (ValueError, RecursionError):
-            return [ContentPiece(self._text)]
+        return [ContentPiece(self._text)] if self._text else []
+
+
+class ObjectEndFinder:
+    """Finds the end of a JSON object in a text that comes in pieces, and drops what follows it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_in_string = self._is_escaped = self._is_complete = False
+
+    def take(self, piece: str) -> str:
+        """Return the beginning of the piece that belongs to the object."""
+        for index, character in enumerate(piece):
+            if self._is_complete:
+                return piece[:index]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_in_string:
+                self._is_escaped, self._is_in_string = character == "\\", character != '"'
+            elif character == '"':
+                self._is_in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                self._is_complete = not self._depth
+        return piece
 
 
 AnyResponseParser = StreamingResponseParser | RequiredCallParser
@@ -208,25 +296,32 @@ def create_parser(output_format: OutputFormat, prefix: str) -> Any:
     return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix)
 
 
-def parse_tool_call(function: Any) -> ParsedToolCall:
-    """Return the call that a JSON value describes. Raises ValueError if it is not a call."""
+def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) -> ParsedToolCall:
+    """Return the call that a JSON value describes. Raises ValueError if it is not a call, or of an unknown function."""
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", function.get("parameters", {})) if name else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("a call has a name and an object of arguments")
+    if tool_names is not None and name not in tool_names:
+        raise ValueError("a call names a function that the request offers")
     return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def parse_complete_response(parser: AnyResponseParser, pieces: Iterable[str]) -> list[ResponsePart]:
+def parse_complete_response(parser: AnyResponseParser, pieces: Iterable[str]) -> list[WholePart]:
     """Parse a complete answer; adjacent parts of the same kind are joined."""
     return join_adjacent_parts([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
 
 
-def join_adjacent_parts(parts: Sequence[ResponsePart]) -> list[ResponsePart]:
-    result: list[ResponsePart] = []
+def join_adjacent_parts(parts: Iterable[ResponsePart]) -> list[WholePart]:
+    result: list[WholePart] = []
     for part in parts:
         last = result[-1] if result else None
-        if not isinstance(part, ParsedToolCall) and isinstance(last, type(part)):
+        if isinstance(part, ToolCallOpening):
+            result.append(ParsedToolCall(part.name, ""))
+        elif isinstance(part, ArgumentsPiece):
+            assert isinstance(last, ParsedToolCall), "arguments follow the opening of their call"
+            result[-1] = ParsedToolCall(last.name, last.arguments + part.text)
+        elif not isinstance(part, ParsedToolCall) and isinstance(last, type(part)):
             result[-1] = type(part)(last.text + part.text)
         else:
             result.append(part)

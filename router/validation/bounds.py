@@ -10,6 +10,7 @@ from typing import Any
 from router.adapters.reference import MAX_NAME_LENGTH
 from router.errors import InvalidRequest
 from router.grammars.parameters import JSON_GRAMMAR_TYPES
+from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES
 
 # Every token's text is searched for stop strings, in time proportional to the longest.
 MAX_STOP_CHARACTERS = 1024
@@ -43,6 +44,7 @@ TOKEN_IDS = DocumentedBounds({"items": {"type": "integer", "minimum": 0}, "maxIt
 ALLOWED_TOKEN_IDS = DocumentedBounds(TOKEN_IDS.keywords | {"minItems": 1})
 LOGIT_BIAS = DocumentedBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": {
     "type": "number", "minimum": int(-MAX_BIAS), "maximum": int(MAX_BIAS)}})
+TEMPLATE_VARIABLES = DocumentedBounds({"propertyNames": {"not": {"enum": sorted(RESERVED_TEMPLATE_VARIABLES)}}})
 EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
 AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
 FALSE = DocumentedBounds({"enum": [False, None]})

@@ -129,6 +129,8 @@ class RequestValidator:
         self.prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
         self.limits = self.prompt_encoder.limits
         self.output_format = None if chat_template is None else chat_template.output_format  # of the answers in chats
+        # without tool calls; None if the model does not set reasoning apart
+        self.reasoning_format = None if chat_template is None else chat_template.reasoning_format
         self._config = config
         self._model_info = model_info
         self._supported_kinds = model_info.supported_kinds

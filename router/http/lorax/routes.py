@@ -28,9 +28,10 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
+from router.http.openai.answers import raw_token_texts
+from router.http.openai.chat import ChatRequest, OpenAIBaseRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
-from router.http.openai.routes import ChatRequest, OpenAIBaseRequest, create_response_parser
-from router.http.openai.tools import raw_token_texts, required_call_grammar, tool_call_json
+from router.http.openai.tools import required_call_grammar, tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (
@@ -275,7 +276,8 @@ class LoraxRoutes(ServiceRoutes):
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request)
         parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
-        tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
+        tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
+                              for part in parts if isinstance(part, ParsedToolCall))
         content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
         message = f'{{"role":"assistant",{content_field}}}'
         return json_text_response(chat_response_json(output, message, self._services.served_model.name,

@@ -173,12 +173,12 @@ class ChunkStreamRenderer:
     The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
     """
 
-    __slots__ = ("_num_sent_characters", "_render_error", "_stop_strings", "_trimmer", "is_finished")
+    __slots__ = ("_num_sent_characters", "_stop_strings", "_trimmer", "is_finished", "render_error")
 
     def __init__(self, render_error: Callable[[Exception], str], trimmed_stop_strings: Sequence[str] = ()) -> None:
         """`trimmed_stop_strings`: stop strings of the request, unless they are kept in the text."""
         self.is_finished = False
-        self._render_error = render_error
+        self.render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
         self._stop_strings = trimmed_stop_strings
         self._trimmer = StopStringTrimmer(trimmed_stop_strings) if trimmed_stop_strings else None
@@ -218,7 +218,7 @@ class ChunkStreamRenderer:
     def _handle_failure(self, event: FailedEvent) -> str:
         if isinstance(event.error, Cancelled):
             raise event.error
-        return self._render_error(event.error)
+        return self.render_error(event.error)
 
 
 class ChoiceStreamRenderer(ChunkStreamRenderer):
@@ -226,8 +226,9 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
 
     __slots__ = ("error", "num_prompt_tokens", "num_tokens")
 
-    def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str]) -> None:
-        super().__init__(metadata.render_error_chunk, trimmed_stop_strings)
+    def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
+                 trimmed_stop_strings: Sequence[str]) -> None:
+        super().__init__(render_error, trimmed_stop_strings)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # known at the end
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
@@ -247,9 +248,8 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  output_options: ChatOutputOptions) -> None:
-        super().__init__(metadata, num_prompt_tokens, output_options.trimmed_stop_strings)
-        self._delta_prefix = (
-            f'data: {{{metadata.to_json_fields(CHAT_CHUNK_TYPE)},"choices":[{{"index":{index},"delta":')
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings)
+        self._delta_prefix = delta_prefix(metadata, index)
         self._chunk_prefix = self._delta_prefix + '{"role":"assistant","content":'
         self._later_chunk_prefix = (self._chunk_prefix if metadata.words.every_delta_has_a_role
                                     else self._delta_prefix + '{"content":')
@@ -276,7 +276,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  trimmed_stop_strings: Sequence[str] = ()) -> None:
-        super().__init__(metadata, num_prompt_tokens, trimmed_stop_strings)
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, trimmed_stop_strings)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
         self._words = metadata.words
@@ -291,6 +291,11 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
                  else "null")
         reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
+
+
+def delta_prefix(metadata: ResponseMetadata, index: int) -> str:
+    """Return what a chunk of a chat has before its delta."""
+    return f'data: {{{metadata.to_json_fields(CHAT_CHUNK_TYPE)},"choices":[{{"index":{index},"delta":'
 
 
 def usage_chunk(metadata: ResponseMetadata, object_type: str, renderers: Sequence[ChoiceStreamRenderer],

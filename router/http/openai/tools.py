@@ -4,7 +4,7 @@ the text of the model."""
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal, Self
 
@@ -21,31 +21,30 @@ from pydantic import (
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidTools
 from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
+from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, read_answer
 from router.http.openai.rendering import (
     ChatOutputOptions,
-    OpenAIChatStreamRenderer,
     OpenAIWords,
     ResponseMetadata,
     chat_choice_json,
+    delta_prefix,
     get_finish_reason,
     logprobs_json,
 )
-from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.transport.body import RequestBody
 from router.http.transport.services import GenerationOutput
-from router.request import FinishReason
 from router.text.response_parser import (
     AnyResponseParser,
+    ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
     ResponsePart,
-    parse_complete_response,
+    ToolCallOpening,
 )
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
-COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
 class TemplatePassthroughBody(RequestBody):
@@ -175,13 +174,13 @@ def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: O
             else words.finish_reasons[get_finish_reason(final_event, words)])
 
 
-def tool_call_json(call: ParsedToolCall, index: int | None = None, call_id: str = "") -> str:
+def tool_call_json(name: str, arguments: str, index: int | None = None, call_id: str = "") -> str:
     """Render a tool call, with a new id unless one is given; in a stream it has an `index`. `description` is there
     because some clients look for it."""
     index_field = "" if index is None else f'"index":{index},'
     call_id = call_id or f"call_{secrets.token_hex(12)}"
     return (f'{{{index_field}"id":"{call_id}","type":"function","function":{{"description":null,'
-            f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
+            f'"name":{quoted(name)},"arguments":{quoted(arguments)}}}}}')
 
 
 def reasoning_fields(text: str) -> str:
@@ -191,11 +190,9 @@ def reasoning_fields(text: str) -> str:
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                           output_options: ChatOutputOptions, parser: AnyResponseParser) -> str:
-    parts = parse_complete_response(parser, raw_token_texts(output, parser, output_options.trimmed_stop_strings))
-    tool_calls = [tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall)]
-    # Whitespace that separated text, reasoning and calls is stripped.
-    text = "".join(part.text for part in parts if isinstance(part, ContentPiece)).strip()
-    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)).strip()
+    answer = read_answer(output, parser, output_options.trimmed_stop_strings)
+    tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
+    text, reasoning = answer.text, answer.reasoning
     fields = ['"role":"assistant"']
     if text or not tool_calls or metadata.words.has_null_content:
         fields.append(f'"content":{quoted(text) if text or not tool_calls else "null"}')
@@ -208,60 +205,44 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
                             chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
 
 
-def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser,
-                    trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
-    last token if `get_last_token_text` keeps it."""
-    tokens, last = output.tokens[:-1], next(reversed(output.tokens), None)
-    trimmer, num_characters = StopStringTrimmer(trimmed_stop_strings), 0
-    for token in tokens:
-        text = trimmer.flush() if token.special else trimmer.feed(token.text)
-        num_characters += len(text)
-        yield add_special_token_text(text, token)
-    rest = trim_stop_string(output.final_event, trimmed_stop_strings)[num_characters:]
-    yield get_last_token_text(rest, last, output.final_event, parser)
+class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
+    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call that is required is sent as its
+    arguments come, any other in one chunk, when it is known to be a call."""
 
-
-class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
-    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call is sent in one chunk, when it is
-    complete."""
-
-    __slots__ = ("_num_tool_calls", "_parser", "_role_field")
+    __slots__ = ("_delta_prefix", "_output_options", "_role_field", "_words")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  output_options: ChatOutputOptions, parser: AnyResponseParser) -> None:
-        super().__init__(metadata, index, num_prompt_tokens, output_options)
-        self._parser = parser
-        self._num_tool_calls = 0
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings, parser)
+        self._delta_prefix = delta_prefix(metadata, index)
+        self._output_options = output_options
         self._role_field = '"role":"assistant"'  # only in the first chunk
-
-    def _trim(self, trimmer: StopStringTrimmer, text: str, token: TokenEvent) -> str:
-        """Trim, but let a special token come behind the text before it: to the parser both are text."""
-        return trimmer.flush() if token.special else trimmer.feed(text)
-
-    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
-        return self._render_parts(self._parser.feed(add_special_token_text(text, token)), token)
-
-    def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        last = get_last_token_text(text, token, event, self._parser)
-        chunks = self._render_parts([*self._parser.feed(last), *self._parser.finish()], token)
-        reason = chat_finish_reason(event, self._num_tool_calls, self._words)
-        self.num_tokens = event.num_tokens
-        return chunks + self._render_delta_chunk("", None, f'"{reason}"')
+        self._words = metadata.words
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
-        deltas: list[str] = []
-        for part in parts:
-            if isinstance(part, ParsedToolCall):
-                deltas.append(f'"tool_calls":[{tool_call_json(part, self._num_tool_calls)}]')
-                self._num_tool_calls += 1
-            elif isinstance(part, ContentPiece):
-                deltas.append(f'"content":{quoted(part.text)}')
-            else:
-                deltas.append(reasoning_fields(part.text))
+        deltas = [self._render_part(part) for part in parts]
         if not deltas and token is not None and self._output_options.includes_logprobs:
             deltas = [""]
         return "".join(self._render_delta_chunk(delta, None if place else token) for place, delta in enumerate(deltas))
+
+    def _render_part(self, part: ResponsePart) -> str:
+        match part:
+            case ContentPiece(text):
+                return f'"content":{quoted(text)}'
+            case ReasoningPiece(text):
+                return reasoning_fields(text)
+            case ArgumentsPiece(text):
+                return (f'"tool_calls":[{{"index":{self._num_tool_calls - 1},'
+                        f'"function":{{"arguments":{quoted(text)}}}}}]')
+            case ToolCallOpening(name):
+                call = tool_call_json(name, "", self._num_tool_calls)
+            case ParsedToolCall(name, arguments):
+                call = tool_call_json(name, arguments, self._num_tool_calls)
+        self._num_tool_calls += 1
+        return f'"tool_calls":[{call}]'
+
+    def _render_answer_end(self, event: FinishedEvent) -> str:
+        return self._render_delta_chunk("", None, f'"{chat_finish_reason(event, self._num_tool_calls, self._words)}"')
 
     def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,
                             finish_reason_json: str = "null") -> str:
@@ -270,17 +251,3 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
         logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
         return (f'{self._delta_prefix}{delta},"logprobs":{logprobs},'
                 f'"finish_reason":{finish_reason_json}}}],"usage":null}}\n\n')
-
-
-def add_special_token_text(text: str, token: TokenEvent | None) -> str:
-    """Return the text, followed by the token's own text if it is special: visible text leaves special tokens out."""
-    return text + token.text if token is not None and token.special else text
-
-
-def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
-                        parser: AnyResponseParser) -> str:
-    """Return the last token's text. An end token is left out, unless it closes a tool call or reasoning."""
-    is_ended = final_event.is_stopped or final_event.finish_reason is FinishReason.END_TOKEN
-    if token is None or not is_ended or parser.closes_field(token.text):
-        return add_special_token_text(text, token)
-    return text

@@ -8,7 +8,7 @@ from pydantic import FailFast, Field
 
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
-from router.http.openai.routes import ChatRequest, validate_with_model_adapter
+from router.http.openai.chat import ChatRequest, validate_with_model_adapter
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import ReportingRequestBody, RequestBody, json_response, read_body

@@ -15,6 +15,7 @@ PUBLIC_PATHS = frozenset({
     "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
     "/v1/models"})
 MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
+ANTHROPIC_KEY_HEADER = "x-api-key"
 HUB_TOKEN_PREFIXES = ("hf_", "api_")
 READ_METHODS = frozenset({"GET", "HEAD"})
 
@@ -40,14 +41,19 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     """
     if request.method in READ_METHODS and (request.path in PUBLIC_PATHS or request.path.startswith(MODEL_PATH_PREFIX)):
         return
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else ""
+    key = get_request_key(request)
     tenant = api_keys.find_tenant(key)
     if tenant is None:
         raise web.HTTPUnauthorized(
             text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
     source_token = key if key.startswith(HUB_TOKEN_PREFIXES) and not api_keys.are_required else ""
     request[CLIENT] = AuthenticatedClient(tenant, api_keys.is_admin(key), source_token)
+
+
+def get_request_key(request: web.Request) -> str:
+    """Return the bearer token, or else the key as Anthropic's clients send it; empty without any."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.headers.get(ANTHROPIC_KEY_HEADER, "").strip()
 
 
 def require_admin(handler: Handler) -> Handler:

@@ -1,10 +1,11 @@
-"""Error responses, in the formats of text-generation-inference and of OpenAI (all routes below /v1, except with
-`--compat tgi` and `--compat lorax`), and how errors are counted. A row of ERROR_FORMATS tells everything about one
-exception. An unexpected exception is logged with its traceback; the client only receives `Internal server error`."""
+"""Error responses in the format of each route's dialect (`find_error_reply_type`), and how errors are counted. A row of
+ERROR_FORMATS tells everything about one exception. An unexpected exception is logged with its traceback; the client
+only receives `Internal server error`."""
 
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Self
@@ -77,6 +78,9 @@ TGI_TYPES_BY_STATUS = {
     400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
     409: "conflict", 413: "payload_too_large", 415: "unsupported_media_type", 422: "validation", 424: "adapter_failed"}
 OPENAI_TYPES_BY_STATUS = {403: "permission_error"}
+ANTHROPIC_TYPES_BY_STATUS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 OPENAI_CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
 
 
@@ -92,11 +96,6 @@ def error_label(kind: type[BaseException]) -> str:
 
 def is_client_error(kind: type[BaseException]) -> bool:
     return issubclass(kind, tuple(CLIENT_ERROR_LABELS)) or find_error_format(kind).is_client_error
-
-
-def has_openai_error_format(path: str, compat: str) -> bool:
-    """Whether errors of the route at `path` have OpenAI's shape."""
-    return compat not in COMPATS_WITH_OWN_ERRORS and (path == "/v1" or path.startswith("/v1/"))
 
 
 def shorten_message(text: str) -> str:
@@ -171,6 +170,69 @@ class OpenAIErrorReply:
 
     def to_response(self) -> web.Response:
         return error_response(self.status, self.to_json(), self.retry_after)
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicErrorReply:
+    """Error response in Anthropic's format. Its clients act on the status as OpenAI's do, and read the type."""
+
+    status: int
+    type: str
+    message: str
+    retry_after: float | None = None
+
+    @classmethod
+    def from_exception(cls, error: Exception) -> Self:
+        reply = OpenAIErrorReply.from_exception(error)
+        error_type = ANTHROPIC_TYPES_BY_STATUS.get(reply.status, "invalid_request_error" if reply.status < 500
+                                                   else "api_error")
+        return cls(reply.status, error_type, reply.message, reply.retry_after)
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "error", "error": {"type": self.type, "message": self.message}},
+                          separators=(",", ":"))
+
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaErrorReply:
+    """Error response in Ollama's format: a status, and an object with `error`."""
+
+    status: int
+    message: str
+    retry_after: float | None = None
+
+    @classmethod
+    def from_exception(cls, error: Exception) -> Self:
+        reply = OpenAIErrorReply.from_exception(error)
+        return cls(reply.status, reply.message, reply.retry_after)
+
+    def to_json(self) -> str:
+        return json.dumps({"error": self.message}, separators=(",", ":"))
+
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)
+
+
+ErrorReply = TgiErrorReply | OpenAIErrorReply | AnthropicErrorReply | OllamaErrorReply
+# By the beginning of a route's path; the first that fits counts.
+ERROR_REPLY_TYPES: Mapping[str, type[ErrorReply]] = {
+    "/v1/messages": AnthropicErrorReply, "/v1/responses": OpenAIErrorReply, "/api/": OllamaErrorReply}
+
+
+def find_error_reply_type(path: str, compat: str) -> type[ErrorReply]:
+    """Return the format of errors of the route at `path`."""
+    for prefix, reply_type in ERROR_REPLY_TYPES.items():
+        if path.startswith(prefix):
+            return reply_type
+    is_openai = compat not in COMPATS_WITH_OWN_ERRORS and (path == "/v1" or path.startswith("/v1/"))
+    return OpenAIErrorReply if is_openai else TgiErrorReply
+
+
+def has_openai_error_format(path: str, compat: str) -> bool:
+    return find_error_reply_type(path, compat) is OpenAIErrorReply
 
 
 def error_response(status: int, body: str, retry_after: float | None) -> web.Response:

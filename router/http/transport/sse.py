@@ -26,9 +26,9 @@ KEEPALIVE_SECONDS = 15.0
 @asynccontextmanager
 async def open_response_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
                                render_error: Callable[[Exception], str],
-                               keepalive_seconds: float = KEEPALIVE_SECONDS) -> AsyncIterator["EventStream"]:
+                               keepalive_seconds: float | None = KEEPALIVE_SECONDS) -> AsyncIterator["EventStream"]:
     """Open a response that ends with the block, unless the connection is closed earlier. A client that does not read
-    for `slow_client_timeout` seconds is disconnected.
+    for `slow_client_timeout` seconds is disconnected. None for `keepalive_seconds`: send no comments.
 
     An exception of the block becomes the last event, rendered by `render_error`; Cancelled and ConnectionError abort
     the connection.
@@ -54,7 +54,7 @@ async def open_response_stream(request: web.Request, headers: Mapping[str, str],
         request[FAILURE_TYPE] = type(error)
         stream.write(render_error(error).encode())
     finally:
-        stream.keepalive_timer.cancel()
+        stream.stop_keepalive()
     if not transport.is_closing():
         await stream.wait_for_slow_client(response.write_eof())
 
@@ -67,7 +67,7 @@ class EventStream:
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse, transport: asyncio.Transport,
-                 slow_client_timeout: float, keepalive_seconds: float) -> None:
+                 slow_client_timeout: float, keepalive_seconds: float | None) -> None:
         self.response = response
         self.failure: Exception | None = None  # the error that ended the stream, if it was sent as an event
         self._protocol = request.protocol
@@ -75,11 +75,9 @@ class EventStream:
         self._transport = transport
         self._is_chunked = response.chunked
         self._slow_client_timeout = slow_client_timeout
-        self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
         self._last_written_at = self._loop.time()
-        self.keepalive_timer = self._loop.call_at(self._last_written_at + keepalive_seconds,
-                                                  self._send_keepalive_if_idle)
+        self._keepalive_timer = None if keepalive_seconds is None else self._start_keepalive_timer(keepalive_seconds)
 
     @property
     def is_paused(self) -> bool:
@@ -110,16 +108,22 @@ class EventStream:
         """Abort the connection without the end of the body, so that the client sees that something is missing."""
         self._transport.abort()
 
-    def _send_keepalive_if_idle(self) -> None:
+    def stop_keepalive(self) -> None:
+        if self._keepalive_timer is not None:
+            self._keepalive_timer.cancel()
+
+    def _start_keepalive_timer(self, seconds: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(self._last_written_at + seconds, self._send_keepalive_if_idle, seconds)
+
+    def _send_keepalive_if_idle(self, seconds: float) -> None:
         if self._transport.is_closing():
             return
         now = self._loop.time()
-        if now >= self._last_written_at + self._keepalive_seconds:
+        if now >= self._last_written_at + seconds:
             self._last_written_at = now
             if not self.is_paused:
                 self.write(b":\n\n")
-        self.keepalive_timer = self._loop.call_at(self._last_written_at + self._keepalive_seconds,
-                                                  self._send_keepalive_if_idle)
+        self._keepalive_timer = self._start_keepalive_timer(seconds)
 
 
 class EventRenderer(Protocol):

@@ -180,9 +180,11 @@ EARLY_ERROR_CASES = {
                tgi_error("a key is needed, sent as `Authorization: Bearer KEY`", "unauthorized")),
     "no path": ("GET", "/nowhere", {}, 404, tgi_error(
         "there is no GET /nowhere here; GET /docs lists the routes", "not_found")),
-    "Ollama's path": ("POST", "/api/chat", JSON_HEADERS, 404, tgi_error(
-        "there is no POST /api/chat here: Ollama's API is not served; use OpenAI's, POST /v1/chat/completions",
-        "not_found")),
+    "no path of Ollama's": ("POST", "/api/nowhere", JSON_HEADERS, 404,
+                            '{"error":"there is no POST /api/nowhere here; GET /docs lists the routes"}'),
+    "no path of Anthropic's": ("POST", "/v1/messages/nowhere", JSON_HEADERS, 404,
+                               '{"type":"error","error":{"type":"not_found_error","message":'
+                               '"there is no POST /v1/messages/nowhere here; GET /docs lists the routes"}}'),
     "no such method": ("PUT", "/generate", {}, 405, tgi_error(
         "there is no PUT /generate here, only POST", "method_not_allowed")),
     "no such request": ("GET", "/v1/requests/x/explain", {}, 404,
@@ -192,8 +194,8 @@ EARLY_ERROR_CASES = {
         "the body must be sent with Content-Type: application/json")),
     "no key below /v1": ("POST", CHAT_PATH, JSON_HEADERS, 401, openai_error(
         "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key")),
-    "no path below /v1": ("POST", "/v1/responses", JSON_HEADERS, 404, openai_error(
-        "there is no POST /v1/responses here; GET /docs lists the routes", None, "unknown_url")),
+    "no path below /v1": ("POST", "/v1/nowhere", JSON_HEADERS, 404, openai_error(
+        "there is no POST /v1/nowhere here; GET /docs lists the routes", None, "unknown_url")),
     "no path but /v1": ("GET", "/v1", {}, 404, openai_error(
         "there is no GET /v1 here; GET /docs lists the routes", None, "unknown_url")),
     "no such method below /v1": ("GET", CHAT_PATH, {}, 405, openai_error(

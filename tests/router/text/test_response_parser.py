@@ -9,17 +9,21 @@ from hypothesis import strategies as st
 
 from router.text.response_parser import (
     BARE_JSON_FORMAT,
+    DEEPSEEK_FORMAT,
     HERMES_FORMAT,
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
+    ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
     RequiredCallParser,
     StreamingResponseParser,
+    ToolCallOpening,
     detect_output_format,
     find_call_opening,
+    find_reasoning_format,
     join_adjacent_parts,
     parse_complete_response,
 )
@@ -139,10 +143,71 @@ def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) 
     assert find_call_opening(shape, template) == opens
 
 
-@pytest.mark.parametrize(("text", "part"), [(WEATHER_JSON, WEATHER_CALL), (f" {STOP_JSON}<|im_end|>", STOP_CALL),
-                                            ('{"name": "g', ContentPiece('{"name": "g')), ("[1]", ContentPiece("[1]")),
-                                            ("", ContentPiece(""))])
-def test_required_tool_call_is_returned_only_when_complete(text: str, part: Any) -> None:
-    reader = RequiredCallParser()
-    assert [piece for letter in text for piece in reader.feed(letter)] == []
-    assert reader.finish() == [part]
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(("text", "parts"), [
+    (WEATHER_JSON, [WEATHER_CALL]), (f" {STOP_JSON}<|im_end|>", [STOP_CALL]),
+    ('{ "name":"g" ,"arguments" : {"a": {"b": "}\\"{"}} } rest',
+     [ParsedToolCall("g", '{"a": {"b": "}\\"{"}}')]),
+    ('{"name": "g", "arguments": {"a": [1', [ParsedToolCall("g", '{"a": [1')]),
+    ('{"name": "\\u00e9\\"", "arguments": {}}', [ParsedToolCall('\u00e9"', "{}")]),
+    ('{"name": "g', [ContentPiece('{"name": "g')]), ('{"name": "g", "arguments": [1]}', [ContentPiece(
+        '{"name": "g", "arguments": [1]}')]), ("[1]", [ContentPiece("[1]")]), ("", [])])
+def test_required_call_is_parsed_in_pieces_of_any_size(text: str, parts: list[Any], size: int) -> None:
+    pieces = [text[place:place + size] for place in range(0, len(text), size)]
+    assert parse_complete_response(RequiredCallParser(), pieces) == parts
+
+
+def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
+    parser = RequiredCallParser()
+    assert parser.feed('{"name": "g", "arguments":') == []
+    assert parser.feed(' {"a"') == [ToolCallOpening("g"), ArgumentsPiece('{"a"')]
+    assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
+    assert parser.feed("}}") == [ArgumentsPiece("}")]
+    assert [*parser.feed("more"), *parser.finish()] == []
+
+
+# -- tools that are offered
+
+def test_call_of_a_tool_that_is_not_offered_is_text() -> None:
+    """Regression: clients received calls of functions that they had not offered, and some crashed."""
+    text = f"<tool_call>\n{WEATHER_JSON}\n</tool_call>"
+    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", {"other"}), [text]) == [
+        ContentPiece(text)]
+    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", {"get_weather"}), [text]) == [
+        WEATHER_CALL]
+
+
+def test_calls_beyond_the_maximum_are_left_out() -> None:
+    text = f"<tool_call>\n{WEATHER_JSON}\n</tool_call>\n<tool_call>\n{STOP_JSON}\n</tool_call>"
+    parsed = [parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", max_calls=number), [text])
+              for number in (1, 2, 3)]
+    assert parsed == [[WEATHER_CALL], [WEATHER_CALL, STOP_CALL], [WEATHER_CALL, STOP_CALL]]
+
+
+# -- reasoning
+
+def test_reasoning_is_set_apart_only_where_the_template_knows_it() -> None:
+    assert find_reasoning_format(None, "<think>") is None
+    assert find_reasoning_format(LLAMA_FORMAT, "<think>") is None
+    assert find_reasoning_format(HERMES_FORMAT, "{{ '<tool_call>' }}") is None
+    reasoning_format = find_reasoning_format(HERMES_FORMAT, "{{ '<think>' }}")
+    assert reasoning_format is not None
+    text = f"<think>Hm.</think>\n\n<tool_call>\n{STOP_JSON}\n</tool_call>"
+    assert parse_complete_response(StreamingResponseParser(reasoning_format, ""), [text]) == [
+        ReasoningPiece("Hm."), ContentPiece(f"<tool_call>\n{STOP_JSON}\n</tool_call>")]
+
+
+def test_deepseek_answers_are_parsed() -> None:
+    bar, gap = "\uff5c", "\u2581"
+    calls = (f"<{bar}tool{gap}calls{gap}begin{bar}>"
+             + "\n".join(f"<{bar}tool{gap}call{gap}begin{bar}>function<{bar}tool{gap}sep{bar}>{name}\n```json\n"
+                         f'{{"a": 1}}\n```<{bar}tool{gap}call{gap}end{bar}>' for name in ("f", "g"))
+             + f"<{bar}tool{gap}calls{gap}end{bar}>")
+    prompt = f"<{bar}User{bar}>Hi<{bar}Assistant{bar}><think>\n"
+    assert detect_output_format(f"{{{{ '<{bar}Assistant{bar}><think>' }}}}") == DEEPSEEK_FORMAT
+    for size in (1, 5, 1000):
+        text = f"Hm.</think>\n\nWell.{calls}<{bar}end{gap}of{gap}sentence{bar}>"
+        pieces = [text[place:place + size] for place in range(0, len(text), size)]
+        assert parse_complete_response(StreamingResponseParser(DEEPSEEK_FORMAT, prompt), pieces) == [
+            ReasoningPiece("Hm."), ContentPiece("Well."), ParsedToolCall("f", '{"a": 1}'),
+            ParsedToolCall("g", '{"a": 1}')]

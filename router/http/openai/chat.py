@@ -1,6 +1,6 @@
-"""OpenAI's `POST /v1/chat/completions`, and `POST /v1/completions` with one or several prompts in a request: parses
-bodies into `GenerationInput`; rendering.py renders the events. Where OpenAI and text-generation-inference differ,
-responses have a form that clients of both accept."""
+"""OpenAI's `POST /v1/chat/completions`: parses bodies into `GenerationInput`; rendering.py renders the events. Where
+OpenAI and text-generation-inference differ, responses have a form that clients of both accept. The chats of other
+dialects become a `ChatRequest`, too, and go through `validate_chat`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,12 @@ from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
-    COMPLETION_TYPE,
     DONE_EVENT,
     ChatOutputOptions,
     ChoiceStreamRenderer,
     OpenAIChatStreamRenderer,
-    OpenAICompletionStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
-    completion_json,
     text_chat_choice_json,
     usage_chunk,
 )
@@ -44,7 +41,6 @@ from router.http.transport.body import (
     Int32,
     ReportingRequestBody,
     RequestBody,
-    TextsOrTokens,
     UInt32,
     UInt64,
     is_base_model,
@@ -55,11 +51,12 @@ from router.http.transport.request_context import RequestContext, response_heade
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
-from router.text.chat_template import Conversation
+from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.response_parser import (
     BARE_JSON_FORMAT,
     AnyResponseParser,
+    OutputFormat,
     RequiredCallParser,
     StreamingResponseParser,
     import_chat_parsing,
@@ -72,8 +69,10 @@ CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="
                                              grammar="response_format", top_n_tokens="top_logprobs",
                                              max_top_n_tokens=MAX_TOP_LOGPROBS)
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
+# Fields that change how a chat is rendered, beside its messages and tools.
+TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
+                             "continue_final_message"})
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
-COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
 
 
 def as_list(value: object) -> object:
@@ -250,14 +249,49 @@ class ChatRequest(OpenAIBaseRequest):
     response_format: Annotated[Any, bounds.GRAMMAR] = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     tool_prompt: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, bounds.TEMPLATE_VARIABLES] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def conversation(self) -> Conversation:
-        return Conversation(tuple(message.to_template_message() for message in self.messages),
-                            (() if self.tools is None and self.tool_choice is None
-                             else select_template_tools(self.tools, self.tool_choice)),
-                            self.tool_prompt or "", self.needs_tool_call)
+        """Return the conversation for the chat template. Raises InvalidRequest and InvalidTools."""
+        conversation = Conversation(
+            tuple(message.to_template_message() for message in self.messages),
+            (() if self.tools is None and self.tool_choice is None
+             else select_template_tools(self.tools, self.tool_choice)),
+            self.tool_prompt or "", self.needs_tool_call)
+        if self.model_fields_set.isdisjoint(TEMPLATE_FIELDS):
+            return conversation
+        return replace(conversation, template_variables=self._template_variables,
+                       adds_generation_prompt=self.add_generation_prompt is not False,
+                       continues_answer=self._continues_answer)
+
+    @property
+    def _template_variables(self) -> Mapping[str, Any]:
+        variables = self.chat_template_kwargs or {}
+        for name in RESERVED_TEMPLATE_VARIABLES & variables.keys():
+            raise InvalidRequest(f"`chat_template_kwargs.{name}` is set by the server; leave it out",
+                                 param="chat_template_kwargs")
+        if self.reasoning_effort is None:
+            return variables
+        # Templates that know no effort can only switch reasoning off.
+        no_reasoning = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {"reasoning_effort": self.reasoning_effort, **no_reasoning, **variables}
+
+    @property
+    def _continues_answer(self) -> bool | None:
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequest("`continue_final_message` and `add_generation_prompt` exclude each other; give "
+                                     "one", param="continue_final_message")
+            if self.messages[-1].role != "assistant":
+                raise InvalidRequest("`continue_final_message` needs a last message of the role `assistant`, got "
+                                     f"`{self.messages[-1].role[:40]}`", param="continue_final_message")
+        return self.continue_final_message
 
     @property
     def needs_tool_call(self) -> bool:
@@ -276,10 +310,10 @@ class ChatRequest(OpenAIBaseRequest):
         return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
                 else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
 
-    def to_generation_input(self, context: RequestContext) -> GenerationInput:
+    def to_generation_input(self, context: RequestContext,
+                            parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> GenerationInput:
         conversation = self.conversation
         grammar = self._output_grammar()
-        parameter_names = CHAT_PARAMETER_NAMES
         if self.needs_tool_call:
             parameter_names = replace(parameter_names, grammar="tool_choice")
         return replace(self.base_generation_input(conversation, parameter_names, context),
@@ -300,64 +334,53 @@ class ChatRequest(OpenAIBaseRequest):
         return limits.pop() if limits else None
 
 
-class CompletionRequest(OpenAIBaseRequest):
-    """Body of `/v1/completions`."""
-
-    prompt: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
-    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
-    best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
-    echo: Annotated[bool | None, bounds.FALSE] = None
-    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
-
-    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
-        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
-        Raises InvalidRequest."""
-        if self.suffix:
-            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
-                                 "suffix not supported")
-        if len(self.prompt) > max_prompts:
-            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
-                                 f"got {len(self.prompt)}", "batch size exceeded")
-        if is_tgi:
-            return
-        if self.best_of not in {None, 1, self.n}:
-            raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
-        for name in ("echo", "logprobs"):
-            if getattr(self, name):
-                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
-
-
 @dataclass(frozen=True, slots=True)
 class StreamedChoices:
     """Choices that a response streams, with a renderer for each."""
 
+    metadata: ResponseMetadata
     validated_requests: Sequence[ValidatedRequest]
     renderers: Sequence[ChoiceStreamRenderer]
     num_per_prompt: int
     usage_object_type: str  # of the chunk with their usage; empty: there is none
 
 
-class OpenAIRoutes(ServiceRoutes):
-    """Handlers of `/v1/chat/completions` and `/v1/completions`. They answer with a whole response or a stream. A stream
-    opens only after its requests are submitted, so that errors up to then have their HTTP status."""
+@dataclass(frozen=True, slots=True)
+class ValidatedChat:
+    """The choices of a chat, with the parser of each one's answer: None where it can only be text."""
+
+    choices: Sequence[ValidatedRequest]
+    parsers: Sequence[AnyResponseParser | None]
+
+
+async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
+                        parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
+    """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
+    InvalidTools and AdapterNotFound."""
+    generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
+                        else chat_request.to_generation_input(context, parameter_names))
+    choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
+    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice) for choice in choices])
+
+
+class ChatRoutes(ServiceRoutes):
+    """Handler of `/v1/chat/completions`. It answers with a whole response or a stream. A stream opens only after its
+    requests are submitted, so that errors up to then have their HTTP status."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/chat/completions", self.chat), web.post("/v1/completions", self.complete)]
+        return [web.post("/v1/chat/completions", self.chat)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         chat_request = (await read_body(request, ChatRequest)).without_empty_tools(is_tgi=services.is_tgi)
-        generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
-                            else chat_request.to_generation_input(context))
-        choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-        validated_at = clock()
+        chat = await validate_chat(services, chat_request, context)
+        validated_at, choices = clock(), chat.choices
         metadata = ResponseMetadata.create(services, request.path, "chatcmpl", get_echoed_model(services, chat_request))
         output_options = ChatOutputOptions(
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
             trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi))
-        parsers = [await create_response_parser(services, chat_request, choice) for choice in choices]
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)
         if not chat_request.stream:
@@ -367,69 +390,33 @@ class OpenAIRoutes(ServiceRoutes):
             return json_text_response(chat_completion_json(metadata, outputs, [
                 text_chat_choice_json(metadata, index, output, output_options) if parser is None
                 else tool_chat_choice_json(metadata, index, output, output_options, parser)
-                for index, (output, parser) in enumerate(zip(outputs, parsers, strict=True))]), headers)
+                for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]), headers)
 
         num_prompt_tokens = len(choices[0].request.prompt)
         renderers = [
             OpenAIChatStreamRenderer(metadata, index, num_prompt_tokens, output_options) if parser is None
             else OpenAIToolChatStreamRenderer(metadata, index, num_prompt_tokens, output_options, parser)
-            for index, parser in enumerate(parsers)]
-        return await self._respond_streaming(request, context, headers, metadata, StreamedChoices(
-            choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else ""))
+            for index, parser in enumerate(chat.parsers)]
+        return await stream_choices(services, request, context, headers, StreamedChoices(
+            metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else ""))
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        services = self._services
-        context = RequestContext.from_request(request, services.engine)
-        completion_request = await read_body(request, CompletionRequest)
-        completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
-        num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
-        max_requests = services.config.max_concurrent_requests
-        if len(completion_request.prompt) * num_choices > max_requests:
-            raise InvalidRequest(f"`n` times the number of prompts must be at most {max_requests} "
-                                 f"(--max-concurrent-requests), got {len(completion_request.prompt) * num_choices}")
-        validated_requests: list[ValidatedRequest] = []
-        for index, prompt in enumerate(completion_request.prompt):
-            generation_input = replace(
-                completion_request.base_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
-                                                         COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
-                num_choices=num_choices)
-            validated_requests += await validate_with_model_adapter(services, completion_request, generation_input,
-                                                                    context)
-        validated_at = clock()
-        metadata = ResponseMetadata.create(services, request.path, "cmpl",
-                                           get_echoed_model(services, completion_request))
-        trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
-        headers = response_headers(request, services.engine.model_info,
-                                   sum(choice.num_prompt_characters for choice in validated_requests[::num_choices]),
-                                   validated_requests[0].adapter)
-        if not completion_request.stream:
-            outputs = await generate_all(services, validated_requests, context)
-            headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
-                                      num_choices=num_choices)
-            return json_text_response(completion_json(metadata, outputs, num_choices, trimmed_stop_strings), headers)
 
-        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
-                     for index, choice in enumerate(validated_requests)]
-        return await self._respond_streaming(request, context, headers, metadata, StreamedChoices(
-            validated_requests, renderers, num_choices,
-            COMPLETION_TYPE if completion_request.should_include_usage else ""))
-
-    async def _respond_streaming(self, request: web.Request, context: RequestContext, headers: Mapping[str, str],
-                                 metadata: ResponseMetadata, choices: StreamedChoices) -> web.StreamResponse:
-        """Stream all choices at once, and at the end their usage together, if it was asked for."""
-        services, renderers = self._services, choices.renderers
-        with ExitStack() as exit_stack:
-            streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
-                       for choice in choices.validated_requests]
-            async with open_response_stream(request, headers, services.config.slow_client_timeout,
-                                            metadata.render_error_chunk) as event_stream:
-                await gather_or_cancel(
-                    pump_choice(EventPump(stream, renderer, event_stream, services.pump_flusher), renderer)
-                    for stream, renderer in zip(streams, renderers, strict=True))
-                usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
-                         if choices.usage_object_type else "")
-                event_stream.write(f"{usage}{DONE_EVENT}".encode())
-            return event_stream.response
+async def stream_choices(services: Services, request: web.Request, context: RequestContext, headers: Mapping[str, str],
+                         choices: StreamedChoices) -> web.StreamResponse:
+    """Stream all choices at once, and at the end their usage together, if it was asked for."""
+    metadata, renderers = choices.metadata, choices.renderers
+    with ExitStack() as exit_stack:
+        streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
+                   for choice in choices.validated_requests]
+        async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                        metadata.render_error_chunk) as event_stream:
+            await gather_or_cancel(
+                pump_choice(EventPump(stream, renderer, event_stream, services.pump_flusher), renderer)
+                for stream, renderer in zip(streams, renderers, strict=True))
+            usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
+                     if choices.usage_object_type else "")
+            event_stream.write(f"{usage}{DONE_EVENT}".encode())
+        return event_stream.response
 
 
 def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:
@@ -443,15 +430,22 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,
                                  validated_request: ValidatedRequest) -> AnyResponseParser | None:
-    """Return the parser of the answer if it may hold tool calls, else None."""
+    """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None."""
     if chat_request.needs_tool_call:
         return RequiredCallParser()
-    if not chat_request.tools or get_tool_choice_name(chat_request.tool_choice) == "none":
+    validator = services.validator
+    if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
+        tool_names = None if services.is_tgi else {tool.function.name for tool in chat_request.tools}
+        output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
+    elif validator.reasoning_format is not None and not services.is_tgi:
+        tool_names, output_format = None, validator.reasoning_format
+    else:
         return None
     await asyncio.to_thread(import_chat_parsing)
-    prompt_end = services.validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
-                                                     skip_special=False)
-    return StreamingResponseParser(services.validator.output_format or BARE_JSON_FORMAT, prompt_end)
+    prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
+                                            skip_special=False)
+    return StreamingResponseParser(output_format, prompt_end, tool_names,
+                                   max_calls=1 if chat_request.parallel_tool_calls is False else None)
 
 
 async def pump_choice(pump: EventPump, renderer: ChoiceStreamRenderer) -> None:

@@ -1,0 +1,120 @@
+"""Answers as typed parts: a stream in any pieces has the same parts as the whole answer."""
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.servers.expected_streams import make_finished_timeline
+
+from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.errors import GenerationFailed
+from router.http.openai.answers import AnswerStreamRenderer, PartStripper, read_answer
+from router.http.transport.services import GenerationOutput
+from router.request import FinishReason, Request
+from router.text.response_parser import (
+    HERMES_FORMAT,
+    ArgumentsPiece,
+    ContentPiece,
+    ParsedToolCall,
+    ReasoningPiece,
+    RequiredCallParser,
+    StreamingResponseParser,
+    ToolCallOpening,
+    join_adjacent_parts,
+)
+from router.validation.validator import ValidatedRequest
+
+PARTS = st.one_of(st.builds(ContentPiece, st.text(" \na", max_size=3)),
+                  st.builds(ReasoningPiece, st.text(" b", max_size=3)), st.just(ParsedToolCall("f", "{}")))
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
+MAKE_PARSERS = {
+    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "required": RequiredCallParser}
+
+
+class PartLines(AnswerStreamRenderer):
+    """Renderer that writes a line of JSON for each event."""
+
+    __slots__ = ()
+
+    def render_opening(self):
+        return "[]\n"
+
+    def _render_text(self, text):
+        return json.dumps(["text", text]) + "\n"
+
+    def _render_reasoning(self, text):
+        return json.dumps(["reasoning", text]) + "\n"
+
+    def _render_call_opening(self, name):
+        return json.dumps(["call", name]) + "\n"
+
+    def _render_arguments(self, text):
+        return json.dumps(["arguments", text]) + "\n"
+
+    def _render_call_end(self):
+        return json.dumps(["call end", ""]) + "\n"
+
+    def _render_answer_end(self, event):
+        return json.dumps(["end", str(event.finish_reason)]) + "\n"
+
+
+@given(parts=st.lists(PARTS, max_size=8))
+def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts):
+    stripped = [*PartStripper().feed(parts)]
+    for kind in (ContentPiece, ReasoningPiece):
+        whole = "".join(part.text for part in parts if isinstance(part, kind))
+        assert "".join(part.text for part in stripped if isinstance(part, kind)) == whole.strip()
+    assert ParsedToolCall("f", "{}") not in parts or ParsedToolCall("f", "{}") in stripped
+    assert all(part.text for part in stripped if not isinstance(part, ParsedToolCall))
+
+
+def make_tokens(text, cuts):
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [TokenEvent(1, text[start:stop], -0.5, False) for start, stop in pairwise(places)]
+
+
+def read_lines(lines):
+    """Return the parts that rendered lines stand for, and the rest of the lines: ends of calls, and of the answer."""
+    parts, ends = [], []
+    for kind, text in lines:
+        if kind in {"text", "reasoning"}:
+            parts.append((ContentPiece if kind == "text" else ReasoningPiece)(text))
+        elif kind == "call":
+            parts.append(ToolCallOpening(text))
+        elif kind == "arguments":
+            parts.append(ArgumentsPiece(text))
+        else:
+            ends.append(kind)
+    return join_adjacent_parts(parts), ends
+
+
+@given(snippets=st.lists(SNIPPETS, max_size=8), cuts=st.lists(st.integers(0, 200), max_size=12),
+       reason=st.sampled_from(FinishReason), stops=st.sampled_from([(), ("STOP",)]),
+       kind=st.sampled_from([*MAKE_PARSERS]))
+def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(snippets, cuts, reason, stops, kind):
+    text = "".join(snippets).partition("STOP")[0]
+    is_stopped = bool(stops) and reason is FinishReason.STOP_STRING
+    text += "STOP" * is_stopped
+    tokens = make_tokens(text, cuts)
+    end = FinishedEvent(reason, text, len(tokens), make_finished_timeline(), is_stopped=is_stopped)
+    output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
+    answer = read_answer(output, MAKE_PARSERS[kind](), stops)
+    renderer = PartLines(str, 2, stops, MAKE_PARSERS[kind]())
+    bursts = [renderer.render([token]) for token in tokens[:-1]] + [renderer.render([*tokens[-1:], end])]
+    lines = [json.loads(line) for line in b"".join(bursts).splitlines()]
+    parts, ends = read_lines(lines)
+    assert [*parts] == [*answer.parts]
+    assert ends == [*["call end"] * len(answer.tool_calls), "end"]
+    assert lines[-1] == ["end", str(reason)]
+    assert (renderer.num_tokens, renderer.is_finished) == (len(tokens), True)
+
+
+def test_failure_is_kept_after_the_text_before_it():
+    renderer = PartLines(str, 2, ("STOP",), None)
+    assert renderer.render_opening() == "[]\n"
+    rendered = renderer.render([TokenEvent(1, "a S", -0.5, False), FailedEvent(GenerationFailed("broken"))])
+    assert [json.loads(line) for line in rendered.splitlines()] == [["text", "a "], ["text", "S"]]
+    assert (str(renderer.error), renderer.is_finished) == ("broken", True)
