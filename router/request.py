@@ -105,6 +105,7 @@ class Request:
     end_tokens: frozenset[int] = frozenset()  # empty if generation ignores the model's end tokens
     stop_strings: tuple[str, ...] = ()
     prompt_logprobs: bool = False
+    num_prompt_top_tokens: int = 0  # best candidates wanted beside each prompt logprob
     priority: int = 0  # a level counts as ten seconds of age in the queue
     tenant: Tenant = DEFAULT_TENANT
     timeout: float | None = None  # seconds from submission; without a token by then it expires, also amid its prompt

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -537,13 +538,22 @@ class TestContract:
 
     def test_prompt_logprobs_are_returned_with_each_chunk(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
-            row = SequenceRow(7, PROMPT, [0, 1], prompt_logprobs=True)
+            row = SequenceRow(7, PROMPT, [0, 1], prompt_logprobs=True, num_prompt_top_tokens=2)
             begun = await shard.send(make_prefill(1, row, chunk_rows=[(7, 0, 10)]))
             ended = await shard.send(make_prefill(1, chunk_rows=[(7, 10, len(PROMPT) - 10)]))
             assert [*begun.prompt_sequences, *ended.prompt_sequences] == [7, 7]
             assert [*begun.prompt_starts, *ended.prompt_starts] == [1, 11]
             counts = [*begun.num_prompt_logprobs, *ended.num_prompt_logprobs]
             assert counts == [len(begun.prompt_logprobs), len(ended.prompt_logprobs)] == [10, len(PROMPT) - 11]
+            for answer in (begun, ended):
+                assert list(answer.num_prompt_top_tokens) == [2]
+                assert len(answer.prompt_top_tokens) == len(answer.prompt_top_logprobs) == 2 * len(
+                    answer.prompt_logprobs)
+                best, second = answer.prompt_top_logprobs[::2], answer.prompt_top_logprobs[1::2]
+                assert all(map(ge, best, second))
+                assert all(map(ge, best, answer.prompt_logprobs))
+            assert await shard.get_status_code(make_prefill(2, SequenceRow(
+                8, SHORT_PROMPT, [2], num_prompt_top_tokens=2))) == StatusCode.INVALID_ARGUMENT
         play_scenario(scenario)
 
     def test_top_tokens_are_returned_best_first_where_requested(self, play_scenario: Any) -> None:

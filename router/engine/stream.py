@@ -2,7 +2,7 @@
 loop, and what makes them of tokens."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -40,6 +40,8 @@ class PromptLogprobsEvent:
 
     start: int
     logprobs: tuple[float, ...]
+    # of each: the best candidates in its place, by id, best first; empty unless they were asked for
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(slots=True)
@@ -102,7 +104,8 @@ class RequestStream:
         if type(event) is TokenEvent:
             self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
         elif isinstance(event, PromptLogprobsEvent):
-            self.num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
+            self.num_bytes += (PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
+                               + TOP_TOKEN_OVERHEAD_BYTES * sum(map(len, event.top_logprobs)))
         else:
             self._has_ended = True
             if isinstance(event, FinishedEvent):
@@ -230,9 +233,10 @@ class OutputBuilder:
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
         start = self._next_prompt_logprob_index
-        new_logprobs = tuple(logprobs.logprobs[max(0, start - logprobs.start):])
+        num_known = max(0, start - logprobs.start)
+        new_logprobs = tuple(logprobs.logprobs[num_known:])
         if new_logprobs:
-            self.stream.put(PromptLogprobsEvent(start, new_logprobs))
+            self.stream.put(PromptLogprobsEvent(start, new_logprobs, logprobs.top_logprobs[num_known:]))
             self._next_prompt_logprob_index += len(new_logprobs)
 
     def finish(self, reason: FinishReason) -> None:

@@ -138,6 +138,8 @@ class PromptLogprobs:
     sequence_id: int
     start: int  # index of the prompt token that the first value belongs to
     logprobs: GenericSequence[float]
+    # per logprob, best first; empty when none were asked for
+    top_logprobs: GenericSequence[GenericSequence[tuple[int, float]]] = ()
 
 
 @dataclass(slots=True)

@@ -105,7 +105,22 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
     if not set(sequence_ids) <= set(plan.member_ids):
         raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.member_ids]}")
     pieces = split_by_counts(list(answer.prompt_logprobs), counts)
-    return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, strict=True)]
+    tops = _decode_prompt_top_tokens(answer) if answer.num_prompt_top_tokens else [()] * len(pieces)
+    return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, tops, strict=True)]
+
+
+def _decode_prompt_top_tokens(answer: pb.StepAnswer) -> list[Sequence[Sequence[tuple[int, float]]]]:
+    """Return for each row the candidates of each of its logprobs; none for rows without any."""
+    row_counts, counts = answer.num_prompt_top_tokens, answer.num_prompt_logprobs
+    ids, logprobs = answer.prompt_top_tokens, answer.prompt_top_logprobs
+    if len(row_counts) != len(counts) or not (
+        len(ids) == len(logprobs) == sum(top * number for top, number in zip(row_counts, counts, strict=False))):
+        raise InvalidShardAnswer(f"{len(counts)} prompts with candidates for {len(row_counts)}, {len(ids)} candidates "
+                                 f"with {len(logprobs)} logprobs")
+    by_row = split_by_counts(list(zip(ids, logprobs, strict=True)),
+                             [top * number for top, number in zip(row_counts, counts, strict=True)])
+    return [split_by_counts(row, [top] * number) if top else ()
+            for row, top, number in zip(by_row, row_counts, counts, strict=True)]
 
 
 def _decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:

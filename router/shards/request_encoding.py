@@ -81,6 +81,7 @@ def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
         prompt_logprobs=_encode_column([request.prompt_logprobs for request in requests], False),
         adapters=_encode_adapters(requests),
         grammars=_encode_column([request.grammar.id if request.grammar else 0 for request in requests], 0),
+        num_prompt_top_tokens=_encode_column([request.num_prompt_top_tokens for request in requests], 0),
     )
 
 

@@ -89,6 +89,7 @@ class GenerationInput(PromptInput):
     seed: int | None = None
     top_n_tokens: int | None = None
     prompt_logprobs: bool = False
+    num_prompt_top_tokens: int = 0  # best candidates wanted beside each prompt logprob
     grammar: Grammar | None = None
     adapter: RequestedAdapter | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
@@ -301,6 +302,7 @@ class RequestValidator:
                 generation_input.stop_token_ids),
             stop_strings=generation_input.stop_strings,
             prompt_logprobs=generation_input.prompt_logprobs,
+            num_prompt_top_tokens=generation_input.num_prompt_top_tokens,
             priority=generation_input.priority,
             tenant=generation_input.tenant,
             timeout=remaining_seconds(generation_input.deadline),

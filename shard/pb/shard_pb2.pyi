@@ -37,7 +37,7 @@ KIND_ADAPTER: Kind
 KIND_GRAMMAR: Kind
 
 class Sequences(_message.Message):
-    __slots__ = ("ids", "num_tokens", "num_prompt_tokens", "tokens", "num_cached", "num_blocks", "blocks", "keys", "sampling", "prompt_logprobs", "adapters", "grammars")
+    __slots__ = ("ids", "num_tokens", "num_prompt_tokens", "tokens", "num_cached", "num_blocks", "blocks", "keys", "sampling", "prompt_logprobs", "adapters", "grammars", "num_prompt_top_tokens")
     IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Sequences(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -62,7 +63,8 @@ class Sequences(_message.Message):
     prompt_logprobs: _containers.RepeatedScalarFieldContainer[bool]
     adapters: _containers.RepeatedScalarFieldContainer[int]
     grammars: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_cached: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[bool]] = ..., adapters: _Optional[_Iterable[int]] = ..., grammars: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_prompt_top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_cached: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[bool]] = ..., adapters: _Optional[_Iterable[int]] = ..., grammars: _Optional[_Iterable[int]] = ..., num_prompt_top_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "relative_frequency_penalty", "watermark", "top_n_tokens", "raw_logprobs", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "num_end_tokens", "end_tokens", "num_allowed_tokens", "allowed_tokens", "num_banned_tokens", "banned_tokens", "num_biased_tokens", "biased_tokens", "num_biases", "biases")
@@ -251,7 +253,7 @@ class Trouble(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StepAnswer(_message.Message):
-    __slots__ = ("epoch", "order", "forward_seconds", "sequences", "num_tokens", "tokens", "logprobs", "num_top_tokens", "top_tokens", "top_logprobs", "failed", "failures", "prompt_sequences", "prompt_starts", "num_prompt_logprobs", "prompt_logprobs")
+    __slots__ = ("epoch", "order", "forward_seconds", "sequences", "num_tokens", "tokens", "logprobs", "num_top_tokens", "top_tokens", "top_logprobs", "failed", "failures", "prompt_sequences", "prompt_starts", "num_prompt_logprobs", "prompt_logprobs", "num_prompt_top_tokens", "prompt_top_tokens", "prompt_top_logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +270,9 @@ class StepAnswer(_message.Message):
     PROMPT_STARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     order: int
     forward_seconds: float
@@ -284,7 +289,10 @@ class StepAnswer(_message.Message):
     prompt_starts: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_logprobs: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., sequences: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top_tokens: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., failed: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, str]]] = ..., prompt_sequences: _Optional[_Iterable[int]] = ..., prompt_starts: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_prompt_top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., sequences: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top_tokens: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., failed: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, str]]] = ..., prompt_sequences: _Optional[_Iterable[int]] = ..., prompt_starts: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., num_prompt_top_tokens: _Optional[_Iterable[int]] = ..., prompt_top_tokens: _Optional[_Iterable[int]] = ..., prompt_top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("epoch", "order", "wanted", "num_tokens", "tokens", "adapters")

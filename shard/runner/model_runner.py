@@ -140,15 +140,19 @@ class ModelRunner:
         pieces that bound the memory for logits."""
         sequence = chunk.sequence
         targets = sequence.tokens[chunk.start + 1:min(chunk.end + 1, sequence.num_prompt_tokens)]
-        logprobs: list[float] = []
+        result = PromptLogprobs(chunk.start + 1, [])
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = first_row + first
             self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
             logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
-                logprobs += self.sampler.compute_prompt_logprobs(logits, target_tokens)
-        return PromptLogprobs(chunk.start + 1, logprobs)
+                logprobs, top_tokens, top_logprobs = self.sampler.compute_prompt_logprobs(
+                    logits, target_tokens, sequence.num_prompt_top_tokens)
+                result.logprobs.extend(logprobs)
+                result.top_tokens.extend(top_tokens)
+                result.top_logprobs.extend(top_logprobs)
+        return result
 
 
 def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:

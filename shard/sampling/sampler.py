@@ -60,14 +60,22 @@ class Sampler:
             self._sample_rows(logits[rows], sequences[rows], output)
         return output
 
-    def compute_prompt_logprobs(self, logits: Tensor, target_tokens: list[int]) -> list[float]:
-        """Return the logprob of each row's target token, by the unchanged logits [rows, vocabulary]."""
+    def compute_prompt_logprobs(self, logits: Tensor, target_tokens: list[int], num_top_tokens: int = 0
+                                ) -> tuple[list[float], list[list[int]], list[list[float]]]:
+        """Return the logprob of each row's target token, by the unchanged logits [rows, vocabulary], and the tokens and
+        logprobs of each row's `num_top_tokens` best candidates; empty lists if that is 0."""
         logprobs: list[float] = []
+        samples: list[SampledToken] = []
         for start in range(0, len(target_tokens), MAX_ROWS_AT_ONCE):
             rows = slice(start, start + MAX_ROWS_AT_ONCE)
             ids = torch.tensor(target_tokens[rows], device=logits.device)
-            logprobs += gather_by_id(torch.log_softmax(logits[rows], -1, out=self._logprob_buffer[:len(ids)]), ids)
-        return logprobs
+            row_logprobs = torch.log_softmax(logits[rows], -1, out=self._logprob_buffer[:len(ids)])
+            logprobs += gather_by_id(row_logprobs, ids)
+            if num_top_tokens:
+                samples += self._sample_from_candidates(
+                    logits[rows], row_logprobs, [SamplingParams(top_n_tokens=num_top_tokens)] * len(ids),
+                    torch.zeros(len(ids)))
+        return logprobs, [sample.top_tokens for sample in samples], [sample.top_logprobs for sample in samples]
 
     def _sample_rows(self, logits: Tensor, sequences: list[Sequence], output: SamplerOutput) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not

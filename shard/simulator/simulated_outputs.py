@@ -12,7 +12,9 @@ from math import nan
 from struct import pack
 
 from shard.pb import shard_pb2 as pb
+from shard.state.result_encoding import PromptLogprobs
 from shard.state.sequence import PoolingText, Sequence
+from shard.state.step import PrefillChunk
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "
          b"crepe chino drill baize cloth cords weave fiber kapok nylon rayon terry tapes picks reeds warps "
@@ -97,14 +99,21 @@ class CacheTags:
         if [block_tags[block] for block in sequence.blocks[:len(self._expected_tags)]] != self._expected_tags:
             raise StateMismatch(f"the cache of sequence {sequence.id} holds something else than its tokens")
 
-    def make_prompt_logprobs(self, sequence: Sequence, end_index: int) -> list[float]:
-        """Return logprobs of the prompt's tokens after the next one to write, up to `end_index`."""
-        tokens = sequence.tokens[self._num_hashed_tokens:min(end_index + 1, sequence.num_prompt_tokens)]
-        token_hash, values = self._token_hash, []
+    def make_prompt_logprobs(self, chunk: PrefillChunk) -> PromptLogprobs:
+        """Return logprobs of the prompt's tokens after the next one to write, up to the one after the chunk. The best
+        candidate for each is that token, its neighbours follow, each less likely."""
+        sequence = chunk.sequence
+        tokens = sequence.tokens[self._num_hashed_tokens:min(chunk.end + 1, sequence.num_prompt_tokens)]
+        token_hash, logprobs = self._token_hash, []
         for token in tokens:
             token_hash = hash((token_hash, token))
-            values.append(make_logprob(token_hash))
-        return values[1:]
+            logprobs.append(make_logprob(token_hash))
+        del tokens[0], logprobs[0]
+        if not (num_top_tokens := min(sequence.num_prompt_top_tokens, NUM_USED_TOKENS)):
+            return PromptLogprobs(chunk.start + 1, logprobs)
+        return PromptLogprobs(chunk.start + 1, logprobs,
+                              [[(token + i) % NUM_USED_TOKENS for i in range(num_top_tokens)] for token in tokens],
+                              [[logprob - i / 4 for i in range(num_top_tokens)] for logprob in logprobs])
 
     def _hash_tokens(self, sequence: Sequence, end_index: int) -> int:
         for token in sequence.tokens[self._num_hashed_tokens:end_index]:

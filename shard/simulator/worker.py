@@ -29,7 +29,6 @@ from shard.simulator.simulated_outputs import (
     make_labels,
 )
 from shard.state.result_encoding import (
-    PromptLogprobs,
     SequenceOutput,
     TokenClassification,
     write_embeddings,
@@ -209,9 +208,9 @@ class SimulatedWorker:
         failures: dict[int, pb.Failure] = {}
         if "fail_sequence" in faults and sequences:
             failures[sequences[int(faults["fail_sequence"]) % len(sequences)].id] = pb.NON_FINITE
-        prompt_logprobs = {chunk.sequence.id: PromptLogprobs(
-            chunk.start + 1, chunk.sequence.worker_state.cache_tags.make_prompt_logprobs(chunk.sequence, chunk.end))
-                for chunk in step.chunks if chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in failures}
+        prompt_logprobs = {
+            chunk.sequence.id: chunk.sequence.worker_state.cache_tags.make_prompt_logprobs(chunk)
+            for chunk in step.chunks if chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in failures}
         outputs = {sequence.id: self._generate_output(sequence) for sequence in step.sampled_sequences
                    if sequence.id not in failures}
         self.shard_state.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)

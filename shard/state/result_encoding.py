@@ -24,6 +24,8 @@ class PromptLogprobs:
 
     start_index: int
     logprobs: list[float]
+    top_tokens: list[list[int]] = field(default_factory=list)  # empty, or the best candidates for every token
+    top_logprobs: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,13 @@ def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[i
 
 
 def write_prompt_logprobs(answer: pb.StepAnswer, prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:
+    has_top_tokens = any(part.top_tokens for part in prompt_logprobs.values())
     for sequence, part in prompt_logprobs.items():
         if part.logprobs:
+            if has_top_tokens:
+                answer.num_prompt_top_tokens.append(len(part.top_tokens[0]) if part.top_tokens else 0)
+                answer.prompt_top_tokens.extend(chain.from_iterable(part.top_tokens))
+                answer.prompt_top_logprobs.extend(chain.from_iterable(part.top_logprobs))
             answer.prompt_sequences.append(sequence)
             answer.prompt_starts.append(part.start_index)
             answer.num_prompt_logprobs.append(len(part.logprobs))

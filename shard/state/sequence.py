@@ -94,6 +94,7 @@ class Sequence:
     wants_prompt_logprobs: bool
     adapter_id: int
     grammar_id: int
+    num_prompt_top_tokens: int = 0  # best candidates wanted beside each prompt logprob
     failure: pb.Failure | None = None  # a failed sequence yields no more tokens
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
     # by the index from which tokens are counted
@@ -157,6 +158,7 @@ def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, 
         parse_column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
         parse_column(message.adapters, len(ids), 0, "adapters"),
         parse_column(message.grammars, len(ids), 0, "grammars"),
+        parse_column(message.num_prompt_top_tokens, len(ids), 0, "num_prompt_top_tokens"),
         strict=True)
     sequences = [Sequence(*row) for row in rows]
     for sequence in sequences:
@@ -195,6 +197,8 @@ def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, nu
         "is cached to its last token or beyond": num_cached_tokens >= len(sequence.tokens),
         "is cached to the middle of a block": num_cached_tokens % block_size != 0,
         "wants prompt logprobs of cached tokens": sequence.wants_prompt_logprobs and num_cached_tokens > 0,
+        "wants candidates without prompt logprobs":
+            sequence.num_prompt_top_tokens > 0 and not sequence.wants_prompt_logprobs,
         "has too few blocks for its tokens": len(blocks) * block_size < len(sequence.tokens),
         "names a block twice": len(set(blocks)) != len(blocks),
         "names a block that does not exist": max(blocks, default=0) >= num_blocks,

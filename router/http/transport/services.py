@@ -81,6 +81,8 @@ class GenerationOutput:
     tokens: list[TokenEvent]
     prompt_logprobs: list[float | None]  # one per prompt token
     final_event: FinishedEvent
+    # as in PromptLogprobsEvent, from the prompt's second token on
+    prompt_top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
 
     @property
     def mean_logprob(self) -> float:
@@ -100,6 +102,7 @@ async def collect_output(stream: RequestStream, validated_request: ValidatedRequ
     the end. Raises the request's error if it failed."""
     tokens: list[TokenEvent] = []
     prompt_logprobs: list[float | None] = [None] * len(validated_request.request.prompt)
+    prompt_top_logprobs: list[Sequence[tuple[int, float]]] = []
     final_event: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
 
     def collect_events() -> None:
@@ -107,8 +110,9 @@ async def collect_output(stream: RequestStream, validated_request: ValidatedRequ
             match event:
                 case TokenEvent():
                     tokens.append(event)
-                case PromptLogprobsEvent(start, logprobs):
+                case PromptLogprobsEvent(start, logprobs, top_logprobs):
                     prompt_logprobs[start:start + len(logprobs)] = logprobs
+                    prompt_top_logprobs.extend(top_logprobs)
                 case FinishedEvent() if not final_event.done():
                     final_event.set_result(event)
                 case FailedEvent(error) if not final_event.done():
@@ -116,7 +120,7 @@ async def collect_output(stream: RequestStream, validated_request: ValidatedRequ
 
     stream.on_event = collect_events
     collect_events()
-    return GenerationOutput(validated_request, tokens, prompt_logprobs, await final_event)
+    return GenerationOutput(validated_request, tokens, prompt_logprobs, await final_event, prompt_top_logprobs)
 
 
 async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],

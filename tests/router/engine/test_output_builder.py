@@ -170,6 +170,14 @@ def test_prompt_logprobs_are_delivered_once_even_if_the_prompt_runs_again():
                                                         PromptLogprobsEvent(3, (-3.0, -4.0))]
 
 
+def test_candidates_of_prompt_tokens_are_delivered_once_too():
+    harness = DeliveryHarness()
+    harness.delivery.deliver_prompt_logprobs(PromptLogprobs(1, 1, [-1.0], [[(5, -0.5)]]))
+    harness.delivery.deliver_prompt_logprobs(PromptLogprobs(1, 1, [-1.0, -2.0], [[(5, -0.5)], [(6, -2.0)]]))
+    assert harness.take_events(PromptLogprobsEvent) == [PromptLogprobsEvent(1, (-1.0,), [[(5, -0.5)]]),
+                                                        PromptLogprobsEvent(2, (-2.0,), [[(6, -2.0)]])]
+
+
 def test_delivered_tokens_are_counted_in_the_request_record():
     harness = DeliveryHarness()
     harness.apply_rows(make_result_row(b"ab"), make_result_row(b"c"))

@@ -128,6 +128,10 @@ def test_failed_sequence_needs_no_output():
     {"num_top_tokens": [1, 0], "top_tokens": [100], "top_logprobs": [-1.0]},
     {"prompt_sequences": [1], "prompt_starts": [1], "num_prompt_logprobs": [2], "prompt_logprobs": [-1.0]},
     {"prompt_sequences": [9], "prompt_starts": [1], "num_prompt_logprobs": [1], "prompt_logprobs": [-1.0]},
+    *({"prompt_sequences": [1], "prompt_starts": [1], "num_prompt_logprobs": [1], "prompt_logprobs": [-1.0]} | tops
+      for tops in ({"num_prompt_top_tokens": [1]}, {"num_prompt_top_tokens": [1, 1], "prompt_top_tokens": [5],
+                                                    "prompt_top_logprobs": [-1.0]},
+                   {"num_prompt_top_tokens": [1], "prompt_top_tokens": [5]})),
 ])
 def test_invalid_answer_is_rejected(wrong):
     with pytest.raises(InvalidShardAnswer):

@@ -157,10 +157,13 @@ def test_single_allowed_token_is_sampled_with_certainty() -> None:
 
 def test_prompt_logprobs_do_not_depend_on_how_rows_are_split() -> None:
     logits, targets = make_random_logits(MAX_ROWS_AT_ONCE + 9, VOCABULARY_SIZE), list(range(MAX_ROWS_AT_ONCE + 9))
-    logprobs = SAMPLER.compute_prompt_logprobs(logits, targets)
+    logprobs, top_tokens, top_logprobs = SAMPLER.compute_prompt_logprobs(logits, targets, 3)
+    assert SAMPLER.compute_prompt_logprobs(logits, targets) == (logprobs, [], [])
     assert logprobs == logits.log_softmax(-1)[targets, targets].tolist()
-    pieces = [SAMPLER.compute_prompt_logprobs(logits[s:s + 7], targets[s:s + 7]) for s in range(0, len(targets), 7)]
-    assert list(chain(*pieces)) == logprobs
+    best = logits.log_softmax(-1).topk(3)
+    assert (top_tokens, top_logprobs) == (best.indices.tolist(), best.values.tolist())
+    pieces = [SAMPLER.compute_prompt_logprobs(logits[s:s + 7], targets[s:s + 7], 3) for s in range(0, len(targets), 7)]
+    assert [list(chain(*columns)) for columns in zip(*pieces, strict=True)] == [logprobs, top_tokens, top_logprobs]
 
 
 # -- failing rows

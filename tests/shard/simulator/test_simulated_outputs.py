@@ -13,7 +13,9 @@ from shard.simulator.simulated_outputs import (
     SimulatedText,
     StateMismatch,
 )
+from shard.state.result_encoding import PromptLogprobs
 from shard.state.sequence import SamplingParams, Sequence
+from shard.state.step import PrefillChunk
 
 
 def make_sequence(tokens: GenericSequence[int] = (1, 2, 3), blocks: GenericSequence[int] = (0, 1), cached: int = 0,
@@ -138,11 +140,24 @@ def test_full_block_overwritten_by_another_sequence_is_detected_on_read() -> Non
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=6))
 def test_prompt_logprobs_do_not_depend_on_chunking(lengths: list[int]) -> None:
     tokens, cache = list(range(sum(lengths))), [None] * 8
-    whole = CacheTags(make_sequence(tokens), 16).make_prompt_logprobs(make_sequence(tokens), len(tokens))
-    parts, sequence = [], make_sequence(tokens, range(8))
-    cache_tags = CacheTags(sequence, 16)
-    for end in [sum(lengths[:i + 1]) for i in range(len(lengths))]:
-        parts += cache_tags.make_prompt_logprobs(sequence, end)
-        write_to_cache(cache, sequence, end, cache_tags)
-    assert parts == whole
-    assert len(whole) == len(tokens) - 1
+
+    def make_prompt_sequence() -> Sequence:
+        sequence = make_sequence(tokens, range(8))
+        sequence.num_prompt_top_tokens = 2
+        return sequence
+
+    sequence = make_prompt_sequence()
+    whole = CacheTags(sequence, 16).make_prompt_logprobs(PrefillChunk(sequence, 0, len(tokens)))
+    sequence = make_prompt_sequence()
+    cache_tags, start = CacheTags(sequence, 16), 0
+    parts = []
+    for length in lengths:
+        parts.append(cache_tags.make_prompt_logprobs(PrefillChunk(sequence, start, length)))
+        start += length
+        write_to_cache(cache, sequence, start, cache_tags)
+    assert [part.start_index for part in parts] == [1 + sum(lengths[:i]) for i in range(len(lengths))]
+    assert whole == PromptLogprobs(1, [value for part in parts for value in part.logprobs],
+                                   [top for part in parts for top in part.top_tokens],
+                                   [top for part in parts for top in part.top_logprobs])
+    assert [top[0] for top in whole.top_tokens] == tokens[1:]
+    assert [top[0] for top in whole.top_logprobs] == whole.logprobs

@@ -30,7 +30,8 @@ TOP_LISTS = st.lists(st.tuples(TOKENS, FLOATS), max_size=3)
 
 
 def make_sequence(number: int, failure: pb.Failure | None = None) -> Sequence:
-    return Sequence(number, [5] * 20, 20, 20, 0, 0, [0, 1], 0, DEFAULT_SAMPLING_PARAMS, False, 0, 0, failure)
+    return Sequence(number, [5] * 20, 20, 20, 0, 0, [0, 1], 0, DEFAULT_SAMPLING_PARAMS, False, 0, 0,
+                    failure=failure)
 
 
 def make_chunk(number: int, length: int = 20, failure: pb.Failure | None = None) -> PrefillChunk:
@@ -133,13 +134,25 @@ def test_failure_without_a_reason_is_unspecified() -> None:
 # -- prompt logprobs
 
 
-@given(st.lists(st.builds(PromptLogprobs, st.integers(1, 63), st.lists(FLOATS, max_size=4)), max_size=4))
-@settings(max_examples=40)
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
+    """Draw logprobs with equally many candidates each, or none."""
+    logprobs, num_top_tokens = draw(st.lists(FLOATS, max_size=4)), draw(st.integers(0, 2))
+    tops = [draw(st.lists(st.tuples(TOKENS, FLOATS), min_size=num_top_tokens, max_size=num_top_tokens))
+            for _ in logprobs] if num_top_tokens else []
+    return PromptLogprobs(draw(st.integers(1, 63)), logprobs, [[token for token, _ in top] for top in tops],
+                          [[logprob for _, logprob in top] for top in tops])
+
+
+@given(st.lists(prompt_logprobs(), max_size=4))
+@settings(max_examples=60)
 def test_prompts_with_logprobs_get_theirs_and_others_no_row(parts: list[PromptLogprobs]) -> None:
     answer, by_id = pb.StepAnswer(), dict(enumerate(parts, 11))
     write_prompt_logprobs(answer, by_id)
     step = Step(chunks=[make_chunk(number, length=8) for number in by_id])
-    found = {row.sequence_id: PromptLogprobs(row.start, list(row.logprobs))
+    found = {row.sequence_id: PromptLogprobs(row.start, list(row.logprobs),
+                                             [[token for token, _ in top] for top in row.top_logprobs],
+                                             [[logprob for _, logprob in top] for top in row.top_logprobs])
              for row in read_by_router(answer, step).prompt_logprobs}
     assert found == {number: part for number, part in by_id.items() if part.logprobs}
 

@@ -25,6 +25,7 @@ class SequenceRow:
     grammar_id: int = 0
     prompt_logprobs: bool = False
     top_n_tokens: int = 0
+    num_prompt_top_tokens: int = 0
 
 
 def make_sequences(*rows: SequenceRow) -> pb.Sequences:
@@ -35,7 +36,7 @@ def make_sequences(*rows: SequenceRow) -> pb.Sequences:
         blocks=chain(*[r.blocks for r in rows]), keys=[r.sampling_key for r in rows],
         sampling=pb.Sampling(top_n_tokens=[r.top_n_tokens for r in rows]),
         prompt_logprobs=[r.prompt_logprobs for r in rows], adapters=[r.adapter_id for r in rows],
-        grammars=[r.grammar_id for r in rows])
+        grammars=[r.grammar_id for r in rows], num_prompt_top_tokens=[r.num_prompt_top_tokens for r in rows])
 
 
 def make_chunks(*rows: tuple[int, int, int]) -> pb.Chunks:
