@@ -7,7 +7,8 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded
-from router.http.openai.rendering import ChunkStreamRenderer, completion_choice_json, format_usage, usage_json
+from router.http.openai.completion_rendering import completion_choice_json
+from router.http.openai.rendering import ChunkStreamRenderer, format_usage, usage_json
 from router.http.tgi.rendering import TGI_WORDS
 from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.services import GenerationOutput, sum_seconds_by_phase, timing_headers

@@ -1,32 +1,40 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic as clock
-from typing import Annotated
+from typing import Annotated, Any
 
 from aiohttp import web
 
 from router.errors import InvalidRequest
 from router.http.openai.chat import (
+    MAX_TOP_LOGPROBS,
     OpenAIBaseRequest,
     StreamedChoices,
     get_echoed_model,
     stream_choices,
     validate_with_model_adapter,
 )
-from router.http.openai.rendering import (
+from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
+    CompletionDetails,
+    DetailedCompletionStreamRenderer,
+    EchoedPrompt,
     OpenAICompletionStreamRenderer,
-    ResponseMetadata,
     completion_json,
+    output_choice_json,
 )
+from router.http.openai.rendering import ResponseMetadata
 from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.text.prompt_encoder import DialectParameterNames
+from router.text.tokenizer import Tokenizer
 from router.validation import bounds
 
-COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
+COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="",
+                                                   top_n_tokens="logprobs", max_top_n_tokens=MAX_TOP_LOGPROBS)
 
 
 class CompletionRequest(OpenAIBaseRequest):
@@ -35,25 +43,38 @@ class CompletionRequest(OpenAIBaseRequest):
     prompt: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
     suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
     best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
-    echo: Annotated[bool | None, bounds.FALSE] = None
-    logprobs: Annotated[UInt32 | None, bounds.AT_MOST_ZERO] = None
+    echo: bool | None = None
+    logprobs: UInt32 | None = None
 
-    def check_supported(self, max_prompts: int, *, is_tgi: bool) -> None:
-        """Reject fields that are not implemented; with `is_tgi` only those that text-generation-inference rejects, too.
+    def check_supported(self, max_tgi_prompts: int, *, is_tgi: bool) -> None:
+        """Reject fields that are not implemented; with `is_tgi` only what text-generation-inference rejects, too.
         Raises InvalidRequest."""
         if self.suffix:
             raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
                                  "suffix not supported")
-        if len(self.prompt) > max_prompts:
-            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
-                                 f"got {len(self.prompt)}", "batch size exceeded")
         if is_tgi:
-            return
-        if self.best_of not in {None, 1, self.n}:
+            if len(self.prompt) > max_tgi_prompts:
+                raise InvalidRequest(f"`prompt` must hold at most {max_tgi_prompts} texts (--max-client-batch-size), "
+                                     f"got {len(self.prompt)}", "batch size exceeded")
+        elif self.best_of not in {None, 1, self.n}:
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
-        for name in ("echo", "logprobs"):
-            if getattr(self, name):
-                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+    @property
+    def logprob_parameters(self) -> Mapping[str, Any]:
+        """Fields of GenerationInput by which the logprobs are computed."""
+        if self.logprobs is None:
+            return {}
+        prompt_parameters = ({"prompt_logprobs": True, "num_prompt_top_tokens": self.logprobs} if self.echo else {})
+        return {"raw_logprobs": True, "top_n_tokens": self.logprobs, **prompt_parameters}
+
+    def completion_details(self, index: int, token_ids: tuple[int, ...],
+                           tokenizer: Tokenizer) -> CompletionDetails | None:
+        """Return the optional parts of a completion of the prompt at `index`, of these tokens; None without any."""
+        if not self.echo and self.logprobs is None:
+            return None
+        prompt = self.prompt[index]
+        echoed_prompt = EchoedPrompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(token_ids))
+        return CompletionDetails(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None)
 
 
 class CompletionRoutes(ServiceRoutes):
@@ -63,36 +84,45 @@ class CompletionRoutes(ServiceRoutes):
         return [web.post("/v1/completions", self.complete)]
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        services = self._services
+        services, tokenizer = self._services, self._services.validator.tokenizer
         context = RequestContext.from_request(request, services.engine)
         completion_request = await read_body(request, CompletionRequest)
         completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
         max_requests = services.config.max_concurrent_requests
         if len(completion_request.prompt) * num_choices > max_requests:
-            raise InvalidRequest(f"`n` times the number of prompts must be at most {max_requests} "
-                                 f"(--max-concurrent-requests), got {len(completion_request.prompt) * num_choices}")
-        validated_requests = [
+            raise InvalidRequest(f"`prompt` must hold at most {max_requests // num_choices} texts with `n` "
+                                 f"{num_choices}, since --max-concurrent-requests is {max_requests}, got "
+                                 f"{len(completion_request.prompt)}")
+        logprob_parameters = {} if services.is_tgi else completion_request.logprob_parameters
+        choices = [
             choice for index, prompt in enumerate(completion_request.prompt)
             for choice in await validate_with_model_adapter(services, completion_request, replace(
                 completion_request.base_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
                                                          COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
-                num_choices=num_choices), context)]
+                num_choices=num_choices, **logprob_parameters), context)]
         validated_at = clock()
         metadata = ResponseMetadata.create(services, request.path, "cmpl",
                                            get_echoed_model(services, completion_request))
         trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
+        all_details = [None if services.is_tgi else completion_request.completion_details(
+            index // num_choices, choice.request.prompt, tokenizer) for index, choice in enumerate(choices)]
         headers = response_headers(request, services.engine.model_info,
-                                   sum(choice.num_prompt_characters for choice in validated_requests[::num_choices]),
-                                   validated_requests[0].adapter)
+                                   sum(choice.num_prompt_characters for choice in choices[::num_choices]),
+                                   choices[0].adapter)
         if not completion_request.stream:
-            outputs = await generate_all(services, validated_requests, context)
+            outputs = await generate_all(services, choices, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
-            return json_text_response(completion_json(metadata, outputs, num_choices, trimmed_stop_strings), headers)
+            return json_text_response(completion_json(metadata, outputs, num_choices, [
+                output_choice_json(metadata, index, output, trimmed_stop_strings, details)
+                for index, (output, details) in enumerate(zip(outputs, all_details, strict=True))]), headers)
 
-        renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
-                     for index, choice in enumerate(validated_requests)]
+        renderers = [
+            OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
+            if details is None else DetailedCompletionStreamRenderer(
+                metadata, index, len(choice.request.prompt), trimmed_stop_strings, details)
+            for index, (choice, details) in enumerate(zip(choices, all_details, strict=True))]
         return await stream_choices(services, request, context, headers, StreamedChoices(
-            metadata, validated_requests, renderers, num_choices,
+            metadata, choices, renderers, num_choices,
             COMPLETION_TYPE if completion_request.should_include_usage else ""))

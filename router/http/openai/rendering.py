@@ -1,5 +1,6 @@
-"""Rendering of generated tokens as OpenAI's JSON: chunks of a stream or a whole response, for chats and completions.
-The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events."""
+"""Rendering of generated tokens as OpenAI's JSON: what chats and completions have in common, and chats, as chunks of a
+stream or as a whole response. The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as
+in TGI's events."""
 
 import json
 import secrets
@@ -20,7 +21,7 @@ from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
-CHAT_CHUNK_TYPE, COMPLETION_TYPE = "chat.completion.chunk", "text_completion"
+CHAT_CHUNK_TYPE = "chat.completion.chunk"
 USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
@@ -141,21 +142,6 @@ def token_fields(token: TokenEvent | TopToken) -> str:
             f'"bytes":[{",".join(map(str, token.text.encode()))}]')
 
 
-def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
-                    trimmed_stop_strings: Sequence[str] = ()) -> str:
-    """Return the response to one or several prompts, each with `num_choices` outputs."""
-    words = metadata.words
-    choices = ",".join(completion_choice_json(index, trim_stop_string(answer.final_event, trimmed_stop_strings),
-                                              words.finish_reasons[get_finish_reason(answer.final_event, words)])
-                       for index, answer in enumerate(outputs))
-    return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{choices}],'
-            f'"usage":{usage_json(outputs, num_choices)}}}')
-
-
-def completion_choice_json(index: int, text: str, finish_reason: str) -> str:
-    return f'{{"index":{index},"text":{quoted(text)},"logprobs":null,"finish_reason":"{finish_reason}"}}'
-
-
 def usage_json(outputs: Sequence[GenerationOutput], num_choices: int = 1, template: str = USAGE_TEMPLATE) -> str:
     """Render the tokens of prompts and outputs, and their sum, in a dialect's order of the fields. A prompt counts once
     for all its choices."""
@@ -267,30 +253,6 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
         self.num_tokens = event.num_tokens
         self._finish_reason_json = f'"{self._words.finish_reasons[get_finish_reason(event, self._words)]}"'
         return self._render_chunk(text, token)
-
-
-class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
-    """Renderer of one completion in a stream."""
-
-    __slots__ = ("_chunk_prefix", "_words")
-
-    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str] = ()) -> None:
-        super().__init__(metadata.render_error_chunk, num_prompt_tokens, trimmed_stop_strings)
-        self._chunk_prefix = (
-            f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
-        self._words = metadata.words
-
-    def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
-        return (f'{self._chunk_prefix}{quoted(text)},"logprobs":null,'
-                f'"finish_reason":{self._words.unfinished_reason_json}}}],"usage":null}}\n\n')
-
-    def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
-        self.num_tokens = event.num_tokens
-        usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
-                 else "null")
-        reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]
-        return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
 
 def delta_prefix(metadata: ResponseMetadata, index: int) -> str:

@@ -35,7 +35,8 @@ JSON_VALUES = (
     "Infinity", "-Infinity", "2147483648", "-2147483649", "4294967296", "18446744073709551616", '""', '"x"',
     '"\\u0000"', f'"{"x" * 1025}"', "[]", "[null]", '["x"]', '[""]', "[[]]", "{}", '{"type": "x"}', '{"type": "text"}')
 INVALID_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
-MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 20, "n": 32, "truncate": 1599, "dimensions": 16}
+MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 20, "logprobs": 20, "n": 32, "truncate": 1599,
+              "dimensions": 16}
 POOLING_MODEL_FIELDS = {"embeddings": True, "classification": True, "labels": ("O",)}
 ALLOWED_IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
 # LoRAX's stricter limits and other field names.

@@ -81,12 +81,12 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 
 @pytest.mark.parametrize(("body", "param", "words"), [
     ({"suffix": "x"}, "suffix", "`suffix`"),
-    ({"prompt": ["a"] * 5}, "prompt", "at most 4 texts (--max-client-batch-size), got 5"),
+    ({"prompt": ["a"] * 129}, "prompt", "at most 128 texts with `n` 1, since --max-concurrent-requests is 128"),
     ({"n": 33}, "n", "`n` must be at least 1 and at most 32 (--max-choices, --max-concurrent-requests), got 33"),
     ({"n": 0}, "n", "`n` must be at least 1"), ({"top_k": -2}, "top_k", "`top_k` must be at least -1, got -2"),
-    ({"n": 32, "prompt": ["a"] * 5}, "prompt", "`prompt` must hold at most 4 texts"),
+    ({"n": 32, "prompt": ["a"] * 5}, "prompt", "at most 4 texts with `n` 32"),
     ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
-    ({"echo": True}, "echo", "`echo`"), ({"logprobs": 1}, "logprobs", "`logprobs`"),
+    ({"echo": 1}, "echo", "`echo`"), ({"logprobs": 21}, "logprobs", "`logprobs` must be at most 20"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
     ({"prompt": [[1], []]}, "prompt", "`prompt.1"), ({"prompt": [1, "a"]}, "prompt", "`prompt.0"),
     ({"prompt": [-1]}, "prompt", "`prompt.0"), ({"prompt": [1.5]}, "prompt", "`prompt.0"),
@@ -203,7 +203,7 @@ def test_prompts_may_be_token_ids(serve, prompt, prompts):
 def test_more_choices_than_may_ever_run_are_refused_as_too_many(post):
     status, _, text = post(COMPLETIONS_PATH, prompt=["a"] * 4, n=4, config=RouterConfig(max_concurrent_requests=15))
     assert status == 400
-    assert "`n` times the number of prompts must be at most 15 (--max-concurrent-requests), got 16" in text
+    assert "`prompt` must hold at most 3 texts with `n` 4, since --max-concurrent-requests is 15, got 4" in text
 
 
 def test_prompt_counts_once_in_headers(serve):

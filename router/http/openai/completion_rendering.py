@@ -1,0 +1,185 @@
+"""Rendering of completions as OpenAI's JSON, whole or as a stream, with the prompt in front (`echo`) and logprobs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted
+
+from router.engine.stream import FinishedEvent, PromptLogprobsEvent, StreamEvent, TokenEvent
+from router.http.openai.rendering import (
+    ChoiceStreamRenderer,
+    ResponseMetadata,
+    format_usage,
+    get_finish_reason,
+    usage_json,
+)
+from router.http.openai.stop_strings import trim_stop_string
+from router.http.tgi.rendering import float32_json
+from router.http.transport.services import GenerationOutput
+from router.text.tokenizer import Tokenizer
+
+COMPLETION_TYPE = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt that its completion begins with. `text` is what the client sent, or that of its token ids."""
+
+    token_ids: Sequence[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDetails:
+    """Optional parts of one completion."""
+
+    tokenizer: Tokenizer
+    has_logprobs: bool
+    prompt: EchoedPrompt | None  # in front of the text
+
+
+class CompletionLogprobs:
+    """Builds the object `logprobs` of a completion, or of a chunk: tokens, their logprobs, the best candidates of each
+    with the token itself among them, and the number of characters of the text before each."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._num_characters = 0  # of the text so far
+        self._rows: list[tuple[str, str, str, str]] = []  # JSON of each token in the object's four lists
+
+    def add_prompt(self, prompt: EchoedPrompt, logprobs: Sequence[float | None],
+                   top_logprobs: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Add the prompt's tokens. `logprobs` has None for the first, of which `top_logprobs` says nothing."""
+        detokenizer, decode = self._tokenizer.create_detokenizer(), self._tokenizer.decode_token
+        special_tokens = self._tokenizer.special_tokens
+        for index, (token, logprob) in enumerate(zip(prompt.token_ids, logprobs, strict=True)):
+            piece = detokenizer.step(token)
+            name = decode(token) if token in special_tokens else piece
+            tops = top_logprobs[index - 1] if index and top_logprobs else ()
+            self._add(token, name, logprob, ((top, decode(top), top_logprob) for top, top_logprob in tops))
+            self._num_characters += len(piece)
+        self._num_characters = len(prompt.text)
+
+    def add_token(self, token: TokenEvent) -> None:
+        self._add(token.id, token.text, token.logprob, ((top.id, top.text, top.logprob) for top in token.top_tokens))
+        self._num_characters += 0 if token.special else len(token.text)
+
+    def _add(self, token: int, name: str, logprob: float | None, tops: Iterable[tuple[int, str, float]]) -> None:
+        tops_json = "null"
+        if logprob is not None:
+            # Different tokens may have the same text, such as parts of a character.
+            names = {name: logprob}
+            for top, top_name, top_logprob in tops:
+                if top != token:
+                    names[f"token_id:{top}" if top_name in names else top_name] = top_logprob
+            tops_json = f'{{{",".join(f"{quoted(text)}:{float32_json(value)}" for text, value in names.items())}}}'
+        self._rows.append((quoted(name), "null" if logprob is None else float32_json(logprob), tops_json,
+                           str(self._num_characters)))
+
+    def take_json(self) -> str:
+        """Return the object for the tokens that were added since the last call."""
+        tokens, logprobs, tops, offsets = map(",".join, zip(*self._rows, strict=True)) if self._rows else [""] * 4
+        self._rows = []
+        return (f'{{"tokens":[{tokens}],"token_logprobs":[{logprobs}],"top_logprobs":[{tops}],'
+                f'"text_offset":[{offsets}]}}')
+
+
+def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
+                    choices: Sequence[str]) -> str:
+    """Return the response to one or several prompts, each with `num_choices` outputs, with the JSON of the choices."""
+    return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{",".join(choices)}],'
+            f'"usage":{usage_json(outputs, num_choices)}}}')
+
+
+def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
+                       trimmed_stop_strings: Sequence[str], details: CompletionDetails | None) -> str:
+    """Render one choice of a whole response."""
+    text, logprobs_json = trim_stop_string(output.final_event, trimmed_stop_strings), "null"
+    if details is not None:
+        text = text if details.prompt is None else details.prompt.text + text
+        logprobs_json = output_logprobs_json(output, details) if details.has_logprobs else "null"
+    reason = metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)]
+    return completion_choice_json(index, text, reason, logprobs_json)
+
+
+def output_logprobs_json(output: GenerationOutput, details: CompletionDetails) -> str:
+    logprobs = CompletionLogprobs(details.tokenizer)
+    if details.prompt is not None:
+        logprobs.add_prompt(details.prompt, output.prompt_logprobs, output.prompt_top_logprobs)
+    for token in output.tokens:
+        logprobs.add_token(token)
+    return logprobs.take_json()
+
+
+def completion_choice_json(index: int, text: str, finish_reason: str, logprobs_json: str = "null") -> str:
+    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs_json},"finish_reason":"{finish_reason}"}}'
+
+
+class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
+    """Renderer of one completion in a stream."""
+
+    __slots__ = ("_chunk_prefix", "_words")
+
+    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
+                 trimmed_stop_strings: Sequence[str] = ()) -> None:
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, trimmed_stop_strings)
+        self._chunk_prefix = (
+            f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
+        self._words = metadata.words
+
+    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        return (f'{self._chunk_prefix}{quoted(text)},"logprobs":{self._render_logprobs(token)},'
+                f'"finish_reason":{self._words.unfinished_reason_json}}}],"usage":null}}\n\n')
+
+    def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        self.num_tokens = event.num_tokens
+        usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
+                 else "null")
+        reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]
+        return (f'{self._chunk_prefix}{quoted(text)},"logprobs":{self._render_logprobs(token)},'
+                f'"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n')
+
+    def _render_logprobs(self, _: TokenEvent | None) -> str:
+        return "null"
+
+
+class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
+    """Renderer of a completion with logprobs or with its prompt, which is part of the first chunk."""
+
+    __slots__ = ("_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
+
+    def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
+                 trimmed_stop_strings: Sequence[str], details: CompletionDetails) -> None:
+        super().__init__(metadata, index, num_prompt_tokens, trimmed_stop_strings)
+        self._prompt = details.prompt  # None once it is sent
+        self._logprobs = CompletionLogprobs(details.tokenizer) if details.has_logprobs else None
+        self._prompt_logprobs: list[float | None] = [None]
+        self._prompt_top_logprobs: list[Sequence[tuple[int, float]]] = []
+
+    def render(self, events: list[StreamEvent]) -> bytes:
+        for event in events:
+            if isinstance(event, PromptLogprobsEvent):
+                self._prompt_logprobs.extend(event.logprobs)
+                self._prompt_top_logprobs.extend(event.top_logprobs)
+        return super().render(events)
+
+    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        return super()._render_chunk(self._prepend_prompt(text), token)
+
+    def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        return super()._render_end(event, self._prepend_prompt(text), token)
+
+    def _prepend_prompt(self, text: str) -> str:
+        """Return the text behind the prompt if that is not sent yet, with whose logprobs the chunk then begins."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is None:
+            return text
+        if self._logprobs is not None:
+            self._logprobs.add_prompt(prompt, self._prompt_logprobs, self._prompt_top_logprobs)
+        return prompt.text + text
+
+    def _render_logprobs(self, token: TokenEvent | None) -> str:
+        if self._logprobs is None:
+            return "null"
+        if token is not None:
+            self._logprobs.add_token(token)
+        return self._logprobs.take_json()
