@@ -33,6 +33,8 @@ class Tokenizer:
         self._byte_by_token = {token: byte for token, byte in byte_by_token.items()
                                if token is not None and tokenizer.decode([token]) == REPLACEMENT_CHARACTER}
         self._newline_token = tokenizer.token_to_id("<0x0A>")
+        self._byte_by_letter = byte_level_alphabet() if "ByteLevel" in repr(tokenizer.decoder) else {}
+        self._added_tokens = frozenset(tokenizer.get_added_tokens_decoder())
         self._unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "<unk>")
 
     @property
@@ -72,6 +74,16 @@ class Tokenizer:
         if text is None:
             text = self._token_texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+    def get_token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token in a vocabulary of bytes, where a token may be a part of a character, or of a
+        token that is a byte; None if the token is text."""
+        if token in self._byte_by_token:
+            return bytes([self._byte_by_token[token]])
+        if not self._byte_by_letter or token in self._added_tokens:
+            return None
+        letters = [self._byte_by_letter.get(letter) for letter in self.id_to_token(token)]
+        return bytes([byte for byte in letters if byte is not None]) if letters and None not in letters else None
 
     def create_detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
         shared = (self._tokenizer.decode, self._tokenizer.id_to_token, self.special_tokens, self._token_widths,

@@ -123,7 +123,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         return self._render_parts([*self._stripper.feed(parts)], token)
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self.num_tokens = event.num_tokens
+        self._count(event)
         if self._parser is None:
             parts: list[ResponsePart] = [ContentPiece(text)] if text else []
         else:

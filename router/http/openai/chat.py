@@ -380,6 +380,7 @@ class ChatRoutes(ServiceRoutes):
         output_options = ChatOutputOptions(
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
+            tokenizer=None if services.is_tgi else services.validator.tokenizer,
             trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi))
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)

@@ -10,7 +10,7 @@ from router.http.openai.rendering import (
     ResponseMetadata,
     format_usage,
     get_finish_reason,
-    usage_json,
+    output_usage_json,
 )
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.rendering import float32_json
@@ -87,7 +87,7 @@ def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutp
                     choices: Sequence[str]) -> str:
     """Return the response to one or several prompts, each with `num_choices` outputs, with the JSON of the choices."""
     return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{",".join(choices)}],'
-            f'"usage":{usage_json(outputs, num_choices)}}}')
+            f'"usage":{output_usage_json(metadata, outputs, num_choices)}}}')
 
 
 def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
@@ -131,7 +131,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
                 f'"finish_reason":{self._words.unfinished_reason_json}}}],"usage":null}}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self.num_tokens = event.num_tokens
+        self._count(event)
         usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
                  else "null")
         reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]

@@ -19,6 +19,7 @@ from router.http.tgi.rendering import float32_json
 from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
 from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
+from router.text.tokenizer import Tokenizer
 
 DONE_EVENT = "data: [DONE]\n\n"
 CHAT_CHUNK_TYPE = "chat.completion.chunk"
@@ -43,15 +44,18 @@ class OpenAIWords:
     has_null_content: bool  # whether a message with calls alone has `content`
     stop_precedes_length: bool  # whether a text that stops with its last possible token has stopped
     completion_ends_with_usage: bool  # whether the last chunk of a streamed completion has its usage, unasked
+    has_usage_details: bool  # whether usage says how many of the prompt's tokens were cached, if any were
 
 
 OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
                            every_delta_has_a_role=False, refusal_field=',"refusal":null',
-                           has_null_content=True, stop_precedes_length=True, completion_ends_with_usage=False)
+                           has_null_content=True, stop_precedes_length=True, completion_ends_with_usage=False,
+                           has_usage_details=True)
 # As text-generation-inference has them (--compat tgi).
 TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""',
                                "stop", every_delta_has_a_role=True, refusal_field="",
-                               has_null_content=False, stop_precedes_length=False, completion_ends_with_usage=True)
+                               has_null_content=False, stop_precedes_length=False, completion_ends_with_usage=True,
+                               has_usage_details=False)
 
 
 def get_finish_reason(event: FinishedEvent, words: OpenAIWords) -> FinishReason:
@@ -105,6 +109,7 @@ class ChatOutputOptions:
 
     includes_usage: bool = False  # at the end of a stream
     includes_logprobs: bool = False
+    tokenizer: Tokenizer | None = None  # which knows the bytes of tokens in logprobs; None: those of their text
     trimmed_stop_strings: tuple[str, ...] = ()
 
 
@@ -112,7 +117,7 @@ def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[Generatio
                          choices: Sequence[str]) -> str:
     """Return the response to a chat, with the JSON of its choices."""
     return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choices)}],'
-            f'"usage":{usage_json(outputs, len(outputs))}}}')
+            f'"usage":{output_usage_json(metadata, outputs, len(outputs))}}}')
 
 
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
@@ -125,21 +130,29 @@ def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
 
 def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
                      finish_reason: str) -> str:
-    logprobs = logprobs_json(output.tokens) if output_options.includes_logprobs else "null"
+    logprobs = logprobs_json(output.tokens, output_options)
     return f'{{"index":{index},"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
 
 
-def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
-    """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output."""
-    content = ",".join(
-        f'{{{token_fields(token)},"top_logprobs":[{",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)}]}}'
-        for token in tokens)
+def logprobs_json(tokens: Iterable[TokenEvent | None], output_options: ChatOutputOptions) -> str:
+    """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output; null if they
+    were not asked for, or for a chunk without a token (None)."""
+    if not output_options.includes_logprobs or tokens == [None]:
+        return "null"
+    content = ",".join(f"{{{token_fields(token, output_options.tokenizer)},"
+                       f'"top_logprobs":[{top_tokens_json(token, output_options.tokenizer)}]}}'
+                       for token in tokens if token is not None)
     return f'{{"content":[{content}]}}'
 
 
-def token_fields(token: TokenEvent | TopToken) -> str:
+def top_tokens_json(token: TokenEvent, tokenizer: Tokenizer | None) -> str:
+    return ",".join(f"{{{token_fields(top, tokenizer)}}}" for top in token.top_tokens)
+
+
+def token_fields(token: TokenEvent | TopToken, tokenizer: Tokenizer | None) -> str:
+    token_bytes = None if tokenizer is None else tokenizer.get_token_bytes(token.id)
     return (f'"token":{quoted(token.text)},"logprob":{float32_json(token.logprob)},'
-            f'"bytes":[{",".join(map(str, token.text.encode()))}]')
+            f'"bytes":[{",".join(map(str, token.text.encode() if token_bytes is None else token_bytes))}]')
 
 
 def usage_json(outputs: Sequence[GenerationOutput], num_choices: int = 1, template: str = USAGE_TEMPLATE) -> str:
@@ -147,6 +160,18 @@ def usage_json(outputs: Sequence[GenerationOutput], num_choices: int = 1, templa
     for all its choices."""
     return format_usage(sum(len(output.validated_request.request.prompt) for output in outputs[::num_choices]),
                         sum(output.final_event.num_tokens for output in outputs), template)
+
+
+def output_usage_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int) -> str:
+    """Render the usage of a whole response of OpenAI's routes."""
+    num_cached_tokens = sum(output.final_event.timeline.num_prefix_hit_tokens for output in outputs[::num_choices])
+    return add_usage_details(usage_json(outputs, num_choices), metadata.words, num_cached_tokens)
+
+
+def add_usage_details(usage: str, words: OpenAIWords, num_cached_tokens: int) -> str:
+    if not words.has_usage_details or not num_cached_tokens:
+        return usage
+    return f'{usage[:-1]},"prompt_tokens_details":{{"cached_tokens":{num_cached_tokens}}}}}'
 
 
 def format_usage(num_prompt_tokens: int, num_tokens: int, template: str = USAGE_TEMPLATE) -> str:
@@ -210,14 +235,17 @@ class ChunkStreamRenderer:
 class ChoiceStreamRenderer(ChunkStreamRenderer):
     """Renderer of one choice in a stream that may hold several. The end of the stream is not its own."""
 
-    __slots__ = ("error", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("error", "num_cached_tokens", "num_prompt_tokens", "num_tokens")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
                  trimmed_stop_strings: Sequence[str]) -> None:
         super().__init__(render_error, trimmed_stop_strings)
         self.num_prompt_tokens = num_prompt_tokens
-        self.num_tokens = 0  # known at the end
+        self.num_tokens = self.num_cached_tokens = 0  # known at the end
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
+
+    def _count(self, event: FinishedEvent) -> None:
+        self.num_tokens, self.num_cached_tokens = event.num_tokens, event.timeline.num_prefix_hit_tokens
 
     def _handle_failure(self, event: FailedEvent) -> str:
         """Keep the error, with which the handler ends all choices of the stream; render only what was held back."""
@@ -244,13 +272,13 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
         self._output_options = output_options
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
-        logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
+        logprobs = logprobs_json([token], self._output_options) if self._output_options.includes_logprobs else "null"
         prefix, self._chunk_prefix = self._chunk_prefix, self._later_chunk_prefix
         return (f'{prefix}{quoted(text)}}},"logprobs":{logprobs},"finish_reason":{self._finish_reason_json}}}],'
                 '"usage":null}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self.num_tokens = event.num_tokens
+        self._count(event)
         self._finish_reason_json = f'"{self._words.finish_reasons[get_finish_reason(event, self._words)]}"'
         return self._render_chunk(text, token)
 
@@ -265,4 +293,6 @@ def usage_chunk(metadata: ResponseMetadata, object_type: str, renderers: Sequenc
     """Return the chunk with the usage of all choices together; a prompt counts once for its `num_choices`."""
     usage = format_usage(sum(choice.num_prompt_tokens for choice in renderers[::num_choices]),
                          sum(choice.num_tokens for choice in renderers))
+    usage = add_usage_details(usage, metadata.words,
+                              sum(choice.num_cached_tokens for choice in renderers[::num_choices]))
     return f'data: {{{metadata.to_json_fields(object_type)},"choices":[],"usage":{usage}}}\n\n'

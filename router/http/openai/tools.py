@@ -248,6 +248,6 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
                             finish_reason_json: str = "null") -> str:
         delta = f"{{{','.join([given for given in (self._role_field, content_field) if given])}}}"
         self._role_field = ""
-        logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
+        logprobs = logprobs_json([token], self._output_options)
         return (f'{self._delta_prefix}{delta},"logprobs":{logprobs},'
                 f'"finish_reason":{finish_reason_json}}}],"usage":null}}\n\n')

@@ -205,3 +205,10 @@ def test_wordpieces_are_joined_and_unknown_words_shown_as_in_the_text():
     tokenizer.decoder = decoders.WordPiece()
     assert Tokenizer(tokenizer, ()).join_words([1, 2, 0, 3],
                                                ["un", "known", "\u2603", "words"]) == "unknown \u2603 words"
+
+
+def test_bytes_of_tokens_are_known_in_vocabularies_of_bytes():
+    tokenizer = create_byte_tokenizer()
+    assert [tokenizer.get_token_bytes(token) for token in (97, 0xC3, 0x20, 256)] == [b"a", b"\xc3", b" ", None]
+    text_bytes = "h\u00e9\u2603 \n".encode()
+    assert b"".join(map(tokenizer.get_token_bytes, text_bytes)) == text_bytes

@@ -181,13 +181,17 @@ def test_stream_usage_is_sent_only_if_requested(post):
     assert all(chunk["usage"] is None for chunk in stream_chat(post, stream_options={}))
 
 
-TOP_TOKENS = (TopToken(97, "we", -1.0, False), TopToken(98, "\u00e9", -2.5, False))
-TOP_LOGPROBS_SCRIPT = [TokenEvent(97, "we", -1.0, False, TOP_TOKENS), TokenEvent(256, "<|end|>", -0.25, True),
-                       FinishedEvent(FinishReason.END_TOKEN, "we", 2, make_finished_timeline())]
+# Texts of tokens outside the vocabulary of bytes, and a token that is half a character.
+TOP_TOKENS = (TopToken(300, "we", -1.0, False), TopToken(301, "\u00e9", -2.5, False))
+TOP_LOGPROBS_SCRIPT = [TokenEvent(300, "we", -1.0, False, TOP_TOKENS), TokenEvent(0xC3, "", -0.5, False),
+                       TokenEvent(0xA9, "\u00e9", -0.5, False), TokenEvent(256, "<|end|>", -0.25, True),
+                       FinishedEvent(FinishReason.END_TOKEN, "we\u00e9", 4, make_finished_timeline())]
 LOGPROBS_JSON = [
     {"token": "we", "logprob": -1.0, "bytes": [119, 101], "top_logprobs": [
         {"token": "we", "logprob": -1.0, "bytes": [119, 101]},
         {"token": "\u00e9", "logprob": -2.5, "bytes": [195, 169]}]},
+    {"token": "", "logprob": -0.5, "bytes": [195], "top_logprobs": []},
+    {"token": "\u00e9", "logprob": -0.5, "bytes": [169], "top_logprobs": []},
     {"token": "<|end|>", "logprob": -0.25, "bytes": [*b"<|end|>"], "top_logprobs": []}]
 
 
@@ -539,3 +543,23 @@ def test_failure_of_one_choice_ends_the_stream_with_its_error(serve):
         assert "broken" in json.loads(error.removeprefix("data: "))["error"]["message"]
         assert done == "data: [DONE]"
     serve(scenario, failing, make_choice_script("c"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Usage
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, "/v1/completions"])
+@pytest.mark.parametrize(("compat", "num_cached"), [("none", 16), ("none", 0), ("tgi", 16)])
+def test_cached_tokens_of_the_prompt_are_in_the_usage(post, path, compat, num_cached):
+    timeline = make_finished_timeline()
+    timeline.num_prefix_hit_tokens = num_cached
+    script = [TokenEvent(97, "a", -1.0, False), FinishedEvent(FinishReason.LENGTH, "a", 1, timeline)]
+    details = [{"cached_tokens": 16}] if compat == "none" and num_cached else []
+    body = {"messages": MESSAGES} if path == CHAT_PATH else {"prompt": "x"}
+    config = RouterConfig(compat=compat)
+    usage = json.loads(post(path, [*script], **body, config=config)[2])["usage"]
+    stream = post(path, [*script], **body, stream=True, stream_options={"include_usage": True}, config=config)[2]
+    last_usage = json.loads(stream.split("\n\n")[-3].removeprefix("data: "))["usage"]
+    for found in (usage, last_usage):
+        assert [found[name] for name in found if name == "prompt_tokens_details"] == details
