@@ -10,9 +10,11 @@ import json
 import resource
 import signal
 import socket
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
@@ -22,6 +24,14 @@ PARSER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_
 # Whitespace is bounded, since a model could generate it for ever. Unsupported keywords are errors, not ignored.
 JSON_SCHEMA_OPTIONS: Any = {
     "whitespace_flexible": True, "whitespace_pattern": r"( |\n[ \t]{0,40})?", "coerce_one_of": False, "lenient": False}
+
+
+# By the kind of a grammar. `\d` of a regular expression matches only 0 to 9, not the 700 other digits of Unicode.
+GRAMMAR_READERS: Mapping[str, Callable[[str], str]] = {
+    "json_schema": lambda source: LLMatcher.grammar_from_json_schema(source, overrides=JSON_SCHEMA_OPTIONS),
+    "regex": lambda source: LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/"),
+    "grammar": lambda source: LLMatcher.grammar_from_lark(any_to_lark(source)),
+}
 
 
 class GrammarCompileError(Exception):
@@ -39,9 +49,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     """Return the grammar in the form that shards load. Raises GrammarCompileError for errors, for warnings (partial
     support), and if the first step fails or allows no token."""
     try:
-        # `\d` of a regular expression matches only 0 to 9, not the 700 other digits of Unicode.
-        grammar = (LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/") if kind == "regex"
-                   else LLMatcher.grammar_from_json_schema(source, overrides=JSON_SCHEMA_OPTIONS))
+        grammar = GRAMMAR_READERS[kind](source)
     except ValueError as error:
         raise GrammarCompileError(str(error)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))

@@ -1,4 +1,5 @@
-"""Grammars of requests: the parameters of all dialects, read into one form, a JSON schema or a regular expression.
+"""Grammars of requests: the parameters of all dialects, read into one form: a JSON schema, a regular expression or a
+context-free grammar.
 
     text-generation-inference   {"type": "json", "value": SCHEMA}, also json_object; SCHEMA as an object or as its text
                                 {"type": "json_schema", "value": {"name": ..., "schema": SCHEMA}}
@@ -6,13 +7,15 @@
     OpenAI                      {"type": "json_schema", "json_schema": {"name": ..., "schema": SCHEMA, "strict": ...}}
                                 {"type": "json_object"}, {"type": "text"}
     LoRAX                       {"type": "json_object", "schema": SCHEMA}
+    vLLM                        `structured_outputs` with json, regex, choice, grammar or json_object; or `guided_json`,
+                                `guided_regex`, `guided_choice`, `guided_grammar`
 
 Grammars that are too large, too deep or only partly supported are rejected here; the compiler checks the rest.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -32,14 +35,15 @@ SCHEMA_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "de
 PLAIN_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 # Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
+UNSUPPORTED_DIRECTIVES = ("%llguidance", "x-guidance")  # of context-free grammars, for the same reason
 REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON schema or regular expression that the output of a request must match."""
+    """A JSON schema, regular expression or context-free grammar that the output of a request must match."""
 
-    kind: str  # "json_schema" or "regex"
+    kind: str  # "json_schema", "regex", or "grammar" (of Lark or of llama.cpp's GBNF)
     source: str
 
     @property
@@ -55,16 +59,45 @@ def parse_grammar(parameter: str, value: object) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "regex":
-        path, pattern = f"{parameter}.value", value.get("value")
-        if not isinstance(pattern, str) or not pattern:
-            raise InvalidRequest(f"`{path}` must be a regular expression, as a string that is not empty")
-        check_text(path, pattern, MAX_CHARACTERS)
-        check_repetitions(path, pattern)
-        return Grammar("regex", pattern)
+        return make_regex_grammar(f"{parameter}.value", value.get("value"))
     if kind in JSON_GRAMMAR_TYPES:
         return make_json_schema_grammar(*find_schema(parameter, kind, value))
     raise InvalidRequest(
         f"`{parameter}.type` must be one of {', '.join(JSON_GRAMMAR_TYPES)}, regex or text, got `{kind[:40]}`")
+
+
+def make_regex_grammar(path: str, pattern: object) -> Grammar:
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidRequest(f"`{path}` must be a regular expression, as a string that is not empty")
+    check_text(path, pattern, MAX_CHARACTERS)
+    check_repetitions(path, pattern)
+    return Grammar("regex", pattern)
+
+
+def make_choice_grammar(path: str, choices: object) -> Grammar:
+    """Return the grammar of an output that is one of these texts."""
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
+        raise InvalidRequest(f"`{path}` must be a list of texts that are not empty")
+    source = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(choices))
+    check_text(path, source, MAX_CHARACTERS)
+    return Grammar("grammar", source)
+
+
+def make_context_free_grammar(path: str, source: object) -> Grammar:
+    if not isinstance(source, str) or not source.strip():
+        raise InvalidRequest(f"`{path}` must be a grammar of Lark or GBNF, as a string that is not empty")
+    check_text(path, source, MAX_CHARACTERS)
+    check_repetitions(path, source)
+    for directive in UNSUPPORTED_DIRECTIVES:
+        if directive in source:
+            raise InvalidRequest(f"`{path}` must not contain `{directive}`; leave it out")
+    return Grammar("grammar", source)
+
+
+def make_any_object_grammar(path: str, value: object) -> Grammar:
+    if value is not True:
+        raise InvalidRequest(f"`{path}` must be true, or left out")
+    return make_json_schema_grammar(path, ANY_OBJECT_SCHEMA)
 
 
 def find_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, Any]:
@@ -151,3 +184,19 @@ def check_repetitions(path: str, pattern: str) -> None:
             if digits and int(digits.lstrip("0")[:9] or 0) > MAX_REPETITIONS:
                 raise InvalidRequest(f"`{path}` must repeat nothing more than {MAX_REPETITIONS} times, "
                                      f"got {digits[:40]}")
+
+
+# Constraints by the fields of vLLM's `structured_outputs`; with `guided_` in front, the first four are fields of their
+# own.
+STRUCTURED_OUTPUT_READERS: Mapping[str, Callable[[str, object], Grammar]] = {
+    "json": make_json_schema_grammar, "regex": make_regex_grammar, "choice": make_choice_grammar,
+    "grammar": make_context_free_grammar, "json_object": make_any_object_grammar}
+
+
+def read_only_grammar(grammars: Mapping[str, Callable[[str], Grammar | None]]) -> tuple[str, Grammar] | None:
+    """Return the parameter that holds a grammar, and the grammar; None if none does. Each parameter has a function that
+    reads it. Raises InvalidRequest if several hold one."""
+    found = [(parameter, grammar) for parameter, read in grammars.items() if (grammar := read(parameter)) is not None]
+    if len(found) > 1:
+        raise InvalidRequest(f"`{found[0][0]}` and `{found[1][0]}` are given, but one constrains the output; give one")
+    return found[0] if found else None

@@ -156,6 +156,7 @@ class StreamingResponseParser:
         """`tool_names`: the functions that may be called (None: any); a call of another is text. Calls beyond
         `max_calls` are left out."""
         self._tool_names, self._num_calls_left = tool_names, max_calls
+        self.reads_calls = TOOL_CALLS_FIELD in output_format["fields"]
         self._output_format = output_format
         _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
         self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
@@ -228,6 +229,8 @@ class StreamingResponseParser:
 class RequiredCallParser:
     """Parser of an answer that must be the JSON of one call, which a grammar ensures. The arguments are returned as
     they come. An answer that is cut off before them is returned as content."""
+
+    reads_calls = True
 
     def __init__(self) -> None:
         self._text = ""  # that was not returned yet

@@ -143,11 +143,12 @@ class LoraxChatRequest(ChatRequest):
         parameters = to_lorax_parameters(
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
-        return LoraxGenerationInput(self.conversation, parameters, self._output_grammar, self.token_parameters)
+        return LoraxGenerationInput(self.conversation, parameters, self._make_grammar, self.token_parameters)
 
-    def _output_grammar(self) -> Grammar | None:
-        grammar = None if self.response_format is None else self.response_format.to_grammar()
-        return grammar or required_call_grammar(self.tools, self.tool_choice)
+    def _make_grammar(self) -> Grammar | None:
+        response_format = self.response_format
+        found = self.find_grammar(None if response_format is None else lambda _: response_format.to_grammar())
+        return required_call_grammar(self.tools, self.tool_choice) if found is None else found[1]
 
 
 class LoraxCompletionRequest(OpenAIBaseRequest):
@@ -167,7 +168,11 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, lambda: None, self.token_parameters)
+        return LoraxGenerationInput(self.prompt, parameters, self._make_grammar, self.token_parameters)
+
+    def _make_grammar(self) -> Grammar | None:
+        found = self.find_grammar(None)
+        return None if found is None else found[1]
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,

@@ -1,6 +1,6 @@
 """Answers of chats as typed parts (text, reasoning and tool calls), whole or as they come, for every dialect that shows
-them apart. A stream and a whole response have the same parts: both leave out the whitespace around text and around
-reasoning, which only separated them."""
+them apart. A stream and a whole response have the same parts: both leave out the whitespace around reasoning and, where
+there may be tool calls, around text, which only separated them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,15 +32,17 @@ COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_
 
 
 class PartStripper:
-    """Strips the whitespace around an answer's text and around its reasoning, while they come in pieces."""
+    """Strips the whitespace around an answer's reasoning, and around its text if that is asked for, while they come in
+    pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strips_text: bool) -> None:
+        self._kinds = (ContentPiece, ReasoningPiece) if strips_text else (ReasoningPiece,)
         # Whitespace that is returned once more follows; None before the first other character.
         self._held_back: dict[type[ContentPiece | ReasoningPiece], str | None] = {}
 
     def feed(self, parts: Iterable[ResponsePart]) -> Iterator[ResponsePart]:
         for part in parts:
-            if isinstance(part, ContentPiece | ReasoningPiece):
+            if isinstance(part, self._kinds):
                 if text := self._strip(type(part), part.text):
                     yield type(part)(text)
             else:
@@ -88,7 +90,8 @@ def read_answer(output: GenerationOutput, parser: AnyResponseParser | None,
         return Answer([ContentPiece(text)] if text else [], output.final_event)
     pieces = raw_token_texts(output, parser, trimmed_stop_strings)
     parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]
-    return Answer(join_adjacent_parts(PartStripper().feed(parts)), output.final_event)
+    stripper = PartStripper(strips_text=parser.reads_calls)
+    return Answer(join_adjacent_parts(stripper.feed(parts)), output.final_event)
 
 
 class AnswerStreamRenderer(ChoiceStreamRenderer):
@@ -104,7 +107,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
-        self._stripper = PartStripper()
+        self._stripper = PartStripper(strips_text=parser is not None and parser.reads_calls)
         self._num_tool_calls = 0
         self._is_in_call = False  # whether the arguments of the last call may go on
 

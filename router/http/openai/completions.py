@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import monotonic as clock
 from typing import Annotated, Any
 
 from aiohttp import web
 
 from router.errors import InvalidRequest
+from router.grammars.parameters import parse_grammar
 from router.http.openai.chat import (
     MAX_TOP_LOGPROBS,
     OpenAIBaseRequest,
@@ -32,6 +34,7 @@ from router.http.transport.services import ServiceRoutes, generate_all, timing_h
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import Tokenizer
 from router.validation import bounds
+from router.validation.validator import GenerationInput
 
 COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="",
                                                    top_n_tokens="logprobs", max_top_n_tokens=MAX_TOP_LOGPROBS)
@@ -44,6 +47,7 @@ class CompletionRequest(OpenAIBaseRequest):
     suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
     best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
     echo: bool | None = None
+    response_format: Annotated[Any, bounds.GRAMMAR] = None
     logprobs: UInt32 | None = None
 
     def check_supported(self, max_tgi_prompts: int, *, is_tgi: bool) -> None:
@@ -66,6 +70,15 @@ class CompletionRequest(OpenAIBaseRequest):
             return {}
         prompt_parameters = ({"prompt_logprobs": True, "num_prompt_top_tokens": self.logprobs} if self.echo else {})
         return {"raw_logprobs": True, "top_n_tokens": self.logprobs, **prompt_parameters}
+
+    def to_generation_input(self, prompt: str | tuple[int, ...], context: RequestContext,
+                            num_choices: int, *, is_tgi: bool) -> GenerationInput:
+        """Return the input for one of the prompts. Text-generation-inference gave no logprobs here."""
+        found = self.find_grammar(None if self.response_format is None
+                                  else partial(parse_grammar, value=self.response_format))
+        names = COMPLETION_PARAMETER_NAMES if found is None else replace(COMPLETION_PARAMETER_NAMES, grammar=found[0])
+        return replace(self.base_generation_input(prompt, names, context), num_choices=num_choices,
+                       grammar=None if found is None else found[1], **({} if is_tgi else self.logprob_parameters))
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:
@@ -94,13 +107,12 @@ class CompletionRoutes(ServiceRoutes):
             raise InvalidRequest(f"`prompt` must hold at most {max_requests // num_choices} texts with `n` "
                                  f"{num_choices}, since --max-concurrent-requests is {max_requests}, got "
                                  f"{len(completion_request.prompt)}")
-        logprob_parameters = {} if services.is_tgi else completion_request.logprob_parameters
         choices = [
             choice for index, prompt in enumerate(completion_request.prompt)
-            for choice in await validate_with_model_adapter(services, completion_request, replace(
-                completion_request.base_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
-                                                         COMPLETION_PARAMETER_NAMES, context.for_prompt(index)),
-                num_choices=num_choices, **logprob_parameters), context)]
+            for choice in await validate_with_model_adapter(services, completion_request, (
+                completion_request.to_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
+                                                       context.for_prompt(index), num_choices,
+                                                       is_tgi=services.is_tgi)), context)]
         validated_at = clock()
         metadata = ResponseMetadata.create(services, request.path, "cmpl",
                                            get_echoed_model(services, completion_request))

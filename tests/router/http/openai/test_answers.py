@@ -22,6 +22,7 @@ from router.text.response_parser import (
     StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,
+    without_tool_calls,
 )
 from router.validation.validator import ValidatedRequest
 
@@ -31,6 +32,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
 MAKE_PARSERS = {
     "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "reasoning": lambda: StreamingResponseParser(without_tool_calls(HERMES_FORMAT), ""),
     "required": RequiredCallParser}
 
 
@@ -61,14 +63,15 @@ class PartLines(AnswerStreamRenderer):
         return json.dumps(["end", str(event.finish_reason)]) + "\n"
 
 
-@given(parts=st.lists(PARTS, max_size=8))
-def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts):
-    stripped = [*PartStripper().feed(parts)]
+@given(parts=st.lists(PARTS, max_size=8), strips_text=st.booleans())
+def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts, strips_text):
+    stripped = [*PartStripper(strips_text=strips_text).feed(parts)]
     for kind in (ContentPiece, ReasoningPiece):
         whole = "".join(part.text for part in parts if isinstance(part, kind))
-        assert "".join(part.text for part in stripped if isinstance(part, kind)) == whole.strip()
+        is_stripped = strips_text or kind is ReasoningPiece
+        assert "".join(part.text for part in stripped if isinstance(part, kind)) == (
+            whole.strip() if is_stripped else whole)
     assert ParsedToolCall("f", "{}") not in parts or ParsedToolCall("f", "{}") in stripped
-    assert all(part.text for part in stripped if not isinstance(part, ParsedToolCall))
 
 
 def make_tokens(text, cuts):
