@@ -24,13 +24,13 @@ UNKNOWN_RELEASE = "1970-01-01T00:00:00Z"  # Anthropic's value for a model whose 
 
 @dataclass(frozen=True, slots=True)
 class MessageMetadata:
-    """What a message has beside the answer, and options of its format."""
+    """Metadata of a message, and the options of its format."""
 
     id: str
     model: str
     num_prompt_tokens: int
     stop_sequences: Sequence[str]  # of the request
-    shows_thinking: bool  # or else reasoning is an empty block
+    shows_thinking: bool  # if not, the blocks of reasoning are empty
 
     def message_json(self, content: str, stop_fields: str, usage: str) -> str:
         return (f'{{"id":"{self.id}","type":"message","role":"assistant","model":{quoted(self.model)},'
@@ -74,11 +74,11 @@ def tool_use_json(name: str, input_object: str) -> str:
 
 
 def input_json(arguments: str) -> str:
-    """Return the arguments of a call as an object. Of a call that was cut off it has what is complete, as Anthropic's
-    client makes it of the pieces of a stream."""
+    """Return the arguments of a call as an object, which for a call that was cut off has the members that are complete.
+    Anthropic's client makes the same object of the pieces of a stream."""
     try:
         return json.dumps(from_json(arguments, allow_partial=True), allow_nan=False)
-    except ValueError:  # nothing of them was sent, or they hold a number that JSON cannot
+    except ValueError:  # there are none yet, or they hold a number that JSON cannot
         return "{}"
 
 
