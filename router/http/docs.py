@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
+from router.http.anthropic.requests import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from router.http.lorax.routes import (
     LoraxChatRequest,
     LoraxCompatGenerateRequest,
@@ -28,7 +29,13 @@ from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, Em
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import RequestBody, json_response
-from router.http.transport.errors import has_openai_error_format
+from router.http.transport.errors import (
+    AnthropicErrorReply,
+    ErrorReply,
+    OpenAIErrorReply,
+    TgiErrorReply,
+    find_error_reply_type,
+)
 from router.validation.bounds import DocumentedBounds
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
@@ -39,6 +46,13 @@ OPENAI_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"
     "type": "object", "required": ["message", "type", "param", "code"], "properties": {
         "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
         "code": {"type": ["string", "null"]}}}}}
+ANTHROPIC_ERROR_SCHEMA = {"type": "object", "required": ["type", "error"], "properties": {
+    "type": {"const": "error"}, "error": {"type": "object", "required": ["type", "message"], "properties": {
+        "type": {"type": "string"}, "message": {"type": "string"}}}}}
+# Name and schema of each format of errors.
+ERROR_SCHEMAS: Mapping[type[ErrorReply], tuple[str, Mapping[str, Any]]] = {
+    TgiErrorReply: ("Error", TGI_ERROR_SCHEMA), OpenAIErrorReply: ("ApiError", OPENAI_ERROR_SCHEMA),
+    AnthropicErrorReply: ("AnthropicError", ANTHROPIC_ERROR_SCHEMA)}
 ERROR_DESCRIPTIONS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
@@ -102,6 +116,12 @@ GENERATE_ROUTES = (
     DocumentedRoute("POST", "/detokenize", "The text of tokens, as clients of vLLM ask for it.", (DetokenizeRequest,)),
     DocumentedRoute("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
                     (ChatRequest,)),)
+ANTHROPIC_ROUTES = (
+    DocumentedRoute("POST", "/v1/messages", "The next message of a chat, whole or as a stream.",
+                    (AnthropicMessagesRequest,), can_stream=True),
+    DocumentedRoute("POST", "/v1/messages/count_tokens", "The number of tokens in the prompt of a chat.",
+                    (AnthropicCountTokensRequest,)),
+)
 POOLING_ROUTES = (
     DocumentedRoute("POST", "/embed", "The embedding of a text.", (EmbedRequest,)),
     DocumentedRoute("POST", "/v1/embeddings", "The embeddings of one text or several, as OpenAI has them.",
@@ -151,8 +171,8 @@ BATCHING_STUDY_ROUTES = (  # with --dialect batching
     DocumentedRoute("POST", "/", "A sentence that names these two.", response_media_type="text/plain"),
 )
 ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
-    "Generate": GENERATE_ROUTES, "Embed and classify": POOLING_ROUTES, "Adapters": ADAPTER_ROUTES,
-    "Ask the server": SERVER_INFO_ROUTES, "Probes": PROBE_ROUTES}
+    "Generate": GENERATE_ROUTES, "Anthropic's Messages": ANTHROPIC_ROUTES, "Embed and classify": POOLING_ROUTES,
+    "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES, "Probes": PROBE_ROUTES}
 # Bodies of the same routes with --compat lorax.
 LORAX_BODY_MODELS: dict[str, tuple[type[RequestBody], ...]] = {
     "/": (LoraxCompatGenerateRequest,),
@@ -188,9 +208,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
             for bounds in model.model_fields[name].metadata:
                 if isinstance(bounds, DocumentedBounds):
                     properties[name].update(bounds.keywords)
-    error_schemas = {"Error": TGI_ERROR_SCHEMA}
-    if any(has_openai_error_format(entry.path, compat) for entry in routes):
-        error_schemas["ApiError"] = OPENAI_ERROR_SCHEMA
+    error_schemas = dict(ERROR_SCHEMAS[find_error_reply_type(entry.path, compat)] for entry in routes)
     paths: dict[str, dict[str, Any]] = {}
     for title, section in sections.items():
         for entry in section:
@@ -236,9 +254,10 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
                       | set(route.extra_error_statuses))
     if "{id}" in route.path:
         error_statuses.add("404")
-    descriptions, schema_name = ERROR_DESCRIPTIONS, "Error"
-    if has_openai_error_format(route.path, compat):
-        descriptions, schema_name = OPENAI_ERROR_DESCRIPTIONS, "ApiError"
+    reply_type = find_error_reply_type(route.path, compat)
+    descriptions, (schema_name, _) = ERROR_DESCRIPTIONS, ERROR_SCHEMAS[reply_type]
+    if reply_type is not TgiErrorReply:
+        descriptions = OPENAI_ERROR_DESCRIPTIONS
         if "422" in error_statuses:
             error_statuses = error_statuses - {"422"} | {"400"}
     content = {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}
@@ -301,8 +320,8 @@ def schema_html(schemas: Schemas, name: str) -> str:
 def field_type(field_schema: Mapping[str, Any]) -> str:
     if "$ref" in field_schema:
         return str(field_schema["$ref"]).rpartition("/")[2]
-    if "anyOf" in field_schema:
-        return " or ".join(dict.fromkeys(map(field_type, field_schema["anyOf"])))
+    if kinds := field_schema.get("anyOf") or field_schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(field_type, kinds)))
     type_name = str(field_schema.get("type", "anything"))
     return (f"array of {field_type(field_schema['items'])}" if type_name == "array" and "items" in field_schema
             else type_name)

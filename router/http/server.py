@@ -17,6 +17,7 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.engine import Engine
 from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
+from router.http.anthropic.routes import AnthropicRoutes
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
@@ -96,7 +97,8 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first."""
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
-    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
+    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes(),
+              *AnthropicRoutes(services).routes()]
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]

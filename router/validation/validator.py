@@ -184,7 +184,7 @@ class RequestValidator:
         sampling = self._make_sampling_params(generation_input)
         if generation_input.max_new_tokens == 0:
             raise InvalidRequest(f"`{names.max_new_tokens}` must be at least 1, got 0")
-        self._check_stop_strings(generation_input.stop_strings)
+        self._check_stop_strings(names.stop, generation_input.stop_strings)
         self._check_ends(generation_input, sampling)
         if generation_input.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
@@ -241,15 +241,16 @@ class RequestValidator:
             checked["min_tokens"] = generation_input.min_tokens
         return checked
 
-    def _check_stop_strings(self, strings: tuple[str, ...]) -> None:
+    def _check_stop_strings(self, name: str, strings: tuple[str, ...]) -> None:
         limit = self._config.max_stop_sequences
         if len(strings) > limit:
-            raise InvalidRequest(f"`stop` must hold at most {limit} strings (--max-stop-sequences), got {len(strings)}")
+            raise InvalidRequest(f"`{name}` must hold at most {limit} strings (--max-stop-sequences), "
+                                 f"got {len(strings)}")
         for string in strings:
-            check_text("stop", string)
+            check_text(name, string)
             if len(string) > MAX_STOP_CHARACTERS:
-                raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
-                                     f"got {len(string)}", param="stop")
+                raise InvalidRequest(f"a string in `{name}` must have at most {MAX_STOP_CHARACTERS} characters, "
+                                     f"got {len(string)}", param=name)
 
     def _check_ends(self, generation_input: GenerationInput, sampling: SamplingParams) -> None:
         """Check that there is a token to choose in every step: what ends a text must go together."""

@@ -39,7 +39,7 @@ class DocumentSchemas:
 
     def is_valid(self, schema: Schema, value: Any) -> bool:
         schema = self._resolve_reference(schema)
-        if "anyOf" in schema and not any(self.is_valid(kind, value) for kind in schema["anyOf"]):
+        if (kinds := list_kinds(schema)) and not any(self.is_valid(kind, value) for kind in kinds):
             return False
         if "type" in schema and not TYPE_CHECKS[schema["type"]](value):
             return False
@@ -68,20 +68,22 @@ class DocumentSchemas:
         if name in self._valid_samples:
             return self._valid_samples[name]
         schema = self._resolve_reference(schema)
-        if "anyOf" in schema:
-            return self.make_sample(schema["anyOf"][0])
+        if kinds := list_kinds(schema):
+            return self.make_sample(kinds[0])
         if "const" in schema:
             return schema["const"]
+        if "enum" in schema:
+            return schema["enum"][0]
         if schema["type"] == "object":
             return {name: self.make_sample(schema["properties"][name]) for name in schema.get("required", ())}
-        return {"string": "x", "integer": 0,
+        return {"string": "x", "integer": schema.get("minimum", 0),
                 "array": [self.make_sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
     def iter_fields(self, schema: Schema, make_body: MakeBody = lambda value: value,
                     path: str = "") -> Iterator[tuple[str, MakeBody]]:
         """Yield the path of every field, also within list items, and a function that makes a whole body of a value."""
         schema = self._resolve_reference(schema)
-        for kind in schema.get("anyOf", ()):
+        for kind in list_kinds(schema):
             yield from self.iter_fields(kind, make_body, path)
         if "items" in schema:
             yield from self.iter_fields(schema["items"], lambda value: make_body([value]), f"{path}[]")
@@ -99,3 +101,8 @@ class DocumentSchemas:
 
     def _resolve_reference(self, schema: Schema) -> Schema:
         return self._schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def list_kinds(schema: Schema) -> list[Schema]:
+    """Return the schemas of which a value must fit one."""
+    return schema.get("anyOf") or schema.get("oneOf") or []

@@ -348,10 +348,11 @@ class ChatRequest(OpenAIBaseRequest):
         """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
         return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
 
-    def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
+    def to_tgi_generation_input(self, context: RequestContext,
+                                parameter_names: DialectParameterNames) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
-        generation_input = plain_request.to_generation_input(context)
+        generation_input = plain_request.to_generation_input(context, parameter_names)
         names = replace(generation_input.parameter_names, max_top_n_tokens=0)
         generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names)
         return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
@@ -409,7 +410,7 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
-    generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
+    generation_input = (chat_request.to_tgi_generation_input(context, parameter_names) if services.is_tgi
                         else chat_request.to_generation_input(context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice) for choice in choices])

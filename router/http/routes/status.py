@@ -14,6 +14,7 @@ from aiohttp import web
 
 from router.engine.engine import Engine
 from router.errors import AdapterNotFound
+from router.http.anthropic.rendering import model_json
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
@@ -24,6 +25,7 @@ from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
 from router.telemetry.timeline_overlap import Overlaps, measure_overlaps
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
+ANTHROPIC_HEADER = "anthropic-version"  # which Anthropic's clients always send
 VERSION = version("weft")
 VALIDATION_PHASE = "validation"
 MAX_LISTED_REQUESTS = 100
@@ -104,13 +106,17 @@ class InfoRoutes(ServiceRoutes):
         """Answer in vLLM's format."""
         return json_response({"version": VERSION})
 
-    async def models(self, _: web.Request) -> web.Response:
+    async def models(self, request: web.Request) -> web.Response:
         """List the model, and the adapters that requests may name as `model`."""
-        return json_response({"object": "list", "data": self._model_list()})
+        models = self._model_list(request)
+        if ANTHROPIC_HEADER in request.headers:
+            return json_response({"data": models, "has_more": False, "first_id": models[0]["id"],
+                                  "last_id": models[-1]["id"]})
+        return json_response({"object": "list", "data": models})
 
     async def model(self, request: web.Request) -> web.Response:
         """Return one entry of the list."""
-        name, models = request.match_info["id"], self._model_list()
+        name, models = request.match_info["id"], self._model_list(request)
         for model in models:
             if model["id"] == name:
                 return json_response(model)
@@ -120,12 +126,15 @@ class InfoRoutes(ServiceRoutes):
             raise AdapterNotFound(reason, param="model")
         raise web.HTTPNotFound(text=reason)
 
-    def _model_list(self) -> list[dict[str, Any]]:
-        base = self._services.served_model.name
+    def _model_list(self, request: web.Request) -> list[dict[str, Any]]:
+        base, limits, adapters = (self._services.served_model.name, self._services.validator.limits,
+                                  self._listed_adapters())
+        if ANTHROPIC_HEADER in request.headers:
+            return [model_json(name, limits.max_input_tokens) for name in (base, *adapters)]
         base_model = {"id": base, "object": "model", "created": 0, "owned_by": base, "root": base, "parent": None,
-                      "max_model_len": self._services.validator.limits.max_total_tokens}
+                      "max_model_len": limits.max_total_tokens}
         return [base_model, *(base_model | {"id": name, "root": root, "parent": base}
-                              for name, root in self._listed_adapters().items())]
+                              for name, root in adapters.items())]
 
     async def requests(self, request: web.Request) -> web.Response:
         """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""

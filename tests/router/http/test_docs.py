@@ -75,6 +75,7 @@ def test_schema_references_match_the_defined_schemas(compat):
 
 @pytest.mark.parametrize(("compat", "path", "error", "status"), [
     ("none", "/v1/chat/completions", "ApiError", "400"), ("none", "/generate", "Error", "422"),
+    ("none", "/v1/messages", "AnthropicError", "400"), ("lorax", "/v1/messages", "AnthropicError", "400"),
     ("tgi", "/v1/chat/completions", "Error", "422"), ("lorax", "/v1/chat/completions", "Error", "422")])
 def test_error_schema_matches_the_route(compat, path, error, status):
     answers = build_openapi_document(compat)["paths"][path]["post"]["responses"]

@@ -14,6 +14,7 @@ from support.openapi_schemas import DocumentSchemas, MakeBody
 from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of the time of other clients
 from router.config import RouterConfig
 from router.http.docs import (
+    ANTHROPIC_ROUTES,
     GENERATE_ROUTES,
     POOLING_ROUTES,
     SCHEMA_REFERENCE,
@@ -21,7 +22,7 @@ from router.http.docs import (
     build_openapi_document,
     get_route_sections,
 )
-from router.http.transport.errors import has_openai_error_format
+from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, find_error_reply_type
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
@@ -35,7 +36,7 @@ JSON_VALUES = (
     "Infinity", "-Infinity", "2147483648", "-2147483649", "4294967296", "18446744073709551616", '""', '"x"',
     '"\\u0000"', f'"{"x" * 1025}"', "[]", "[null]", '["x"]', '[""]', "[[]]", "{}", '{"type": "x"}', '{"type": "text"}')
 # Of what this server lacks, the fields that may be null: a null inside of them leaves something of it there.
-UNAVAILABLE_FIELDS = {"merged_adapters", "response_format", "schema", "structured_outputs", "guided_json",
+UNAVAILABLE_FIELDS = {"merged_adapters", "response_format", "schema", "format", "structured_outputs", "guided_json",
                       "guided_regex", "guided_choice", "guided_grammar"}
 INVALID_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
 MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 20, "logprobs": 20, "n": 32, "truncate": 1599,
@@ -88,12 +89,13 @@ class BodyTestCase:
         name = field_path.rpartition(".")[2]
         if field_path.endswith("messages[].content"):
             return value is None
-        if ".tool_choice" in field_path or name == "continue_final_message":  # the last message is no answer
-            return bool(value)
+        if name == "continue_final_message" or (".tool_choice" in field_path and not body_type.startswith("Anthropic")):
+            return bool(value)  # there are no tools, and the last message is no answer
         if not self.is_generation_route:
             return name in {"inputs", "prompt"} and value == ""
-        if any(part in field_path for part in (".merged_adapters", ".parameters.response_format",
-                                               ".structured_outputs", ".guided_")):
+        if (any(part in field_path for part in (".merged_adapters", ".parameters.response_format",
+                                                ".structured_outputs", ".guided_"))
+            or (".output_config.format" in field_path and body_type == "AnthropicMessagesRequest")):
             return value is not None or name not in UNAVAILABLE_FIELDS
         limits, in_streams = self._value_limits(body_type, field_path)
         if self.is_streamed and name in in_streams:
@@ -115,10 +117,10 @@ def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str
 
 
 # `/invocations` is left out of STREAM_CASES: it streams through the routes whose bodies it takes.
-RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in GENERATE_ROUTES if entry.path
-                  != "/generate_stream"]
-STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in GENERATE_ROUTES if entry.can_stream and entry.path
-                != "/invocations"]
+RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in (*GENERATE_ROUTES, *ANTHROPIC_ROUTES)
+                  if entry.path != "/generate_stream"]
+STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in (*GENERATE_ROUTES, *ANTHROPIC_ROUTES)
+                if entry.can_stream and entry.path != "/invocations"]
 POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
 LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]
                for entry in get_route_sections("lorax")["Generate"] if entry.path == case.entry.path and entry
@@ -130,6 +132,7 @@ LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE
     f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}"))
 def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) -> None:
     path, extra_fields = case.entry.path, {"stream": True} if case.is_streamed else {}
+    reply_type = find_error_reply_type(path, case.compat)
 
     async def post_and_get_status(server: HttpConnectionPool, body: str) -> int:
         """Return the status, or 422 for a stream whose only event is an error."""
@@ -139,8 +142,9 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
         response = json.loads(text.removeprefix("data:"))
-        if has_openai_error_format(path, case.compat):
-            assert set(response["error"]) == {"message", "type", "param", "code"}
+        if reply_type is not TgiErrorReply:
+            assert set(response["error"]) == {"message", "type"} | (
+                {"param", "code"} if reply_type is OpenAIErrorReply else set())
             assert response["error"]["type"] == "invalid_request_error", response
             assert len(response["error"]["message"]) < 1000
             return status
@@ -154,7 +158,7 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         for body_type, field_path, build_body in case.iterate_fields():
             for text in (*JSON_VALUES, *INVALID_JSON):
                 expected = case.expected_status(body_type, field_path, build_body, text)
-                if expected == 422 and has_openai_error_format(path, case.compat):
+                if expected == 422 and reply_type is not TgiErrorReply:
                     expected = 400
                 status = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
                 mismatches += [(body_type, field_path, text[:40], status, expected)] * (status != expected)

@@ -49,6 +49,17 @@ def test_one_model_can_be_asked_for(serve):
     serve(scenario, served_model=ServedModel("a/b"))
 
 
+def test_models_have_the_format_of_anthropic_for_its_clients(serve):
+    async def scenario(client, _):
+        headers = {"anthropic-version": "2023-06-01"}
+        model = {"type": "model", "id": "a/b", "display_name": "a/b", "created_at": "1970-01-01T00:00:00Z",
+                 "lifecycle": "active", "max_input_tokens": 1599}
+        assert await (await client.get("/v1/models", headers=headers)).json() == {
+            "data": [model], "has_more": False, "first_id": "a/b", "last_id": "a/b"}
+        assert await (await client.get("/v1/models/a/b", headers=headers)).json() == model
+    serve(scenario, served_model=ServedModel("a/b"))
+
+
 def adapter_json(name, root):
     return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom",
             "max_model_len": 1600}

@@ -1,0 +1,54 @@
+"""Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+import secrets
+from time import monotonic as clock
+
+from aiohttp import web
+
+from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json
+from router.http.anthropic.requests import (
+    ANTHROPIC_PARAMETER_NAMES,
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
+from router.http.openai.answers import read_answer, stream_answer
+from router.http.openai.chat import get_echoed_model, validate_chat
+from router.http.transport.body import json_response, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, request_headers, response_headers
+from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
+from router.telemetry.spans import CHAT_OPERATION
+
+
+class AnthropicRoutes(ServiceRoutes):
+    """Handlers of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/messages", self.create_message),
+                web.post("/v1/messages/count_tokens", self.count_tokens)]
+
+    async def create_message(self, request: web.Request) -> web.StreamResponse:
+        services = self._services
+        context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
+        messages_request = await read_body(request, AnthropicMessagesRequest)
+        chat_request = messages_request.to_chat_request()
+        chat = await validate_chat(services, chat_request, context, ANTHROPIC_PARAMETER_NAMES)
+        validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
+        thinking = messages_request.thinking
+        metadata = MessageMetadata(f"msg_{secrets.token_hex(12)}", get_echoed_model(services, chat_request),
+                                   len(choice.request.prompt), choice.request.stop_strings,
+                                   shows_thinking=thinking is None or thinking.display != "omitted")
+        headers = response_headers(request, services.engine.model_info, choice.num_prompt_characters, choice.adapter)
+        if messages_request.stream:
+            return await stream_answer(services, request, context, headers, choice=choice,
+                                       renderer=AnthropicStreamRenderer(metadata, parser))
+        outputs = await generate_all(services, chat.choices, context)
+        headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
+        return json_text_response(answer_json(metadata, read_answer(outputs[0], parser, metadata.stop_sequences)),
+                                  headers)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Count the tokens of the prompt that the model's template makes of the messages."""
+        chat_request = (await read_body(request, AnthropicCountTokensRequest)).to_chat_request()
+        num_tokens = await self._services.validator.prompt_encoder.tokenize_and_call(
+            chat_request.conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids))
+        return json_response({"input_tokens": num_tokens}, request_headers(request))
