@@ -89,6 +89,7 @@ def check_num_entries(value: object) -> object:
 StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
@@ -251,7 +252,7 @@ class ChatRequest(OpenAIBaseRequest):
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     tool_prompt: str | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, bounds.TEMPLATE_VARIABLES] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -16,6 +16,7 @@ from router.config import RouterConfig
 from router.http.docs import (
     GENERATE_ROUTES,
     POOLING_ROUTES,
+    RESPONSES_ROUTES,
     SCHEMA_REFERENCE,
     DocumentedRoute,
     build_openapi_document,
@@ -26,7 +27,8 @@ from router.http.transport.errors import has_openai_error_format
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
-                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
+                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}, "TextFormat": {"type": "text"},
+                  "InputMessage": {"role": "user", "content": "x"}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
                      for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
@@ -110,10 +112,10 @@ def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str
 
 
 # `/invocations` is left out of STREAM_CASES: it streams through the routes whose bodies it takes.
-RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in GENERATE_ROUTES if entry.path
-                  != "/generate_stream"]
-STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in GENERATE_ROUTES if entry.can_stream and entry.path
-                != "/invocations"]
+RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in (*GENERATE_ROUTES, *RESPONSES_ROUTES)
+                  if entry.path != "/generate_stream"]
+STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in (*GENERATE_ROUTES, *RESPONSES_ROUTES)
+                if entry.can_stream and entry.path != "/invocations"]
 POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
 LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]
                for entry in get_route_sections("lorax")["Generate"] if entry.path == case.entry.path and entry
