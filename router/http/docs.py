@@ -22,6 +22,7 @@ from router.http.lorax.routes import (
 )
 from router.http.openai.chat import ChatRequest
 from router.http.openai.completions import CompletionRequest
+from router.http.openai.responses import ResponsesRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
@@ -122,6 +123,10 @@ ANTHROPIC_ROUTES = (
     DocumentedRoute("POST", "/v1/messages/count_tokens", "The number of tokens in the prompt of a chat.",
                     (AnthropicCountTokensRequest,)),
 )
+RESPONSES_ROUTES = (
+    DocumentedRoute("POST", "/v1/responses", "The answer to a conversation, as OpenAI's Responses API has it; nothing "
+                    "is stored.", (ResponsesRequest,), can_stream=True),
+)
 POOLING_ROUTES = (
     DocumentedRoute("POST", "/embed", "The embedding of a text.", (EmbedRequest,)),
     DocumentedRoute("POST", "/v1/embeddings", "The embeddings of one text or several, as OpenAI has them.",
@@ -171,7 +176,8 @@ BATCHING_STUDY_ROUTES = (  # with --dialect batching
     DocumentedRoute("POST", "/", "A sentence that names these two.", response_media_type="text/plain"),
 )
 ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
-    "Generate": GENERATE_ROUTES, "Anthropic's Messages": ANTHROPIC_ROUTES, "Embed and classify": POOLING_ROUTES,
+    "Generate": GENERATE_ROUTES, "OpenAI's Responses API": RESPONSES_ROUTES, "Anthropic's Messages": ANTHROPIC_ROUTES,
+    "Embed and classify": POOLING_ROUTES,
     "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES, "Probes": PROBE_ROUTES}
 # Bodies of the same routes with --compat lorax.
 LORAX_BODY_MODELS: dict[str, tuple[type[RequestBody], ...]] = {

@@ -23,6 +23,7 @@ from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
+from router.http.openai.responses import ResponsesRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -98,7 +99,7 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
     routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes(),
-              *AnthropicRoutes(services).routes()]
+              *ResponsesRoutes(services).routes(), *AnthropicRoutes(services).routes()]
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]

@@ -1,6 +1,6 @@
 """Checks of a wrong key and of failing answers with OpenAI's Python client: `python openai_failures.py URL`.
 
-The server requires the key sk-loom, and its first two sequences fail in their third decode step.
+The server requires the key sk-loom, and its first three sequences fail in their third decode step.
 """
 
 import sys
@@ -45,6 +45,17 @@ def check_failing_answer() -> None:
     assert GENERATION_ERROR_PREFIX in expect_error(openai.InternalServerError, create_chat_completion).message
 
 
-for check in (check_api_keys, check_failing_stream, check_failing_answer):
+def check_failing_response_stream() -> None:
+    """Check that a failing stream of the Responses API ends with its failed response, and then raises."""
+    client = openai.OpenAI(base_url=URL, api_key="sk-loom", max_retries=0)
+    events: list[object] = []
+    error = expect_error(openai.APIError, lambda: events.extend(client.responses.create(
+        model="weft/simulated", input="Count to five.", max_output_tokens=8, stream=True)))
+    assert error.message.startswith(GENERATION_ERROR_PREFIX)
+    assert (events[-1].type, events[-1].response.error.message) == ("response.failed", error.message)
+    assert any(event.type == "response.output_text.delta" for event in events)
+
+
+for check in (check_api_keys, check_failing_stream, check_failing_answer, check_failing_response_stream):
     check()
     sys.stdout.write(f"openai: {check.__name__}\n")

@@ -56,8 +56,13 @@ def test_official_client_checks_pass(weft: WeftProcess, tmp_path: Path, name: st
     run_client_script((weft,), tmp_path, name, CLIENT_PACKAGES[name])
 
 
+def test_responses_checks_pass(weft: WeftProcess, tmp_path: Path) -> None:
+    run_client_script((weft,), tmp_path, "openai_python", CLIENT_PACKAGES["openai_python"], script="responses_client")
+
+
 def test_openai_client_reports_failures(tmp_path: Path) -> None:
-    faults = ("--simulated-faults", "fail_sequence@decode:3:0;fail_sequence@decode:6:0", "--api-key", "sk-loom")
+    faults = ("--simulated-faults",
+              "fail_sequence@decode:3:0;fail_sequence@decode:6:0;fail_sequence@decode:9:0", "--api-key", "sk-loom")
     with run_weft_process(tmp_path, SIMULATED_MODEL, *faults) as weft:
         run_client_script((weft,), tmp_path, "openai_python", CLIENT_PACKAGES["openai_python"],
                           script="openai_failures")

@@ -97,6 +97,7 @@ def _read_guided_field(parameter: str, *, kind: str, value: object) -> Grammar:
     return STRUCTURED_OUTPUT_READERS[kind](parameter, value)
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
@@ -298,7 +299,7 @@ class ChatRequest(OpenAIBaseRequest):
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     tool_prompt: str | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, bounds.TEMPLATE_VARIABLES] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

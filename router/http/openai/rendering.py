@@ -139,10 +139,13 @@ def logprobs_json(tokens: Iterable[TokenEvent | None], output_options: ChatOutpu
     were not asked for, or for a chunk without a token (None)."""
     if not output_options.includes_logprobs or tokens == [None]:
         return "null"
-    content = ",".join(f"{{{token_fields(token, output_options.tokenizer)},"
-                       f'"top_logprobs":[{top_tokens_json(token, output_options.tokenizer)}]}}'
-                       for token in tokens if token is not None)
-    return f'{{"content":[{content}]}}'
+    known_tokens = (token for token in tokens if token is not None)
+    return f'{{"content":[{token_logprobs_json(known_tokens, output_options.tokenizer)}]}}'
+
+
+def token_logprobs_json(tokens: Iterable[TokenEvent], tokenizer: Tokenizer | None) -> str:
+    return ",".join(f"{{{token_fields(token, tokenizer)},"
+                    f'"top_logprobs":[{top_tokens_json(token, tokenizer)}]}}' for token in tokens)
 
 
 def top_tokens_json(token: TokenEvent, tokenizer: Tokenizer | None) -> str:

@@ -17,6 +17,7 @@ from router.http.docs import (
     ANTHROPIC_ROUTES,
     GENERATE_ROUTES,
     POOLING_ROUTES,
+    RESPONSES_ROUTES,
     SCHEMA_REFERENCE,
     DocumentedRoute,
     build_openapi_document,
@@ -27,7 +28,8 @@ from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, find_e
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
-                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
+                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}, "TextFormat": {"type": "text"},
+                  "InputMessage": {"role": "user", "content": "x"}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
                      for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
@@ -116,10 +118,11 @@ def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str
     return json.dumps({**other_fields, **build_body(placeholder)}).replace(json.dumps(placeholder), value)
 
 
+ALL_GENERATION_ROUTES = (*GENERATE_ROUTES, *RESPONSES_ROUTES, *ANTHROPIC_ROUTES)
 # `/invocations` is left out of STREAM_CASES: it streams through the routes whose bodies it takes.
-RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in (*GENERATE_ROUTES, *ANTHROPIC_ROUTES)
+RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in ALL_GENERATION_ROUTES
                   if entry.path != "/generate_stream"]
-STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in (*GENERATE_ROUTES, *ANTHROPIC_ROUTES)
+STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in ALL_GENERATION_ROUTES
                 if entry.can_stream and entry.path != "/invocations"]
 POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
 LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]

@@ -1,0 +1,396 @@
+"""OpenAI's `POST /v1/responses`, without state: nothing is stored, so that `input` holds the whole conversation. A body
+becomes a `ChatRequest`; responses_rendering.py renders the answer."""
+
+import json
+from time import monotonic as clock
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from router.errors import ChatTemplateFailed, InvalidRequest
+from router.grammars.parameters import parse_grammar
+from router.http.openai.answers import stream_answer
+from router.http.openai.chat import (
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    ReasoningEffort,
+    StringList,
+    get_echoed_model,
+    validate_chat,
+)
+from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
+from router.http.transport.body import (
+    Int32,
+    ReportingRequestBody,
+    RequestBody,
+    UInt32,
+    UInt64,
+    json_text_response,
+    read_body,
+)
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
+from router.telemetry.spans import CHAT_OPERATION
+from router.text.prompt_encoder import DialectParameterNames
+from router.validation import bounds
+
+RESPONSE_PARAMETER_NAMES = DialectParameterNames(
+    prompt="input", max_new_tokens="max_output_tokens", truncate="", grammar="text.format", top_n_tokens="top_logprobs",
+    max_top_n_tokens=MAX_TOP_LOGPROBS)
+MAX_TYPE_CHARS_IN_ERROR = 40
+TEXT_KEYS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # of content parts, by their type
+INCLUDED_LOGPROBS = "message.output_text.logprobs"
+TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
+# Fields that `ChatRequest` has, too, with the same meaning.
+CHAT_FIELDS = ("model", "adapter_source", "api_token", "temperature", "top_p", "top_logprobs", "parallel_tool_calls",
+               "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "seed",
+               "ignore_eos", "cache_salt", "priority", "chat_template_kwargs")
+NOTHING_IS_STORED = "nothing is stored here: send the whole conversation in `input`"
+REFUSED_FIELDS = {  # and why
+    "previous_response_id": NOTHING_IS_STORED,
+    "conversation": NOTHING_IS_STORED,
+    "prompt": "there are no stored prompts here: send `instructions` and `input`",
+    "context_management": "the conversation is never shortened here",
+    "max_tool_calls": "there are no built-in tools here",
+    "moderation": "nothing is moderated here",
+}
+
+ChatMessageFields = dict[str, Any]  # of a message of ChatRequest
+
+
+def make_type_check(noun: str, *served_types: str) -> BeforeValidator:
+    """Return a validator that refuses objects of other types than these, by the name of their type."""
+    def check_type(value: object) -> object:
+        given_type = value.get("type") if isinstance(value, dict) else None
+        if given_type is not None and given_type not in served_types:
+            shown_type = str(given_type)[:MAX_TYPE_CHARS_IN_ERROR]
+            raise PydanticCustomError(
+                "type", f"{noun} of the type `{shown_type}` are not served, only {', '.join(served_types)}")
+        return value
+
+    return BeforeValidator(check_type)
+
+
+def join_content_parts_text(content: object) -> object:
+    """Return the joined text of content parts, and any other content unchanged."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content:
+        part_type = part.get("type") if isinstance(part, dict) else None
+        text = part.get(TEXT_KEYS[part_type]) if isinstance(part_type, str) and part_type in TEXT_KEYS else None
+        if not isinstance(text, str):
+            raise PydanticCustomError("content", "must be a string or a list of parts with text, of the types "
+                                      f"{', '.join(TEXT_KEYS)}; got `{str(part_type)[:MAX_TYPE_CHARS_IN_ERROR]}`")
+        texts.append(text)
+    return "".join(texts)
+
+
+class InputTextPart(RequestBody):
+    """Part of an item's content that is text."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(RequestBody):
+    """Part of an earlier answer with which the model refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
+                                             json_schema_input_type=str | list[InputTextPart | RefusalPart])]
+
+
+class InputMessage(RequestBody):
+    """Item of the input that is a message."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ContentText
+
+    def add_to(self, messages: list[ChatMessageFields]) -> None:
+        if self.role != "assistant":  # many templates know no `developer`, and would leave out what it says
+            messages.append({"role": "user" if self.role == "user" else "system", "content": self.content})
+            return
+        answer = get_answer_at_end(messages)
+        if answer["content"] and "tool_calls" not in answer:
+            messages.append({"role": "assistant", "content": self.content})
+        else:
+            answer["content"] += self.content
+
+
+class FunctionCallItem(RequestBody):
+    """Item of the input that is a function call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    def add_to(self, messages: list[ChatMessageFields]) -> None:
+        get_answer_at_end(messages).setdefault("tool_calls", []).append(
+            {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
+
+
+class FunctionCallOutputItem(RequestBody):
+    """Item of the input that is the result of a function call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: ContentText
+
+    def add_to(self, messages: list[ChatMessageFields]) -> None:
+        messages.append({"role": "tool", "content": self.output, "tool_call_id": self.call_id})
+
+
+class ReasoningPart(RequestBody):
+    """Piece of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(RequestBody):
+    """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart] | None = None
+    content: list[ReasoningPart] | None = None
+
+    def add_to(self, messages: list[ChatMessageFields]) -> None:
+        answer = get_answer_at_end(messages)
+        text = "".join(part.text for part in self.content or self.summary or ())
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+
+
+def get_answer_at_end(messages: list[ChatMessageFields]) -> ChatMessageFields:
+    """Return the last message if it is the assistant's, else append one: its reasoning, text and calls are items in the
+    input, but one message to templates."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def get_item_type(item: Any) -> str:
+    return (item.get("type") if isinstance(item, dict) else None) or "message"
+
+
+def wrap_input_text(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")] | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")] | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(get_item_type), make_type_check("items", "message", "function_call", "function_call_output",
+                                                  "reasoning")]
+# In the document the types of items are alternatives without a discriminator: `type` may be absent.
+DocumentedInput = str | list[InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
+
+
+class FunctionTool(RequestBody):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def to_chat_tool(self) -> dict[str, Any]:
+        function = self.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+class FunctionToolChoice(RequestBody):
+    """A `tool_choice` that requires a call of one function."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+
+
+class TextFormat(RequestBody):
+    """The format of a response's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def to_response_format(self) -> dict[str, Any] | None:
+        """Return the `response_format` of a chat; None if any text will do. Raises InvalidRequest."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is None:
+            raise InvalidRequest("`text.format.schema` is missing: it holds the JSON schema")
+        schema_field = {"schema": self.json_schema} if self.type == "json_schema" else {}
+        response_format = {"type": "json_object", **schema_field}
+        parse_grammar(RESPONSE_PARAMETER_NAMES.grammar, response_format)  # so that errors have this dialect's names
+        return response_format
+
+    def to_echo(self) -> dict[str, Any]:
+        """Return the format as the response repeats it: `schema` and its name only where they count."""
+        return self.model_dump(by_alias=True, exclude_none=True) if self.type == "json_schema" else {"type": self.type}
+
+
+class TextOptions(RequestBody):
+    """The field `text`: options of a response's text."""
+
+    format: Annotated[TextFormat | None, make_type_check("formats", "text", "json_object", "json_schema")] = None
+
+
+class ReasoningOptions(RequestBody):
+    """The field `reasoning`: options of the model's reasoning."""
+
+    effort: ReasoningEffort | None = None
+
+
+class ResponsesRequest(ReportingRequestBody):
+    """Body of `/v1/responses`. Null means that a field is not given."""
+
+    input: Annotated[
+        list[InputItem], FailFast(), Field(min_length=1), bounds.NON_EMPTY_LIST,
+        BeforeValidator(wrap_input_text, json_schema_input_type=DocumentedInput)]
+    instructions: str | None = None
+    model: str | None = None
+    adapter_source: str | None = None
+    api_token: str | None = Field(default=None, repr=False)
+    max_output_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
+    temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
+    top_logprobs: UInt32 | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    tools: list[Annotated[FunctionTool, make_type_check("tools", "function")]] | None = None
+    tool_choice: Annotated[FunctionToolChoice | str | None, make_type_check("choices", "function")] = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, bounds.DISABLED] = None
+    background: Annotated[bool | None, bounds.FALSE] = None
+    previous_response_id: Annotated[Any, bounds.NULL] = None
+    conversation: Annotated[Any, bounds.NULL] = None
+    prompt: Annotated[Any, bounds.NULL] = None
+    context_management: Annotated[Any, bounds.NULL] = None
+    max_tool_calls: Annotated[Any, bounds.NULL] = None
+    moderation: Annotated[Any, bounds.NULL] = None
+    # vLLM's fields
+    top_k: Annotated[Int32 | None, bounds.TOP_K_OR_ALL] = None
+    min_p: Annotated[float | None, bounds.MIN_P] = None
+    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
+    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
+    presence_penalty: Annotated[float | None, bounds.PENALTY] = None
+    stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
+    seed: UInt64 | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
+    priority: Annotated[Int32 | None, bounds.PRIORITY] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, bounds.TEMPLATE_VARIABLES] = None
+
+    @property
+    def includes_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or INCLUDED_LOGPROBS in (self.include or ())
+
+    @property
+    def chosen_tool(self) -> str:
+        """The name of the function that must be called, or one of TOOL_CHOICE_OPTIONS."""
+        choice = self.tool_choice
+        return choice.name if isinstance(choice, FunctionToolChoice) else choice or "auto"
+
+    def check_supported(self) -> None:
+        """Refuse the fields that would change the response and are not served. Raises InvalidRequest."""
+        for name, reason in REFUSED_FIELDS.items():
+            if getattr(self, name) is not None:
+                raise InvalidRequest(f"`{name}` is given, but {reason}; leave it out")
+        if self.background:
+            raise InvalidRequest("`background` is given, but every response is for a client that waits; leave it out")
+        if self.truncation == "auto":
+            raise InvalidRequest("`truncation` must be `disabled`, got `auto`: the input is never shortened here")
+
+    def to_chat_request(self) -> ChatRequest:
+        """Return the chat with the same answer. Raises InvalidRequest."""
+        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        for item in self.input:
+            item.add_to(messages)
+        tools = [tool.to_chat_tool() for tool in self.tools or () if self.chosen_tool != "none"]
+        text_format = None if self.text is None else self.text.format
+        response_format = None if text_format is None else text_format.to_response_format()
+        if tools and response_format is not None:
+            raise InvalidRequest("`text.format` must be `text` where the model may call `tools`; leave one of them out")
+        fields = {name: getattr(self, name) for name in CHAT_FIELDS} | {
+            "messages": messages,
+            "max_tokens": self.max_output_tokens,
+            "logprobs": self.includes_logprobs,
+            "tools": tools or None,
+            "tool_choice": self.chosen_tool if self.tool_choice else None,
+            "response_format": response_format,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+        }
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+
+    def echoed_fields(self, model: str) -> str:
+        """Return the fields of the response that repeat the request, as JSON without braces. Raises InvalidRequest."""
+        text_format = None if self.text is None else self.text.format
+        fields = {
+            "model": model,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_logprobs": self.top_logprobs or 0,
+            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "tool_choice": (self.chosen_tool if self.chosen_tool in TOOL_CHOICE_OPTIONS
+                            else {"type": "function", "name": self.chosen_tool}),
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": {"format": {"type": "text"} if text_format is None else text_format.to_echo()},
+            "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
+            "metadata": self.metadata or {},
+            "truncation": "disabled",
+            "previous_response_id": None,
+            "store": False,
+            "background": False,
+        }
+        try:
+            return json.dumps(fields, separators=(",", ":"), allow_nan=False)[1:-1]
+        except ValueError:
+            raise InvalidRequest("`tools` holds a number that is not finite") from None
+
+
+class ResponsesRoutes(ServiceRoutes):
+    """Handler of `/v1/responses`."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/responses", self.respond)]
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        services = self._services
+        context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
+        responses_request = await read_body(request, ResponsesRequest)
+        responses_request.check_supported()
+        chat_request = responses_request.to_chat_request()
+        try:
+            chat = await validate_chat(services, chat_request, context, RESPONSE_PARAMETER_NAMES)
+        except ChatTemplateFailed as error:
+            error.param = RESPONSE_PARAMETER_NAMES.prompt
+            raise
+        validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
+        events = ResponseEvents(responses_request.echoed_fields(get_echoed_model(services, chat_request)))
+        renderer = ResponseStreamRenderer(events, len(choice.request.prompt),
+                                          chat_request.trimmed_stop_strings(is_tgi=services.is_tgi), parser,
+                                          services.validator.tokenizer if responses_request.includes_logprobs
+                                          else None)
+        headers = response_headers(request, services.engine.model_info, choice.num_prompt_characters, choice.adapter)
+        if responses_request.stream:
+            return await stream_answer(services, request, context, headers, choice=choice, renderer=renderer)
+
+        [output] = await generate_all(services, [choice], context)
+        headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
+        return json_text_response(renderer.render_whole(output), headers)
