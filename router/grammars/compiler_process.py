@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
@@ -50,7 +50,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     support), and if the first step fails or allows no token."""
     try:
         grammar = GRAMMAR_READERS[kind](source)
-    except ValueError as error:
+    except (ValueError, LookupError, RecursionError, GbnfToLarkError) as error:
         raise GrammarCompileError(str(error)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     messages = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()

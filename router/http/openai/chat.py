@@ -76,6 +76,16 @@ TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_ge
 # Fields that constrain the output, and which constraint of `structured_outputs` each is; that itself is none.
 GUIDED_FIELDS: Mapping[str, str] = {"structured_outputs": "", "guided_json": "json", "guided_regex": "regex",
                                     "guided_choice": "choice", "guided_grammar": "grammar"}
+NOT_GIVEN: Sequence[object] = (None, False, [], {})
+# Fields that are refused unless they have one of these values, with which they change nothing.
+REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
+    **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "ebnf", "function_call", "functions",
+                     "grammar", "json_schema", "logits_processors", "mm_processor_kwargs", "prediction", "prompt_embeds",
+                     "regex", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
+                     "web_search_options"), NOT_GIVEN),
+    "best_of": (None, 1), "echo": (None, False), "length_penalty": (None, 1), "modalities": (None, ["text"]),
+    "prompt_logprobs": (None,), "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,)}
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
 
 
@@ -177,6 +187,13 @@ class OpenAIBaseRequest(ReportingRequestBody):
         check_adapter_name("model", self.model)
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
 
+    def check_refused_fields(self) -> None:
+        """Refuse fields of OpenAI's and vLLM's APIs that would change the answer, and are not served. Other unknown
+        fields are ignored. Raises InvalidRequest."""
+        for name in sorted(REFUSED_FIELDS.keys() & (self.model_extra or {}).keys()):
+            if (self.model_extra or {})[name] not in REFUSED_FIELDS[name]:
+                raise InvalidRequest(f"`{name}` is given, but this server does not support it; leave it out")
+
     def find_grammar(self, read_response_format: Callable[[str], Grammar | None] | None) -> tuple[str, Grammar] | None:
         """Return the parameter that constrains the output, and its grammar; None without one. `read_response_format`
         reads a `response_format`, if there is one. Raises InvalidRequest."""
@@ -235,6 +252,8 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
                                       generation_input: GenerationInput,
                                       context: RequestContext) -> list[ValidatedRequest]:
     """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
+    if openai_request.model_extra and not services.is_tgi:
+        openai_request.check_refused_fields()
     try:
         return await services.validator.validate(
             replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))

@@ -191,6 +191,26 @@ HOSTILE_GRAMMARS = {
 }
 
 
+HOSTILE_CONTEXT_FREE_GRAMMARS = {
+    "left recursion": 'start: start start "a" | start "b" | ""',
+    "doubling": "\n".join(["start: r0", *(f"r{i}: r{i + 1} r{i + 1}" for i in range(60)), 'r60: "a"?']),
+    "many rules": "\n".join(["start: r0", *(f'r{i}: "x{i}" r{i + 1}' for i in range(5000)), 'r5000: "a"']),
+    "deep nesting": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000,
+    "GBNF": "root ::= " + " | ".join(f'"a{i}" root' for i in range(20_000))}
+
+
+@pytest.mark.parametrize("name", HOSTILE_CONTEXT_FREE_GRAMMARS)
+def test_hostile_context_free_grammar_is_answered_within_the_time_limit(name: str) -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        await compiler.compile(make_regex_grammar("a"))
+        grammar = Grammar("grammar", HOSTILE_CONTEXT_FREE_GRAMMARS[name])
+        async with asyncio.timeout(10 * compiler_client.MAX_COMPILE_SECONDS):
+            [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)
+        assert isinstance(outcome, str | InvalidRequest)
+        await compiler.compile(make_regex_grammar("b"))  # the compiler goes on
+    run_scenario(scenario, COMPILER_COMMAND)
+
+
 @pytest.mark.parametrize("name", HOSTILE_GRAMMARS)
 def test_hostile_grammar_is_answered_within_the_time_limit(name: str) -> None:
     """A result or a rejection will do: some of these grammars are valid."""

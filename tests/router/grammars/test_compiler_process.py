@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from router.grammars import compiler_process
 from router.grammars.compiler_process import GrammarCompileError, compile_grammar, load_tokenizer, serve_requests
+from router.grammars.parameters import Grammar, make_choice_grammar, make_context_free_grammar
 from router.text.tokenizer import create_byte_tokenizer
 
 TOKENIZER = load_tokenizer(create_byte_tokenizer().path_or_content)
@@ -43,6 +44,22 @@ def test_schema_is_enforced_with_little_whitespace(text: str, is_fitting: bool) 
 def test_regex_matches_the_whole_text_as_in_python(pattern: str, texts: list[str]) -> None:
     grammar = compile_grammar(TOKENIZER, "regex", pattern)
     assert [matches_grammar(grammar, text) for text in texts] == [bool(re.fullmatch(pattern, text)) for text in texts]
+
+
+@pytest.mark.parametrize(("grammar", "fitting", "others"), [
+    (make_choice_grammar("c", ["yes", 'a "b"\n', "a.b(c)*\\", "\u00e9\u2603\U0001f600", "yes"]),
+     ["yes", 'a "b"\n', "a.b(c)*\\", "\u00e9\u2603\U0001f600"], ["ye", "yesyes", "axb(c)*\\", ""]),
+    (make_context_free_grammar("g", 'start: "(" start ")" | "x"'), ["x", "(x)", "((x))"], ["(x", "x)", ""]),
+    (make_context_free_grammar("g", 'root ::= "(" root ")" | [a-c]+\n'), ["abc", "(a)", "((cc))"], ["(x)", "(a"])])
+def test_context_free_grammar_is_enforced(grammar: Grammar, fitting: list[str], others: list[str]) -> None:
+    compiled = compile_grammar(TOKENIZER, grammar.kind, grammar.source)
+    assert [text for text in fitting + others if matches_grammar(compiled, text)] == fitting
+
+
+@pytest.mark.parametrize("source", ["start: nowhere", "root ::= nowhere", "nonsense", "start: /(/", 'start: "a'])
+def test_broken_context_free_grammar_is_rejected(source: str) -> None:
+    with pytest.raises(GrammarCompileError):
+        compile_grammar(TOKENIZER, "grammar", source)
 
 
 def test_digit_class_matches_only_ascii_digits() -> None:

@@ -17,7 +17,7 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
-from router.http.openai.chat import OpenAIBaseRequest, as_list, validate_with_model_adapter
+from router.http.openai.chat import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
@@ -212,3 +212,60 @@ def test_adapter_that_cannot_be_fetched_is_not_reported_as_unknown() -> None:
     with pytest.raises(AdapterLoadFailed) as raised:
         validate(FakeAdapterStore(), model="away")
     assert "`model` may be" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                                            ("/v1/completions", {"prompt": "x"})])
+def test_fields_that_would_change_the_answer_are_refused_by_name(post, path, body):
+    for name, value in {"audio": {"voice": "x"}, "functions": [{"name": "f"}], "prompt_logprobs": 0, "ebnf": "x",
+                        "skip_special_tokens": False, "modalities": ["audio"], "truncate_prompt_tokens": 3,
+                        "length_penalty": 2.0}.items():
+        status, _, text = post(path, **body, **{name: value})
+        error = json.loads(text)["error"]
+        assert (status, error["param"]) == (400, name)
+        assert error["message"] == f"`{name}` is given, but this server does not support it; leave it out"
+        assert post(path, **body, **{name: value}, config=RouterConfig(compat="tgi"))[0] == 200
+    harmless = {name: values[0] for name, values in REFUSED_FIELDS.items() if name not in {"best_of", "echo"}}
+    status, headers, _ = post(path, **body, **harmless | {"length_penalty": 1}, user="me")
+    assert status == 200
+    assert headers["x-ignored-fields"].startswith("audio, bad_words, chat_template")
+
+
+GUIDED_FIELDS_BY_KIND = {
+    "json_schema": [{"guided_json": {"type": "object"}}, {"guided_json": '{"type": "object"}'},
+                    {"structured_outputs": {"json": {"type": "object"}}},
+                    {"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}],
+    "regex": [{"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
+    "grammar": [{"guided_choice": ["a", "b\n"]}, {"structured_outputs": {"choice": ["a", "b\n"]}},
+                {"guided_grammar": 'root ::= "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}]}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                                            ("/v1/completions", {"prompt": "x"})])
+def test_output_is_constrained_in_every_spelling(serve, path, body):
+    async def scenario(client, engine):
+        for constraint in (constraint for spellings in GUIDED_FIELDS_BY_KIND.values() for constraint in spellings):
+            answer = await client.post(path, json=body | constraint)
+            assert answer.status == 200, await answer.text()
+        assert [request.grammar.kind for request in engine.requests] == ["grammar"] * 11
+    serve(scenario, grammars=True)
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"structured_outputs": {}}, "`structured_outputs` must have exactly one of json, regex, choice, grammar, "
+     "json_object, got none"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "got regex, json_object"),
+    ({"structured_outputs": {"json_object": False}}, "`structured_outputs.json_object` must be true, or left out"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "`guided_regex` and `guided_choice` are given"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "`response_format` and `guided_regex`"),
+    ({"guided_choice": []}, "`guided_choice` must be a list of texts that are not empty"),
+    ({"guided_choice": ["a", ""]}, "`guided_choice` must be"), ({"guided_regex": ""}, "`guided_regex` must be"),
+    ({"guided_grammar": " "}, "`guided_grammar` must be a grammar of Lark or GBNF"),
+    ({"guided_grammar": '%llguidance {}\nstart: "a"'}, "`guided_grammar` must not contain `%llguidance`"),
+    ({"guided_json": "{"}, "`guided_json` is a string that holds no JSON"),
+    ({"guided_json": "1"}, "`guided_json` must be a JSON schema")])
+def test_invalid_constraint_is_refused(post, fields, words):
+    for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                       ("/v1/completions", {"prompt": "x"})):
+        status, _, text = post(path, **body, **fields)
+        assert (status, words in json.loads(text)["error"]["message"]) == (400, True), text
