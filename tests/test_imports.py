@@ -39,7 +39,7 @@ IMPORT_ORDER = {
     "router": ["config", "errors", "request", "model_info", "api_keys",
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
                "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
-               "http.openai", "http.routes", "http.lorax", "http.docs", "http", "__main__"],
+               "http.openai", "http.routes", "http.ollama", "http.lorax", "http.docs", "http", "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora",
               "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],

@@ -20,6 +20,8 @@ from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
+from router.http.ollama.models import OllamaModelRoutes
+from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.routes.adapters import AdapterRoutes
@@ -96,7 +98,8 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first."""
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
-    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
+    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes(),
+              *OllamaRoutes(services).routes(), *OllamaModelRoutes(services).routes()]
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]

@@ -357,10 +357,12 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
-    generation_input = (chat_request.to_tgi_generation_input(context) if services.is_tgi
+    is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
+    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi
                         else chat_request.to_generation_input(context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice) for choice in choices])
+    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_tgi=is_tgi)
+                                   for choice in choices])
 
 
 class ChatRoutes(ServiceRoutes):
@@ -428,16 +430,16 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
     return model
 
 
-async def create_response_parser(services: Services, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest) -> AnyResponseParser | None:
+async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
+                                 is_tgi: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None."""
     if chat_request.needs_tool_call:
         return RequiredCallParser()
     validator = services.validator
     if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
-        tool_names = None if services.is_tgi else {tool.function.name for tool in chat_request.tools}
+        tool_names = None if is_tgi else {tool.function.name for tool in chat_request.tools}
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
-    elif validator.reasoning_format is not None and not services.is_tgi:
+    elif validator.reasoning_format is not None and not is_tgi:
         tool_names, output_format = None, validator.reasoning_format
     else:
         return None

@@ -129,11 +129,15 @@ def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatO
 
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
+    return f'{{"content":{token_logprobs_json(tokens)}}}'
+
+
+def token_logprobs_json(tokens: Iterable[TokenEvent]) -> str:
     """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output."""
-    content = ",".join(
+    entries = ",".join(
         f'{{{token_fields(token)},"top_logprobs":[{",".join(f"{{{token_fields(top)}}}" for top in token.top_tokens)}]}}'
         for token in tokens)
-    return f'{{"content":[{content}]}}'
+    return f"[{entries}]"
 
 
 def token_fields(token: TokenEvent | TopToken) -> str:

@@ -15,18 +15,22 @@ from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of
 from router.config import RouterConfig
 from router.http.docs import (
     GENERATE_ROUTES,
+    OLLAMA_ROUTES,
     POOLING_ROUTES,
     SCHEMA_REFERENCE,
     DocumentedRoute,
     build_openapi_document,
     get_route_sections,
 )
-from router.http.transport.errors import has_openai_error_format
+from router.http.transport.errors import OllamaErrorReply, OpenAIErrorReply, TgiErrorReply, find_error_reply_type
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
-                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
+                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]},
+                  # without them the model is only loaded
+                  "OllamaChatRequest": {"model": "x", "messages": [{"role": "user", "content": "x"}]},
+                  "OllamaGenerateRequest": {"model": "x", "prompt": "x"}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
                      for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
@@ -82,6 +86,9 @@ class BodyTestCase:
     def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
         name = field_path.rpartition(".")[2]
+        if body_type.startswith("Ollama"):  # without grammars, and with a template that knows no reasoning
+            return ((name in {"format", "think"} and value not in (None, False, ""))
+                    or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
         if field_path.endswith("messages[].content"):
             return value is None
         if ".tool_choice" in field_path or name == "continue_final_message":  # the last message is no answer
@@ -115,16 +122,19 @@ RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in GENERATE_R
 STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in GENERATE_ROUTES if entry.can_stream and entry.path
                 != "/invocations"]
 POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
+OLLAMA_CASES = [BodyTestCase(entry, is_streamed=is_streamed) for entry in OLLAMA_ROUTES
+                if entry.body_models and entry.path != "/api/show" for is_streamed in {False, entry.can_stream}]
 LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]
                for entry in get_route_sections("lorax")["Generate"] if entry.path == case.entry.path and entry
                != case.entry]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES], ids=lambda case: (
+@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES], ids=lambda case: (
     f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}"))
 def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) -> None:
-    path, extra_fields = case.entry.path, {"stream": True} if case.is_streamed else {}
+    path, reply_type = case.entry.path, find_error_reply_type(case.entry.path, case.compat)
+    extra_fields = {"stream": True} if case.is_streamed else {"stream": False} if case in OLLAMA_CASES else {}
 
     async def post_and_get_status(server: HttpConnectionPool, body: str) -> int:
         """Return the status, or 422 for a stream whose only event is an error."""
@@ -134,7 +144,11 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
         response = json.loads(text.removeprefix("data:"))
-        if has_openai_error_format(path, case.compat):
+        if reply_type is OllamaErrorReply:
+            assert [*response] == ["error"]
+            assert len(response["error"]) < 1000
+            return status
+        if reply_type is OpenAIErrorReply:
             assert set(response["error"]) == {"message", "type", "param", "code"}
             assert response["error"]["type"] == "invalid_request_error", response
             assert len(response["error"]["message"]) < 1000
@@ -149,7 +163,7 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         for body_type, field_path, build_body in case.iterate_fields():
             for text in (*JSON_VALUES, *INVALID_JSON):
                 expected = case.expected_status(body_type, field_path, build_body, text)
-                if expected == 422 and has_openai_error_format(path, case.compat):
+                if expected == 422 and reply_type is not TgiErrorReply:
                     expected = 400
                 status = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
                 mismatches += [(body_type, field_path, text[:40], status, expected)] * (status != expected)
