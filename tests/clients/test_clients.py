@@ -17,6 +17,7 @@ from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_
 CLIENTS_FOLDER = Path(__file__).parent
 CLIENT_PACKAGES = {
     "hub": ("huggingface_hub==2.4.0",),
+    "ollama_client": ("ollama==0.6.3",),
     "openai_python": ("openai==3.52.0",),
     "text_generation_client": ("text-generation==0.7.0",),
 }

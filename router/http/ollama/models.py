@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from router.errors import InvalidRequest
 from router.http.ollama.rendering import format_time
-from router.http.ollama.requests import OllamaShowRequest, model_not_found, remove_tag
+from router.http.ollama.requests import OllamaShowRequest
 from router.http.routes.status import list_adapter_names
-from router.http.transport.body import is_base_model, json_response, read_body
+from router.http.transport.auth import CLIENT
+from router.http.transport.body import json_response, read_body
 from router.http.transport.services import ServiceRoutes, Services
 
 ARCHITECTURE = "transformer"  # of every model: clients find the context length under this name
@@ -47,14 +47,9 @@ class OllamaModelRoutes(ServiceRoutes):
         return json_response({"version": version("weft")})
 
     async def show(self, request: web.Request) -> web.Response:
-        body = await read_body(request, OllamaShowRequest)
-        if not (asked := body.model or body.name):
-            raise InvalidRequest("`model` must be given")
-        name, base_name = remove_tag(asked), self._services.served_model.name
-        if self._services.validator.adapter_registry is None or is_base_model(name, base_name):
-            name = base_name
-        elif name not in self._list_names():
-            raise model_not_found(asked, f"this server lists {', '.join(self._list_names())}")
+        show_request = await read_body(request, OllamaShowRequest)
+        adapter = await show_request.load_adapter(self._services, request[CLIENT].source_token)
+        name = self._services.served_model.name if adapter is None else show_request.model_name
         template = self._services.validator.chat_template
         return json_response({
             "modelfile": "", "parameters": "", "template": "" if template is None else template.source,

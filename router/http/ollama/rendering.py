@@ -2,7 +2,7 @@
 `http/openai/answers.py`. Text is escaped to ASCII."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as quoted
@@ -51,19 +51,19 @@ class OllamaResponse:
     """Renderer of the objects of one response, to a chat or to a generation."""
 
     model: str
-    is_chat: bool
     arrived_at: float  # of time.monotonic
-    has_logprobs: bool = False
+    is_chat: bool
+    has_logprobs: bool
 
     def to_json(self, end_fields: str, text: str = "", thinking: str = "", calls: Sequence[str] = (),
-                tokens: Iterable[TokenEvent] = ()) -> str:
-        """Render an object with a part of the answer or with all of it. `end_fields` come from `render_end_fields`, or
-        are NOT_DONE."""
+                tokens: Sequence[TokenEvent] = ()) -> str:
+        """Render an object with a part of the answer or with all of it, and with the logprobs of `tokens`. `end_fields`
+        come from `render_end_fields`, or are NOT_DONE or LOADED."""
         thinking_field = f',"thinking":{quoted(thinking)}' if thinking else ""
         calls_field = f',"tool_calls":[{",".join(calls)}]' if calls else ""
         answer = (f'"message":{{"role":"assistant","content":{quoted(text)}{thinking_field}{calls_field}}}'
                   if self.is_chat else f'"response":{quoted(text)}{thinking_field}')
-        logprobs_field = f',"logprobs":{token_logprobs_json(tokens)}' if self.has_logprobs else ""
+        logprobs_field = f',"logprobs":{token_logprobs_json(tokens)}' if tokens else ""
         return (f'{{"model":{quoted(self.model)},"created_at":"{format_time(time_ns())}",{answer},'
                 f'{end_fields}{logprobs_field}}}')
 
@@ -96,7 +96,7 @@ def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parse
                 else:
                     calls.append(call_json)
     end_fields = response.render_end_fields(output.final_event, len(output.validated_request.request.prompt))
-    return response.to_json(end_fields, text, thinking, calls, output.tokens)
+    return response.to_json(end_fields, text, thinking, calls, output.tokens if response.has_logprobs else ())
 
 
 class OllamaStreamRenderer(AnswerStreamRenderer):

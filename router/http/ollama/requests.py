@@ -1,11 +1,12 @@
 """Bodies of Ollama's routes. Those of chats and generations become a `ChatRequest`; what it cannot express is refused,
 and options of the machine are ignored and reported, like all unknown fields."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FailFast, Field
+from pydantic import AliasChoices, FailFast, Field
 
 from router.adapters.reference import AdapterReference
 from router.errors import AdapterNotFound, InvalidRequest
@@ -20,7 +21,6 @@ from router.http.openai.chat import (
 )
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.transport.body import Int32, ReportingRequestBody, RequestBody, TextsOrTokens, UInt32
-from router.http.transport.request_context import RequestContext
 from router.http.transport.services import Services
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
@@ -36,15 +36,6 @@ REFUSAL_REASONS = {
     "template": "the model's own template makes the prompt",
     "context": "earlier turns are only taken as text, by /api/chat",
 }
-
-
-def remove_tag(model: str) -> str:
-    return model.removesuffix(LATEST_TAG)
-
-
-def model_not_found(model: str, reason: object) -> AdapterNotFound:
-    """Return the error for an unknown model, in Ollama's words: clients look for them."""
-    return AdapterNotFound(f"model '{model[:MAX_NAME_CHARS_IN_ERROR]}' not found: {reason}", param="model")
 
 
 def refuse_given_fields(body: RequestBody, *names: str) -> None:
@@ -92,11 +83,33 @@ class OllamaModelRequest(ReportingRequestBody):
 
     model: Annotated[str, Field(min_length=1)]
 
-    def adapter_reference(self, services: Services, context: RequestContext) -> AdapterReference | None:
-        return OpenAIBaseRequest(model=remove_tag(self.model)).adapter_reference(services, context.source_token)
+    @property
+    def model_name(self) -> str:
+        return self.model.removesuffix(LATEST_TAG)
 
-    def echoed_model(self, services: Services) -> str:
+    def get_echoed_name(self, services: Services) -> str:
         return get_echoed_model(services, OpenAIBaseRequest(model=self.model))
+
+    def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
+        return OpenAIBaseRequest(model=self.model_name).adapter_reference(services, source_token)
+
+    async def load_adapter(self, services: Services, source_token: str,
+                           deadline: float | None = None) -> AdapterReference | None:
+        """Load the adapter that the model is, and return it; None if it is the served model. Raises AdapterNotFound."""
+        adapter, registry = self.adapter_reference(services, source_token), services.validator.adapter_registry
+        if adapter is not None and registry is not None:
+            with self.report_missing_model():
+                await registry.resolve(adapter, deadline)
+        return adapter
+
+    @contextmanager
+    def report_missing_model(self) -> Iterator[None]:
+        """Report an unknown model in Ollama's words: clients look for them."""
+        try:
+            yield
+        except AdapterNotFound as error:
+            raise AdapterNotFound(f"model '{self.model[:MAX_NAME_CHARS_IN_ERROR]}' not found: {error}",
+                                  param="model") from error
 
 
 class OllamaGenerationRequest(OllamaModelRequest):
@@ -122,7 +135,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
 
     def build_chat_request(self, messages: list[Message], tools: list[Tool] | None = None) -> ChatRequest:
         options = {} if self.options is None else self.options.to_chat_fields()
-        return ChatRequest(model=remove_tag(self.model), messages=messages, tools=tools, logprobs=self.logprobs,
+        return ChatRequest(model=self.model_name, messages=messages, tools=tools, logprobs=self.logprobs,
                            top_logprobs=self.top_logprobs, response_format=self._response_format(), **options,
                            **self._template_fields())
 
@@ -236,8 +249,7 @@ class OllamaEmbeddingsRequest(OllamaModelRequest):
     prompt: Annotated[str, bounds.NON_EMPTY_TEXT]
 
 
-class OllamaShowRequest(ReportingRequestBody):
+class OllamaShowRequest(OllamaModelRequest):
     """Body of `/api/show`. Old clients send `name` for `model`."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("model", "name"))]

@@ -1,14 +1,13 @@
 """Ollama's routes that run the model: `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings`."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
 
 from aiohttp import web
 
-from router.errors import AdapterNotFound, InvalidRequest
+from router.errors import InvalidRequest
 from router.http.ollama.rendering import (
     LOADED,
     OllamaResponse,
@@ -24,7 +23,6 @@ from router.http.ollama.requests import (
     OllamaGenerateRequest,
     OllamaGenerationRequest,
     OllamaModelRequest,
-    model_not_found,
 )
 from router.http.openai.answers import stream_answer
 from router.http.openai.chat import (
@@ -83,7 +81,7 @@ class OllamaRoutes(ServiceRoutes):
         inputs = EmbeddingsRequest(input=embed_request.input).to_pooling_inputs(context)
         vectors, headers, num_tokens = await self._embed(request, context, embed_request, inputs, unit_vector_json)
         return json_text_response(
-            f'{{"model":{quoted(embed_request.echoed_model(self._services))},"embeddings":[{",".join(vectors)}],'
+            f'{{"model":{quoted(embed_request.get_echoed_name(self._services))},"embeddings":[{",".join(vectors)}],'
             f'"total_duration":{to_nanoseconds(clock() - context.arrived_at)},"prompt_eval_count":{num_tokens}}}',
             headers)
 
@@ -98,8 +96,8 @@ class OllamaRoutes(ServiceRoutes):
     async def _embed(self, request: web.Request, context: RequestContext, body: OllamaModelRequest,
                      inputs: Iterable[GenerationInput], render_vector: Callable[[int, PoolingRequestOutput], str],
                      ) -> tuple[list[str], dict[str, str], int]:
-        adapter = body.adapter_reference(self._services, context)
-        with report_missing_model(body.model):
+        adapter = body.adapter_reference(self._services, context.source_token)
+        with body.report_missing_model():
             return await run_pooling_requests(
                 self._services, request, context, [replace(each, adapter=adapter) for each in inputs], render_vector)
 
@@ -107,16 +105,14 @@ class OllamaRoutes(ServiceRoutes):
                        body: OllamaGenerationRequest) -> web.StreamResponse:
         """Generate an answer, whole or as a stream; nothing but the end for an empty prompt."""
         services = self._services
-        response = OllamaResponse(body.echoed_model(services), isinstance(body, OllamaChatRequest), context.arrived_at,
+        response = OllamaResponse(body.get_echoed_name(services), context.arrived_at,
+                                  is_chat=isinstance(body, OllamaChatRequest),
                                   has_logprobs=bool(body.logprobs or body.top_logprobs))
-        with report_missing_model(body.model):
-            if body.is_empty:
-                if services.validator.adapter_registry is not None:
-                    await services.validator.adapter_registry.resolve(body.adapter_reference(services, context),
-                                                                      context.deadline)
-                return json_text_response(replace(response, has_logprobs=False).to_json(LOADED),
-                                          request_headers(request))
-            chat_request = body.to_chat_request()
+        if body.is_empty:
+            await body.load_adapter(services, context.source_token, context.deadline)
+            return json_text_response(response.to_json(LOADED), request_headers(request))
+        chat_request = body.to_chat_request()
+        with body.report_missing_model():
             chat = await validate_generation(services, body, chat_request, context)
         validated_at = clock()
         [choice], [parser] = chat.choices, chat.parsers
@@ -144,11 +140,3 @@ async def validate_generation(services: Services, body: OllamaGenerationRequest,
     if body.think and validator.reasoning_format is None:
         raise InvalidRequest("`think` is given, but this model does not set reasoning apart; leave it out")
     return await validate_chat(services, chat_request, context, body.parameter_names)
-
-
-@contextmanager
-def report_missing_model(model: str) -> Iterator[None]:
-    try:
-        yield
-    except AdapterNotFound as error:
-        raise model_not_found(model, error) from error

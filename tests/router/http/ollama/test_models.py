@@ -64,16 +64,24 @@ def test_show_of_a_plain_model(serve):
     assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
 
 
-def test_show_knows_the_listed_adapters(serve):
-    status, shown = show(serve, {"model": "mine:latest"}, **ADAPTER_OPTIONS)
+@pytest.mark.parametrize("model", ["mine", "a:latest", "b"])
+def test_show_knows_adapters_that_requests_may_name(serve, model):
+    status, shown = show(serve, {"model": model}, **ADAPTER_OPTIONS)
     assert (status, shown["details"]["parent_model"]) == (200, "loom")
-    status, error = show(serve, {"model": "c"}, **ADAPTER_OPTIONS)
-    assert (status, error) == (404, {"error": "model 'c' not found: this server lists loom, mine"})
+    assert shown["model_info"]["general.basename"] == model.removesuffix(":latest")
+
+
+@pytest.mark.parametrize("model", ["c", "secret"])
+def test_show_knows_no_others(serve, model):
+    status, error = show(serve, {"model": model}, **ADAPTER_OPTIONS)
+    assert status == 404
+    assert error["error"].startswith(f"model '{model}' not found: ")
 
 
 @pytest.mark.parametrize("body", [{}, {"model": ""}, {"model": None}])
 def test_show_needs_a_name(serve, body):
-    assert show(serve, body) == (400, {"error": "`model` must be given"})
+    status, error = show(serve, body)
+    assert (status, error["error"].partition(":")[0]) == (400, "`model`")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"),

@@ -133,13 +133,15 @@ def test_logprobs_are_returned_for_every_token(post, fields):
                     {"token": "we", "logprob": -1.0, "bytes": [119, 101]}]},
                 {"token": "<|im_end|>", "logprob": -0.5, "bytes": [*b"<|im_end|>"], "top_logprobs": []}]
     assert post_whole(post, CHAT_PATH, script, **fields)["logprobs"] == expected
-    assert [entry for line in post_stream(post, CHAT_PATH, script, **fields) for entry in line["logprobs"]] == expected
+    lines = post_stream(post, CHAT_PATH, script, **fields)
+    assert [entry for line in lines for entry in line.get("logprobs", ())] == expected
     assert "logprobs" not in post_whole(post, CHAT_PATH, script)
 
 
 def test_stop_string_is_left_out(post):
     script = make_text_events("ab.", FinishReason.STOP_STRING)
-    for path, read in ((CHAT_PATH, lambda line: line["message"]["content"]), (GENERATE_PATH, lambda line: line["response"])):
+    for path, read in ((CHAT_PATH, lambda line: line["message"]["content"]),
+                       (GENERATE_PATH, lambda line: line["response"])):
         assert read(post_whole(post, path, script, options={"stop": ["."]})) == "ab"
         lines = post_stream(post, path, script, options={"stop": ["."]})
         assert ("".join(map(read, lines)), lines[-1]["done_reason"]) == ("ab", "stop")
@@ -288,7 +290,6 @@ def test_any_model_means_the_served_one_without_adapters(post):
 # ---------------------------------------------------------------------------------------------------------------------
 # Refusals
 
-GIVEN_TOOLS_AND_FORMAT = {"tools": [PAINT_TOOL], "format": "json"}
 IMAGE_MESSAGES = [{"role": "user", "content": "hi", "images": ["aGk="]}]
 REFUSALS = {
     "image": (CHAT_PATH, {"messages": IMAGE_MESSAGES}, "`images` is given, but images are not served; leave it out"),
@@ -306,7 +307,8 @@ REFUSALS = {
                                          "`system` is given, but the prompt goes to the model as it is"),
     "reasoning": (CHAT_PATH, {"think": "low"},
                   "`think` is given, but this model does not set reasoning apart; leave it out"),
-    "tools with a format": (CHAT_PATH, GIVEN_TOOLS_AND_FORMAT, "`format` and `tools` are given, but exclude each other"),
+    "tools with a format": (CHAT_PATH, {"tools": [PAINT_TOOL], "format": "json"},
+                            "`format` and `tools` are given, but exclude each other"),
     "format that is no schema": (CHAT_PATH, {"format": "yaml"}, "`format."),
     "format with an unknown keyword": (CHAT_PATH, {"format": {"properties": {"a": {"extends": {}}}}},
                                        "`format.properties.a.extends` is not supported"),
@@ -316,7 +318,8 @@ REFUSALS = {
     "mirostat": (CHAT_PATH, {"options": {"mirostat": 2}}, "`mirostat` must be 0, got 2"),
     "temperature": (CHAT_PATH, {"options": {"temperature": -1}}, "`temperature` must be at least 0, got -1.0"),
     "repeat_penalty": (CHAT_PATH, {"options": {"repeat_penalty": 0}}, "`repeat_penalty` must be above 0, got 0.0"),
-    "option of another type": (CHAT_PATH, {"options": {"seed": "x"}}, "`options.seed`: Input should be a valid integer"),
+    "option of another type": (CHAT_PATH, {"options": {"seed": "x"}},
+                               "`options.seed`: Input should be a valid integer"),
     "num_predict": (GENERATE_PATH, {"prompt": "x" * 1000, "options": {"num_predict": 1000}, "raw": True},
                     "`prompt` (1000 tokens) and `num_predict` (1000) must be at most 1600 together"),
     "long messages": (CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 2000}]},
