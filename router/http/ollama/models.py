@@ -56,7 +56,7 @@ class OllamaModelRoutes(ServiceRoutes):
             "details": self._describe(name)["details"], "modified_at": self._started_at,
             "model_info": {"general.architecture": ARCHITECTURE, "general.basename": name,
                            f"{ARCHITECTURE}.context_length": self._context_length},
-            "capabilities": await asyncio.to_thread(self._list_capabilities)})
+            "capabilities": await asyncio.to_thread(self._list_capabilities)})  # compiles the template
 
     async def refuse(self, request: web.Request) -> NoReturn:
         raise web.HTTPNotImplemented(

@@ -38,12 +38,12 @@ def render_error_line(error: Exception) -> str:
 
 
 def ollama_call_json(index: int, call: ParsedToolCall) -> str | None:
-    """Render a call; None if the answer was cut off within its arguments."""
+    """Render a call; None if its arguments are no JSON, as when the answer was cut off within them."""
     try:
-        arguments = json.loads(call.arguments)
+        arguments = json.dumps(json.loads(call.arguments), allow_nan=False)
     except ValueError:
         return None
-    return f'{{"function":{{"index":{index},"name":{quoted(call.name)},"arguments":{json.dumps(arguments)}}}}}'
+    return f'{{"function":{{"index":{index},"name":{quoted(call.name)},"arguments":{arguments}}}}}'
 
 
 @dataclass(frozen=True, slots=True)

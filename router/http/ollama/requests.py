@@ -120,7 +120,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
     stream: bool | None = None  # true unless it is false
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: Literal["low", "medium", "high"] | bool | None = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
 

@@ -80,9 +80,11 @@ class BodyTestCase:
         if value_text in INVALID_JSON:
             return 400
         value = json.loads(value_text)
+        if not self.schemas.is_valid({"$ref": body_type}, build_body(value)):
+            return 422
         is_rejected = (is_rejected_by_ollama_routes(field_path, value) if body_type.startswith("Ollama")
                        else self._is_rejected(body_type, field_path, value))
-        return 200 if self.schemas.is_valid({"$ref": body_type}, build_body(value)) and not is_rejected else 422
+        return 422 if is_rejected else 200
 
     def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
@@ -113,7 +115,7 @@ def is_rejected_by_ollama_routes(field_path: str, value: Any) -> bool:
     """Whether a value is rejected without grammars, and with a template that knows no reasoning."""
     name = field_path.rpartition(".")[2]
     return ((name in {"format", "think"} and value not in (None, False, ""))
-            or (name in MAX_VALUES and isinstance(value, int) and value > MAX_VALUES[name]))
+            or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
 
 
 def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str:

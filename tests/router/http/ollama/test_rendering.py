@@ -92,7 +92,8 @@ def test_failure_comes_after_the_text_before_it():
     assert render_error_line(renderer.error) == '{"error":"Request failed during generation: broken"}\n'
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [('{"a": "\u00e9"}', {"a": "\u00e9"}), ("{}", {}), ('{"a', None)])
+@pytest.mark.parametrize(("arguments", "expected"), [('{"a": "\u00e9"}', {"a": "\u00e9"}), ("{}", {}), ('{"a', None),
+                                                     ('{"a": NaN}', None)])
 def test_arguments_of_a_call_are_an_object(arguments, expected):
     rendered = ollama_call_json(1, ParsedToolCall("f", arguments))
     assert (rendered is None) == (expected is None)
