@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
@@ -30,12 +30,20 @@ JSON_SCHEMA_OPTIONS: Any = {
 GRAMMAR_READERS: Mapping[str, Callable[[str], str]] = {
     "json_schema": lambda source: LLMatcher.grammar_from_json_schema(source, overrides=JSON_SCHEMA_OPTIONS),
     "regex": lambda source: LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/"),
-    "grammar": lambda source: LLMatcher.grammar_from_lark(any_to_lark(source)),
+    "grammar": lambda source: LLMatcher.grammar_from_lark(convert_to_lark(source)),
 }
 
 
 class GrammarCompileError(Exception):
     """The tokenizer or the grammar cannot be used."""
+
+
+def convert_to_lark(source: str) -> str:
+    """Return a grammar of GBNF as one of Lark, and one of Lark unchanged. Raises ValueError."""
+    try:
+        return str(any_to_lark(source))
+    except Exception as error:  # the converter raises plain ones, too
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def load_tokenizer(tokenizer: str) -> LLTokenizer:
@@ -50,7 +58,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     support), and if the first step fails or allows no token."""
     try:
         grammar = GRAMMAR_READERS[kind](source)
-    except (ValueError, LookupError, RecursionError, GbnfToLarkError) as error:
+    except ValueError as error:
         raise GrammarCompileError(str(error)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     messages = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()

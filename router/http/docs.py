@@ -20,6 +20,14 @@ from router.http.lorax.routes import (
     LoraxGenerateRequest,
     LoraxTokenizeRequest,
 )
+from router.http.ollama.models import REFUSED_ROUTES
+from router.http.ollama.requests import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from router.http.openai.chat import ChatRequest
 from router.http.openai.completions import CompletionRequest
 from router.http.openai.responses import ResponsesRequest
@@ -33,6 +41,7 @@ from router.http.transport.body import RequestBody, json_response
 from router.http.transport.errors import (
     AnthropicErrorReply,
     ErrorReply,
+    OllamaErrorReply,
     OpenAIErrorReply,
     TgiErrorReply,
     find_error_reply_type,
@@ -47,13 +56,15 @@ OPENAI_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"
     "type": "object", "required": ["message", "type", "param", "code"], "properties": {
         "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
         "code": {"type": ["string", "null"]}}}}}
+OLLAMA_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 ANTHROPIC_ERROR_SCHEMA = {"type": "object", "required": ["type", "error"], "properties": {
     "type": {"const": "error"}, "error": {"type": "object", "required": ["type", "message"], "properties": {
         "type": {"type": "string"}, "message": {"type": "string"}}}}}
 # Name and schema of each format of errors.
 ERROR_SCHEMAS: Mapping[type[ErrorReply], tuple[str, Mapping[str, Any]]] = {
     TgiErrorReply: ("Error", TGI_ERROR_SCHEMA), OpenAIErrorReply: ("ApiError", OPENAI_ERROR_SCHEMA),
-    AnthropicErrorReply: ("AnthropicError", ANTHROPIC_ERROR_SCHEMA)}
+    AnthropicErrorReply: ("AnthropicError", ANTHROPIC_ERROR_SCHEMA),
+    OllamaErrorReply: ("OllamaError", OLLAMA_ERROR_SCHEMA)}
 ERROR_DESCRIPTIONS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
@@ -67,10 +78,11 @@ ERROR_DESCRIPTIONS = {
     "424": "It failed while it was generated.",
     "429": "There is no room for it now.",
     "500": "It failed while it was read as a whole, or by a fault of the server.",
+    "501": "It is not served.",
     "503": "No shards are ready.",
 }
 
-COMMON_ERROR_STATUSES = ERROR_DESCRIPTIONS.keys() - {"403", "404", "409"}  # statuses of every route with a body
+COMMON_ERROR_STATUSES = ERROR_DESCRIPTIONS.keys() - {"403", "404", "409", "501"}  # statuses of every route with a body
 OPENAI_ERROR_DESCRIPTIONS = ERROR_DESCRIPTIONS | {
     "400": "Something in the body is not as it must be.",
     "424": "The adapter cannot be fetched, or is not sound.",
@@ -92,7 +104,8 @@ class DocumentedRoute:
     path: str
     summary: str
     body_models: tuple[type[RequestBody], ...] = ()  # one of these, or none
-    can_stream: bool = False  # answers, or may answer, with server-sent events
+    can_stream: bool = False  # answers, or may answer, with a stream
+    stream_media_type: str = "text/event-stream"
     response_media_type: str = "application/json"
     extra_error_statuses: tuple[str, ...] = ()  # error statuses beyond those common to routes of its kind
 
@@ -159,6 +172,25 @@ SERVER_INFO_ROUTES = (
     DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),
     DocumentedRoute("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
 )
+OLLAMA_ROUTES = (
+    DocumentedRoute("POST", "/api/chat", "The next message of a chat, as a stream of lines unless `stream` is false.",
+                    (OllamaChatRequest,), can_stream=True, stream_media_type="application/x-ndjson",
+                    extra_error_statuses=("404",)),
+    DocumentedRoute("POST", "/api/generate",
+                    "The answer to a prompt, or with `raw` what follows it, as a stream likewise.",
+                    (OllamaGenerateRequest,), can_stream=True, stream_media_type="application/x-ndjson",
+                    extra_error_statuses=("404",)),
+    DocumentedRoute("POST", "/api/embed", "The embeddings of one text or several, of unit length.",
+                    (OllamaEmbedRequest,), extra_error_statuses=("404",)),
+    DocumentedRoute("POST", "/api/embeddings", "The embedding of a text.", (OllamaEmbeddingsRequest,),
+                    extra_error_statuses=("404",)),
+    DocumentedRoute("GET", "/api/tags", "The model that is served and its adapters."),
+    DocumentedRoute("GET", "/api/ps", "The same, as models in memory."),
+    DocumentedRoute("POST", "/api/show", "One of them: its template, context length and capabilities.",
+                    (OllamaShowRequest,), extra_error_statuses=("404",)),
+    DocumentedRoute("GET", "/api/version", "The version of the server."),
+    *(DocumentedRoute(method, path, "Refused: the model is chosen when the server is started.",
+                      extra_error_statuses=("501",)) for method, path in REFUSED_ROUTES),)
 PROBE_ROUTES = (
     DocumentedRoute("GET", "/health", "200 if requests are served, else 503.", response_media_type=""),
     DocumentedRoute("GET", "/", "The same.", response_media_type=""),
@@ -177,8 +209,8 @@ BATCHING_STUDY_ROUTES = (  # with --dialect batching
 )
 ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
     "Generate": GENERATE_ROUTES, "OpenAI's Responses API": RESPONSES_ROUTES, "Anthropic's Messages": ANTHROPIC_ROUTES,
-    "Embed and classify": POOLING_ROUTES,
-    "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES, "Probes": PROBE_ROUTES}
+    "Embed and classify": POOLING_ROUTES, "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES,
+    "Ollama": OLLAMA_ROUTES, "Probes": PROBE_ROUTES}
 # Bodies of the same routes with --compat lorax.
 LORAX_BODY_MODELS: dict[str, tuple[type[RequestBody], ...]] = {
     "/": (LoraxCompatGenerateRequest,),
@@ -252,7 +284,7 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
 
 def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
     media_types = ([route.response_media_type] * bool(route.response_media_type)
-                   + ["text/event-stream"] * route.can_stream)
+                   + [route.stream_media_type] * route.can_stream)
     success: dict[str, Any] = {"description": "As asked."}
     if media_types:
         success["content"] = {kind: {} for kind in media_types}
@@ -260,13 +292,12 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
                       | set(route.extra_error_statuses))
     if "{id}" in route.path:
         error_statuses.add("404")
-    reply_type = find_error_reply_type(route.path, compat)
-    descriptions, (schema_name, _) = ERROR_DESCRIPTIONS, ERROR_SCHEMAS[reply_type]
+    descriptions, reply_type = ERROR_DESCRIPTIONS, find_error_reply_type(route.path, compat)
     if reply_type is not TgiErrorReply:
         descriptions = OPENAI_ERROR_DESCRIPTIONS
         if "422" in error_statuses:
             error_statuses = error_statuses - {"422"} | {"400"}
-    content = {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}
+    content = {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=ERROR_SCHEMAS[reply_type][0])}}}
     return {"200": success, **{code: {"description": descriptions[code], "content": content}
                                for code in sorted(error_statuses)}}
 

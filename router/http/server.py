@@ -21,6 +21,8 @@ from router.http.anthropic.routes import AnthropicRoutes
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
+from router.http.ollama.models import OllamaModelRoutes
+from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.responses import ResponsesRoutes
@@ -99,7 +101,8 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
     study_routes = BatchingStudyCompatRoutes(services).routes() if services.config.dialect == "batching" else []
     routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes(),
-              *ResponsesRoutes(services).routes(), *AnthropicRoutes(services).routes()]
+              *ResponsesRoutes(services).routes(), *AnthropicRoutes(services).routes(),
+              *OllamaRoutes(services).routes(), *OllamaModelRoutes(services).routes()]
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]

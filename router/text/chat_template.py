@@ -49,11 +49,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str],
                  output_format: OutputFormat | None = None) -> None:
+        self.source = source
         self._template = SandboxedTemplate(source)
         self._special_tokens = special_tokens
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
         self._tool_call_opening = find_call_opening(self.output_format, source)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template renders tools. Raises ChatTemplateFailed."""
+        return self._template.uses_variable("tools")
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed. A partial answer as the last
@@ -75,7 +81,7 @@ class ChatTemplate:
         The format is that of text-generation-inference."""
         if not conversation.tools:
             return conversation
-        takes_tools = self._template.uses_variable("tools")
+        takes_tools = self.takes_tools
         if takes_tools and not conversation.tool_prompt:
             return conversation
         tools_json = "" if takes_tools else tojson([dict(tool) for tool in conversation.tools]) + "\n"

@@ -71,6 +71,7 @@ class DialectParameterNames:
     top_n_tokens: str = "top_n_tokens"
     grammar: str = "grammar"
     stop: str = "stop"
+    repetition_penalty: str = "repetition_penalty"
     max_top_n_tokens: int = 0  # that the dialect itself promises, also beyond --max-top-n-tokens
     max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
 

@@ -46,10 +46,12 @@ LOGIT_BIAS = DocumentedBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additi
     "type": "number", "minimum": int(-MAX_BIAS), "maximum": int(MAX_BIAS)}})
 TEMPLATE_VARIABLES = DocumentedBounds({"propertyNames": {"not": {"enum": sorted(RESERVED_TEMPLATE_VARIABLES)}}})
 EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
+AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
 FALSE = DocumentedBounds({"enum": [False, None]})
 NULL = DocumentedBounds({"type": "null"})  # a field that is refused
 DISABLED = DocumentedBounds({"enum": ["disabled", None]})
 EMPTY_TEXT = DocumentedBounds({"maxLength": 0})
+EMPTY_LIST = DocumentedBounds({"maxItems": 0})
 NON_EMPTY_TEXT = DocumentedBounds({"minLength": 1})
 NON_EMPTY_LIST = DocumentedBounds({"minItems": 1})
 NON_EMPTY_TEXTS = DocumentedBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})

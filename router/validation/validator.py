@@ -127,6 +127,7 @@ class RequestValidator:
         adapters with `adapter_registry`."""
         self.tokenizer = tokenizer
         self.adapter_registry = adapter_registry
+        self.chat_template = chat_template
         self.prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
         self.limits = self.prompt_encoder.limits
         self.output_format = None if chat_template is None else chat_template.output_format  # of the answers in chats
@@ -206,9 +207,10 @@ class RequestValidator:
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
         checked: dict[str, Any] = {}
+        names = generation_input.parameter_names
         for field_name, name, check in FLOAT_PARAMETERS:
             if (value := getattr(generation_input, field_name)) is not None:
-                checked[field_name] = check(name, value)
+                checked[field_name] = check(names.repetition_penalty if name == "repetition_penalty" else name, value)
         if checked.get("repetition_penalty") == 1:
             del checked["repetition_penalty"]  # changes nothing
         checked["temperature"] = checked.get("temperature", 1.0) if generation_input.is_sampling else 0.0

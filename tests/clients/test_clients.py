@@ -18,6 +18,7 @@ CLIENTS_FOLDER = Path(__file__).parent
 CLIENT_PACKAGES = {
     "anthropic_client": ("anthropic==2.14.0",),
     "hub": ("huggingface_hub==2.4.0",),
+    "ollama_client": ("ollama==0.6.3",),
     "openai_python": ("openai==3.52.0",),
     "text_generation_client": ("text-generation==0.7.0",),
 }

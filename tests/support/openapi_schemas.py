@@ -26,6 +26,7 @@ KEYWORD_CHECKS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "minLength": ("string", lambda value, least: len(value) >= least),
     "maxLength": ("string", lambda value, most: len(value) <= most),
     "minItems": ("array", lambda value, least: len(value) >= least),
+    "maxItems": ("array", lambda value, most: len(value) <= most),
 }
 
 

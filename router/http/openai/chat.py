@@ -80,8 +80,8 @@ NOT_GIVEN: Sequence[object] = (None, False, [], {})
 # Fields that are refused unless they have one of these values, with which they change nothing.
 REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "ebnf", "function_call", "functions",
-                     "grammar", "json_schema", "logits_processors", "mm_processor_kwargs", "prediction", "prompt_embeds",
-                     "regex", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
+                     "grammar", "json_schema", "logits_processors", "mm_processor_kwargs", "prediction",
+                     "prompt_embeds", "regex", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
                      "web_search_options"), NOT_GIVEN),
     "best_of": (None, 1), "echo": (None, False), "length_penalty": (None, 1), "modalities": (None, ["text"]),
     "prompt_logprobs": (None,), "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
@@ -368,11 +368,10 @@ class ChatRequest(OpenAIBaseRequest):
         """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
         return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
 
-    def to_tgi_generation_input(self, context: RequestContext,
-                                parameter_names: DialectParameterNames) -> GenerationInput:
+    def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
-        generation_input = plain_request.to_generation_input(context, parameter_names)
+        generation_input = plain_request.to_generation_input(context)
         names = replace(generation_input.parameter_names, max_top_n_tokens=0)
         generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names)
         return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
@@ -430,10 +429,12 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
-    generation_input = (chat_request.to_tgi_generation_input(context, parameter_names) if services.is_tgi
+    is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
+    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi
                         else chat_request.to_generation_input(context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice) for choice in choices])
+    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_tgi=is_tgi)
+                                   for choice in choices])
 
 
 class ChatRoutes(ServiceRoutes):
@@ -502,16 +503,16 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
     return model
 
 
-async def create_response_parser(services: Services, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest) -> AnyResponseParser | None:
+async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
+                                 is_tgi: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None."""
     if chat_request.needs_tool_call:
         return RequiredCallParser()
     validator = services.validator
     if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
-        tool_names = None if services.is_tgi else {tool.function.name for tool in chat_request.tools}
+        tool_names = None if is_tgi else {tool.function.name for tool in chat_request.tools}
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
-    elif validator.reasoning_format is not None and not services.is_tgi:
+    elif validator.reasoning_format is not None and not is_tgi:
         tool_names, output_format = None, validator.reasoning_format
     else:
         return None

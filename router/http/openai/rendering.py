@@ -140,12 +140,14 @@ def logprobs_json(tokens: Iterable[TokenEvent | None], output_options: ChatOutpu
     if not output_options.includes_logprobs or tokens == [None]:
         return "null"
     known_tokens = (token for token in tokens if token is not None)
-    return f'{{"content":[{token_logprobs_json(known_tokens, output_options.tokenizer)}]}}'
+    return f'{{"content":{token_logprobs_json(known_tokens, output_options.tokenizer)}}}'
 
 
 def token_logprobs_json(tokens: Iterable[TokenEvent], tokenizer: Tokenizer | None) -> str:
-    return ",".join(f"{{{token_fields(token, tokenizer)},"
-                    f'"top_logprobs":[{top_tokens_json(token, tokenizer)}]}}' for token in tokens)
+    """Return the list of the tokens' logprobs. `tokenizer` knows the bytes of tokens; None: those of their text."""
+    entries = ",".join(f"{{{token_fields(token, tokenizer)},"
+                       f'"top_logprobs":[{top_tokens_json(token, tokenizer)}]}}' for token in tokens)
+    return f"[{entries}]"
 
 
 def top_tokens_json(token: TokenEvent, tokenizer: Tokenizer | None) -> str:

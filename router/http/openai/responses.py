@@ -384,7 +384,7 @@ class ResponsesRoutes(ServiceRoutes):
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         events = ResponseEvents(responses_request.echoed_fields(get_echoed_model(services, chat_request)))
         renderer = ResponseStreamRenderer(events, len(choice.request.prompt),
-                                          chat_request.trimmed_stop_strings(is_tgi=services.is_tgi), parser,
+                                          chat_request.trimmed_stop_strings(is_tgi=False), parser,
                                           services.validator.tokenizer if responses_request.includes_logprobs
                                           else None)
         headers = response_headers(request, services.engine.model_info, choice.num_prompt_characters, choice.adapter)

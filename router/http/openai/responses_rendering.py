@@ -212,4 +212,4 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
         tokens, self._tokens = self._tokens, []
         if self._logprob_tokenizer is None:
             return []
-        return [token_logprobs_json([token], self._logprob_tokenizer) for token in tokens]
+        return [token_logprobs_json([token], self._logprob_tokenizer)[1:-1] for token in tokens]

@@ -61,10 +61,10 @@ class ReportingRequestBody(RequestBody):
     model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
     def list_unknown_fields(self) -> list[str]:
-        """Return the names of unknown fields, also those of `parameters`, as `parameters.NAME`."""
-        parameters = getattr(self, "parameters", None)
-        nested = parameters.list_unknown_fields() if isinstance(parameters, ReportingRequestBody) else ()
-        return [*(self.model_extra or ()), *(f"parameters.{name}" for name in nested)]
+        """Return the names of unknown fields, also those of objects in fields, such as `parameters.NAME`."""
+        nested = [f"{field}.{name}" for field, value in self if isinstance(value, ReportingRequestBody)
+                  for name in value.list_unknown_fields()]
+        return [*(self.model_extra or ()), *nested]
 
 
 BodyT = TypeVar("BodyT", bound=RequestBody)

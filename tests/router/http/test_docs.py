@@ -76,6 +76,7 @@ def test_schema_references_match_the_defined_schemas(compat):
 @pytest.mark.parametrize(("compat", "path", "error", "status"), [
     ("none", "/v1/chat/completions", "ApiError", "400"), ("none", "/generate", "Error", "422"),
     ("none", "/v1/messages", "AnthropicError", "400"), ("lorax", "/v1/messages", "AnthropicError", "400"),
+    ("none", "/api/chat", "OllamaError", "400"), ("lorax", "/api/chat", "OllamaError", "400"),
     ("tgi", "/v1/chat/completions", "Error", "422"), ("lorax", "/v1/chat/completions", "Error", "422")])
 def test_error_schema_matches_the_route(compat, path, error, status):
     answers = build_openapi_document(compat)["paths"][path]["post"]["responses"]
@@ -107,9 +108,10 @@ def test_optional_fields_of_openai_requests_are_nullable(name):
     assert [field for field, schema in fields.items() if {"type": "null"} not in schema.get("anyOf", ())] == []
 
 
-def test_streaming_routes_document_event_streams():
-    content = OPENAPI_DOCUMENT["paths"]["/generate_stream"]["post"]["responses"]["200"]["content"]
-    assert "text/event-stream" in content
+@pytest.mark.parametrize(("path", "media_type"), [
+    ("/generate_stream", "text/event-stream"), ("/api/chat", "application/x-ndjson")])
+def test_streaming_routes_document_the_type_of_the_stream(path, media_type):
+    assert media_type in OPENAPI_DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
 
 
 def test_route_with_several_body_types_lists_all_of_them():

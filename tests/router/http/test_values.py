@@ -16,6 +16,7 @@ from router.config import RouterConfig
 from router.http.docs import (
     ANTHROPIC_ROUTES,
     GENERATE_ROUTES,
+    OLLAMA_ROUTES,
     POOLING_ROUTES,
     RESPONSES_ROUTES,
     SCHEMA_REFERENCE,
@@ -23,13 +24,16 @@ from router.http.docs import (
     build_openapi_document,
     get_route_sections,
 )
-from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, find_error_reply_type
+from router.http.transport.errors import OllamaErrorReply, OpenAIErrorReply, TgiErrorReply, find_error_reply_type
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
                   "MergedAdapters": {"ids": ["x"], "weights": [1.0]}, "TextFormat": {"type": "text"},
-                  "InputMessage": {"role": "user", "content": "x"}}
+                  "InputMessage": {"role": "user", "content": "x"},
+                  # without them the model is only loaded
+                  "OllamaChatRequest": {"model": "x", "messages": [{"role": "user", "content": "x"}]},
+                  "OllamaGenerateRequest": {"model": "x", "prompt": "x"}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
                      for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
@@ -83,8 +87,11 @@ class BodyTestCase:
         if value_text in INVALID_JSON:
             return 400
         value = json.loads(value_text)
-        return (200 if self.schemas.is_valid({"$ref": body_type}, build_body(value))
-                and not self._is_rejected(body_type, field_path, value) else 422)
+        if not self.schemas.is_valid({"$ref": body_type}, build_body(value)):
+            return 422
+        is_rejected = (is_rejected_by_ollama_routes(field_path, value) if body_type.startswith("Ollama")
+                       else self._is_rejected(body_type, field_path, value))
+        return 422 if is_rejected else 200
 
     def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
@@ -113,6 +120,13 @@ class BodyTestCase:
         return MAX_VALUES, ALLOWED_IN_STREAMS if ".parameters" in field_path else {}
 
 
+def is_rejected_by_ollama_routes(field_path: str, value: Any) -> bool:
+    """Whether a value is rejected without grammars, and with a template that knows no reasoning."""
+    name = field_path.rpartition(".")[2]
+    return ((name in {"format", "think"} and value not in (None, False, ""))
+            or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
+
+
 def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str:
     placeholder = "the value that is tried"
     return json.dumps({**other_fields, **build_body(placeholder)}).replace(json.dumps(placeholder), value)
@@ -125,17 +139,19 @@ RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in ALL_GENERA
 STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in ALL_GENERATION_ROUTES
                 if entry.can_stream and entry.path != "/invocations"]
 POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
+OLLAMA_CASES = [BodyTestCase(entry, is_streamed=is_streamed) for entry in OLLAMA_ROUTES
+                if entry.body_models and entry.path != "/api/show" for is_streamed in {False, entry.can_stream}]
 LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]
                for entry in get_route_sections("lorax")["Generate"] if entry.path == case.entry.path and entry
                != case.entry]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES], ids=lambda case: (
-    f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}"))
+@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES],
+                         ids=lambda case: f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}")
 def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) -> None:
-    path, extra_fields = case.entry.path, {"stream": True} if case.is_streamed else {}
-    reply_type = find_error_reply_type(path, case.compat)
+    path, reply_type = case.entry.path, find_error_reply_type(case.entry.path, case.compat)
+    extra_fields = {"stream": True} if case.is_streamed else {"stream": False} if case in OLLAMA_CASES else {}
 
     async def post_and_get_status(server: HttpConnectionPool, body: str) -> int:
         """Return the status, or 422 for a stream whose only event is an error."""
@@ -145,6 +161,10 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
         response = json.loads(text.removeprefix("data:"))
+        if reply_type is OllamaErrorReply:
+            assert [*response] == ["error"]
+            assert len(response["error"]) < 1000
+            return status
         if reply_type is not TgiErrorReply:
             assert set(response["error"]) == {"message", "type"} | (
                 {"param", "code"} if reply_type is OpenAIErrorReply else set())
