@@ -211,12 +211,6 @@ class AnthropicCountTokensRequest(ReportingRequestBody):
     output_format: Unsupported = None
     thread: Unsupported = None
 
-    def list_unknown_fields(self) -> list[str]:
-        """Return the names of unknown fields, also those of `thinking` and `output_config`."""
-        nested = (("thinking", self.thinking), ("output_config", self.output_config))
-        return [*super().list_unknown_fields(), *(f"{name}.{field}" for name, body in nested if body is not None
-                                                  for field in body.list_unknown_fields())]
-
     def to_chat_request(self) -> ChatRequest:
         """Return the chat. Raises InvalidRequest and InvalidTools with this dialect's names of fields."""
         return ChatRequest.model_validate(self._chat_fields())

@@ -128,7 +128,7 @@ def test_call_comes_whole_with_an_object_of_arguments(post):
 
 @pytest.mark.parametrize("fields", [{"logprobs": True, "top_logprobs": 1}, {"top_logprobs": 1}])
 def test_logprobs_are_returned_for_every_token(post, fields):
-    script = [TokenEvent(97, "we", -1.0, False, (TopToken(97, "we", -1.0, False),)), *make_end_script("we")[1:]]
+    script = [TokenEvent(300, "we", -1.0, False, (TopToken(300, "we", -1.0, False),)), *make_end_script("we")[1:]]
     expected = [{"token": "we", "logprob": -1.0, "bytes": [119, 101], "top_logprobs": [
                     {"token": "we", "logprob": -1.0, "bytes": [119, 101]}]},
                 {"token": "<|im_end|>", "logprob": -0.5, "bytes": [*b"<|im_end|>"], "top_logprobs": []}]
