@@ -32,7 +32,7 @@ def check_messages() -> None:
     assert [(block.type, block.text) for block in message.content] == [("text", "1, 2, 3, 4, 5.")]
     assert (message.role, message.model, message.stop_reason) == ("assistant", "weft/demo", "end_turn")
     stopped = CLIENT.messages.create(**MESSAGE, stop_sequences=["3"])
-    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == ("1, 2,", "stop_sequence", "3")
+    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == ("1, 2, ", "stop_sequence", "3")
     short = CLIENT.messages.create(**MESSAGE | {"max_tokens": 2})
     assert (short.stop_reason, short.usage.output_tokens) == ("max_tokens", 2)
 

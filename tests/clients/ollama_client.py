@@ -45,7 +45,7 @@ def check_chats() -> None:
     short = CLIENT.chat(MODEL, COUNTING_MESSAGES, options={**GREEDY, "num_predict": 2, "num_ctx": 512}, keep_alive="5m")
     assert (short.done_reason, short.eval_count) == ("length", 2)
     stopped = CLIENT.chat(MODEL, COUNTING_MESSAGES, options={**GREEDY, "stop": ["3"]})
-    assert (stopped.message.content, stopped.done_reason) == ("1, 2,", "stop")
+    assert (stopped.message.content, stopped.done_reason) == ("1, 2, ", "stop")
 
 
 def check_async_chats() -> None:

@@ -4,15 +4,19 @@ The scripts beside this file run in these environments and contain the checks. A
 skipped.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.checkpoints.small_encoders import make_bert_encoder
 from support.servers.client_environments import make_client_environment
 from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CLIENTS_FOLDER = Path(__file__).parent
 CLIENT_PACKAGES = {
@@ -80,12 +84,38 @@ def test_lorax_encoder_client_checks_pass(encoder_servers: tuple[WeftProcess, We
     run_client_script(encoder_servers, tmp_path, name, LORAX_CLIENT_PACKAGES[name], script="lorax_encoder_client")
 
 
+def test_lm_eval_computes_the_loglikelihoods_of_transformers(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, "llama")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "dogs", "to", "hide",
+             "under", "some", "old", "house", "in", "town"]
+    pairs = [(" ".join(words[start:start + 5]), " " + " ".join(words[start + 5:start + 8])) for start in range(12)]
+    (folder / "pairs.json").write_text(json.dumps(pairs))
+    with run_weft_process(tmp_path, str(folder), "--threads", "1", "--dtype", "float32") as weft:
+        run_client_script((weft,), tmp_path, "lm_eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
+                          script="lm_eval_client", arguments=(str(folder),), is_quiet=False)
+    found = json.loads((folder / "loglikelihoods.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for (context, continuation), (loglikelihood, is_greedy) in zip(pairs, found, strict=True):
+        context_tokens = tokenizer.encode(context, add_special_tokens=False)
+        tokens = tokenizer.encode(context + continuation, add_special_tokens=False)
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        rows, targets = range(len(context_tokens) - 1, len(tokens) - 1), tokens[len(context_tokens):]
+        assert loglikelihood == pytest.approx(sum(logprobs[row, target].item() for row, target in zip(
+            rows, targets, strict=True)), abs=1e-3)
+        assert is_greedy == all(logprobs[row].argmax().item() == target for row, target in zip(
+            rows, targets, strict=True))
+
+
 def run_client_script(servers: tuple[WeftProcess, ...], folder: Path, client_name: str, packages: tuple[str, ...],
-                      script: str = "") -> None:
+                      script: str = "", *, arguments: tuple[str, ...] = (), is_quiet: bool = True) -> None:
+    """Run a client's script with the servers' URLs and further arguments. It succeeds, and `is_quiet` says nothing."""
     command = [make_client_environment(client_name, *packages), "-P", CLIENTS_FOLDER / f"{script or client_name}.py",
-               *(weft.url for weft in servers)]
+               *(weft.url for weft in servers), *arguments]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False,
                                env={"HOME": str(folder), "PATH": "/usr/bin:/bin"})
     sys.stdout.write(completed.stdout)
-    assert (completed.returncode, completed.stderr) == (0, ""), completed.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert not (is_quiet and completed.stderr), completed.stderr[-3000:]
     assert {weft.get_status("/health") for weft in servers} == {200}
