@@ -5,6 +5,7 @@ skipped.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.checkpoints.small_encoders import make_bert_encoder
-from support.servers.client_environments import make_client_environment
+from support.servers.client_environments import make_client_environment, make_node_environment
 from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,6 +27,8 @@ CLIENT_PACKAGES = {
     "openai_python": ("openai==3.52.0",),
     "text_generation_client": ("text-generation==0.7.0",),
 }
+JS_PACKAGES = ("openai@6.49.0", "ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.92",
+               "@ai-sdk/anthropic@3.0.140", "zod@4.6.7")
 LORAX_CLIENT_PACKAGES = {
     "lorax_client": ("lorax-client==0.6.3", "certifi==2024.7.4"),  # the only certifi that lorax-client accepts
 }
@@ -82,6 +85,14 @@ def test_lorax_client_checks_pass(lorax_server: WeftProcess, tmp_path: Path, nam
 def test_lorax_encoder_client_checks_pass(encoder_servers: tuple[WeftProcess, WeftProcess], tmp_path: Path,
                                           name: str) -> None:
     run_client_script(encoder_servers, tmp_path, name, LORAX_CLIENT_PACKAGES[name], script="lorax_encoder_client")
+
+
+def test_javascript_client_checks_pass(weft: WeftProcess) -> None:
+    folder = make_node_environment("js", *JS_PACKAGES)
+    shutil.copy(CLIENTS_FOLDER / "js_clients.mjs", folder)  # modules are found beside the script
+    completed = subprocess.run(["node", folder / "js_clients.mjs", weft.url], capture_output=True, text=True,
+                               check=False)
+    assert (completed.returncode, completed.stderr) == (0, ""), completed.stderr[-3000:]
 
 
 def test_lm_eval_computes_the_loglikelihoods_of_transformers(tmp_path: Path) -> None:

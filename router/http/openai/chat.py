@@ -3,7 +3,7 @@ OpenAI and text-generation-inference differ, responses have a form that clients 
 dialects become a `ChatRequest`, too, and go through `validate_chat`."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
-from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, parse_grammar, read_only_grammar
+from router.grammars.parameters import Grammar, parse_grammar
+from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     DONE_EVENT,
@@ -40,7 +41,6 @@ from router.http.openai.tools import (
 )
 from router.http.transport.body import (
     Int32,
-    ReportingRequestBody,
     RequestBody,
     UInt32,
     UInt64,
@@ -73,9 +73,6 @@ NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template 
 # Fields that change how a chat is rendered, beside its messages and tools.
 TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
                              "continue_final_message"})
-# Fields that constrain the output, and which constraint of `structured_outputs` each is; that itself is none.
-GUIDED_FIELDS: Mapping[str, str] = {"structured_outputs": "", "guided_json": "json", "guided_regex": "regex",
-                                    "guided_choice": "choice", "guided_grammar": "grammar"}
 NOT_GIVEN: Sequence[object] = (None, False, [], {})
 # Fields that are refused unless they have one of these values, with which they change nothing.
 REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
@@ -103,10 +100,6 @@ def check_num_entries(value: object) -> object:
 StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
 
 
-def _read_guided_field(parameter: str, *, kind: str, value: object) -> Grammar:
-    return STRUCTURED_OUTPUT_READERS[kind](parameter, value)
-
-
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
@@ -117,26 +110,7 @@ class StreamOptions(RequestBody):
     include_usage: bool | None = None
 
 
-class StructuredOutputs(RequestBody):
-    """vLLM's constraint of the output: one of these."""
-
-    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: Annotated[list[str] | None, FailFast()] = None
-    grammar: str | None = None
-    json_object: bool | None = None
-
-    def to_grammar(self, parameter: str) -> Grammar:
-        given = {name: value for name, value in self.model_dump(by_alias=True).items()
-                 if value is not None and name in STRUCTURED_OUTPUT_READERS}
-        if len(given) != 1:
-            raise InvalidRequest(f"`{parameter}` must have exactly one of {', '.join(STRUCTURED_OUTPUT_READERS)}, got "
-                                 f"{', '.join(given) or 'none'}")
-        [(name, value)] = given.items()
-        return STRUCTURED_OUTPUT_READERS[name](f"{parameter}.{name}", value)
-
-
-class OpenAIBaseRequest(ReportingRequestBody):
+class OpenAIBaseRequest(ConstrainedRequest):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
     model: str | None = None
@@ -161,11 +135,6 @@ class OpenAIBaseRequest(ReportingRequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: Annotated[list[str] | None, FailFast()] = None
-    guided_grammar: str | None = None
     cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
     priority: Annotated[Int32 | None, bounds.PRIORITY] = None
 
@@ -193,21 +162,6 @@ class OpenAIBaseRequest(ReportingRequestBody):
         for name in sorted(REFUSED_FIELDS.keys() & (self.model_extra or {}).keys()):
             if (self.model_extra or {})[name] not in REFUSED_FIELDS[name]:
                 raise InvalidRequest(f"`{name}` is given, but this server does not support it; leave it out")
-
-    def find_grammar(self, read_response_format: Callable[[str], Grammar | None] | None) -> tuple[str, Grammar] | None:
-        """Return the parameter that constrains the output, and its grammar; None without one. `read_response_format`
-        reads a `response_format`, if there is one. Raises InvalidRequest."""
-        if read_response_format is None and self.model_fields_set.isdisjoint(GUIDED_FIELDS):
-            return None
-        readers: dict[str, Callable[[str], Grammar | None]] = {}
-        if read_response_format is not None:
-            readers["response_format"] = read_response_format
-        if self.structured_outputs is not None:
-            readers["structured_outputs"] = self.structured_outputs.to_grammar
-        for name, kind in GUIDED_FIELDS.items():
-            if kind and (value := getattr(self, name)) is not None:
-                readers[name] = partial(_read_guided_field, kind=kind, value=value)
-        return read_only_grammar(readers)
 
     @property
     def token_parameters(self) -> dict[str, Any]:
@@ -389,8 +343,11 @@ class ChatRequest(OpenAIBaseRequest):
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
         """Return the parameter that constrains the answer, by default that of formats, and its grammar."""
-        found = self.find_grammar(None if self.response_format is None
-                                  else partial(parse_grammar, value=self.response_format))
+        found = None
+        if self.response_format is not None:
+            found = self.find_grammar(partial(parse_grammar, value=self.response_format))
+        elif not CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set):
+            found = self.find_grammar(None)
         if found is not None and self.tools is not None:
             raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
         if found is not None:
