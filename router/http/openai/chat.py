@@ -41,6 +41,7 @@ from router.http.openai.tools import (
 )
 from router.http.transport.body import (
     Int32,
+    ReportingRequestBody,
     RequestBody,
     UInt32,
     UInt64,
@@ -104,7 +105,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
-class StreamOptions(RequestBody):
+class StreamOptions(ReportingRequestBody):
     """The field `stream_options`: whether a stream ends with its usage."""
 
     include_usage: bool | None = None
