@@ -3,10 +3,9 @@
 import socket
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
-from launcher.adapters.adapter_files import CONFIG_FILE
+from launcher.adapters.sources.local import LocalSource
 from launcher.hub.resolve import ResolvedModel
 from launcher.settings import LaunchConfig
 from router.config import RouterConfig
@@ -64,17 +63,12 @@ def describe_adapters(launch: LaunchConfig, router: RouterConfig) -> str:
     if not serves_adapters(launch, router):
         return ""
     if router.adapter_source == "local" and launch.adapter_root:
-        return f"{join_names(list_adapter_names(Path(launch.adapter_root))) or 'none yet'}, in {launch.adapter_root}"
+        return f"{join_names(LocalSource(launch.adapter_root).list_names()) or 'none yet'}, in {launch.adapter_root}"
     preloaded_names = join_names(dict.fromkeys((router.adapter_id, *router.preloaded_adapter_ids)))
     return "; ".join(part for part in (
         f"from the source {router.adapter_source}, unless a request names another",
         f"at the start: {preloaded_names}" if preloaded_names else "",
         "--adapter-source local takes those below --adapter-root" if launch.adapter_root else "") if part)
-
-
-def list_adapter_names(root: Path) -> list[str]:
-    """Return the names of the adapters directly in a folder, sorted; those in folders below them are served, too."""
-    return sorted(path.parent.name for path in root.glob(f"*/{CONFIG_FILE}"))
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -29,6 +29,7 @@ from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 from launcher.adapters.store_protocol import (
     AccessCheckRequest,
     FetchRequest,
+    ListNamesRequest,
     MergeRequest,
     ReplacePinsRequest,
     RequestId,
@@ -61,10 +62,11 @@ class AdapterStoreSettings:
 
 
 class StoreComponents(NamedTuple):
-    """Parts of the store that answer requests: the folder, the source `hub`, the fetcher and the runner of merges."""
+    """Parts of the store that answer requests: the folder, two of the sources, the fetcher and the runner of merges."""
 
     store: AdapterVersionStore
     hub_source: HubSource
+    local_source: LocalSource
     fetcher: AdapterFetcher
     merger: AdapterMergeRunner
 
@@ -103,6 +105,8 @@ class StoreRequestDispatcher:
             case AccessCheckRequest():
                 self._reply_when_done(request_id,
                                       self._access_check_executor.submit(self._handle_access_check, request), dict)
+            case ListNamesRequest():
+                self._reply_when_done(request_id, self._access_check_executor.submit(self._list_local_names), dict)
             case ReplacePinsRequest():
                 self._reply_when_done(request_id, self._pin_executor.submit(self._replace_pins, request), dict)
 
@@ -117,6 +121,10 @@ class StoreRequestDispatcher:
             with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"):
                 self._components.hub_source.check_access(request)
         return {"allowed": True}
+
+    def _list_local_names(self) -> Reply:
+        with convert_errors_to_adapter_error("the folder of --adapter-root"):
+            return {"names": self._components.local_source.list_names()}
 
     def _replace_pins(self, request: ReplacePinsRequest) -> Reply:
         """Replace the pins and reply with the digests that are no longer stored and must be fetched again."""
@@ -171,8 +179,9 @@ def make_store_components(settings: AdapterStoreSettings, server_token: str,
     hub = HubSource(HubSourceSettings(settings.endpoint, settings.user_agent, settings.offline_variable,
                                       store.folder / "hub", Path(settings.hub_cache), server_token))
     s3 = S3Source(partial(boto3_storage.connect_to_s3, environment), environment)
-    fetching = AdapterFetcher(store, {"hub": hub, "local": LocalSource(settings.local_root), "s3": s3})
-    return StoreComponents(store, hub, fetching, AdapterMergeRunner(store, MERGE_COMMAND))
+    local = LocalSource(settings.local_root)
+    fetching = AdapterFetcher(store, {"hub": hub, "local": local, "s3": s3})
+    return StoreComponents(store, hub, local, fetching, AdapterMergeRunner(store, MERGE_COMMAND))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ the reply that describes a version.
     {"id": 2, "op": "allowed", "source": "hub", "name": "org/name", "token": ""}
     {"id": 3, "op": "pin", "digests": []}
     {"id": 4, "op": "merge", "digests": [], "weights": [], "strategy": "ties", "density": 0.5, "sign": "total"}
+    {"id": 5, "op": "names"}
 """
 
 import hashlib
@@ -77,7 +78,12 @@ class MergeRequest:
         return int(self.content_hash[:16], 16)
 
 
-StoreRequest = FetchRequest | AccessCheckRequest | ReplacePinsRequest | MergeRequest
+@dataclass(frozen=True, slots=True)
+class ListNamesRequest:
+    """Request for the names of the adapters that the source `local` has."""
+
+
+StoreRequest = FetchRequest | AccessCheckRequest | ReplacePinsRequest | MergeRequest | ListNamesRequest
 
 
 def parse_request_line(line: bytes) -> tuple[RequestId, dict[str, Any]]:
@@ -128,7 +134,7 @@ def parse_merge_request(fields: Mapping[str, Any]) -> MergeRequest:
 
 REQUEST_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], StoreRequest]] = {
     "fetch": parse_fetch_request, "allowed": parse_access_check_request, "pin": parse_replace_pins_request,
-    "merge": parse_merge_request}
+    "merge": parse_merge_request, "names": lambda _: ListNamesRequest()}
 
 
 def parse_source_name(fields: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from router.errors import (
 )
 from router.request import ADAPTER, LoadableResource
 
+LOCAL_NAMES_SECONDS = 2.0  # for which the names of local adapters are kept
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached
 MAX_KNOWN_ADAPTERS = 4096  # names, aliases, and cached grants of access, each
 now = time.monotonic
@@ -83,6 +85,8 @@ class AdapterRegistry:
         self._fetch_tasks: dict[tuple[AdapterReference, str], asyncio.Task[AdapterEntry]] = {}
         self._access_granted_until: OrderedDict[tuple[AdapterReference, bytes], float] = OrderedDict()
         self._default_adapter: ResolvedAdapter | None = None
+        self._local_names: list[str] = []
+        self._local_names_until = 0.0  # of time.monotonic
 
     async def close(self) -> None:
         for task in [*self._fetch_tasks.values()]:
@@ -144,6 +148,17 @@ class AdapterRegistry:
             raise InvalidRequest(f"there are {MAX_KNOWN_ADAPTERS} names of adapters already, and there may be no more")
         if self.aliases.get(alias) not in self._operator_references:
             self.aliases[alias] = reference
+
+    async def list_local_names(self) -> list[str]:
+        """Return the names of the adapters of the source `local`, used before or not, if it is the one that requests
+        ask by default; else, and if the store does not answer, none. Names are kept for LOCAL_NAMES_SECONDS."""
+        if self._config.adapter_source != "local":
+            return []
+        if now() >= self._local_names_until:
+            with suppress(AdapterLoadFailed):
+                self._local_names = list((await self._store.send_request(op="names")).get("names", ()))
+            self._local_names_until = now() + LOCAL_NAMES_SECONDS
+        return self._local_names
 
     def canonicalize(self, requested: AdapterReference) -> AdapterReference:
         """Return the canonical reference: alias resolved, with a source, without a token. Raises InvalidRequest."""

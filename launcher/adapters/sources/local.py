@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from launcher.adapters.store_protocol import FetchRequest
 
 SOURCE_DISABLED_ERROR = "the source `local` is closed: start the server with --adapter-root FOLDER"
 CHUNK_BYTES = 2**20
+MAX_LISTED_NAMES = 1000
 MIN_UNCHANGED_NANOSECONDS = 10**9  # nanoseconds; a file changed more recently may change again with the same timestamp
 
 
@@ -61,6 +63,14 @@ class LocalSource:
 
     def find_local_copy(self, request: FetchRequest) -> None:
         """Return None: there is no cache besides the files themselves."""
+
+    def list_names(self) -> list[str]:
+        """Return the names of the adapters directly below the root, sorted, at most MAX_LISTED_NAMES. Adapters in
+        folders below them are served, too."""
+        if not self._root:
+            return []
+        names = (path.parent.name for path in Path(self._root).glob(f"*/{CONFIG_FILE}"))
+        return sorted(islice(names, MAX_LISTED_NAMES))
 
     @contextmanager
     def open_adapter(self, request: FetchRequest) -> Iterator[FetchableAdapter]:

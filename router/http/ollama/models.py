@@ -36,12 +36,12 @@ class OllamaModelRoutes(ServiceRoutes):
     async def tags(self, _: web.Request) -> web.Response:
         """List the model, and the adapters that requests may name as `model`."""
         return json_response({"models": [self._describe(name) | {"modified_at": self._started_at}
-                                         for name in self._list_names()]})
+                                         for name in await self._list_names()]})
 
     async def ps(self, _: web.Request) -> web.Response:
         return json_response({"models": [
             self._describe(name) | {"expires_at": NEVER, "size_vram": 0, "context_length": self._context_length}
-            for name in self._list_names()]})
+            for name in await self._list_names()]})
 
     async def version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("weft")})
@@ -67,8 +67,8 @@ class OllamaModelRoutes(ServiceRoutes):
     def _context_length(self) -> int:
         return self._services.validator.limits.max_total_tokens
 
-    def _list_names(self) -> list[str]:
-        return [self._services.served_model.name, *list_adapter_names(self._services)]
+    async def _list_names(self) -> list[str]:
+        return [self._services.served_model.name, *await list_adapter_names(self._services)]
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return the entry of a model. The router knows neither files nor architecture, so sizes are 0 and texts are

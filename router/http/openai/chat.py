@@ -67,6 +67,7 @@ from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
+MAX_NAMED_MODELS = 10  # models and adapters that an error names
 CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
                                              grammar="response_format", top_n_tokens="top_logprobs",
                                              max_top_n_tokens=MAX_TOP_LOGPROBS)
@@ -213,8 +214,9 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
         return await services.validator.validate(
             replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
     except AdapterNotFound as error:
-        adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
-        model_names = ", ".join([services.served_model.name, *adapter_names])
+        registry = services.validator.adapter_registry
+        adapter_names = [] if registry is None else [*registry.aliases, *await registry.list_local_names()]
+        model_names = ", ".join([services.served_model.name, *dict.fromkeys(adapter_names)][:MAX_NAMED_MODELS])
         raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
                               f"name of an adapter ({error})", param="model") from error
 

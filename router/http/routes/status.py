@@ -108,7 +108,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def models(self, request: web.Request) -> web.Response:
         """List the model, and the adapters that requests may name as `model`."""
-        models = self._model_list(request)
+        models = await self._model_list(request)
         if ANTHROPIC_HEADER in request.headers:
             return json_response({"data": models, "has_more": False, "first_id": models[0]["id"],
                                   "last_id": models[-1]["id"]})
@@ -116,7 +116,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def model(self, request: web.Request) -> web.Response:
         """Return one entry of the list."""
-        name, models = request.match_info["id"], self._model_list(request)
+        name, models = request.match_info["id"], await self._model_list(request)
         for model in models:
             if model["id"] == name:
                 return json_response(model)
@@ -126,9 +126,9 @@ class InfoRoutes(ServiceRoutes):
             raise AdapterNotFound(reason, param="model")
         raise web.HTTPNotFound(text=reason)
 
-    def _model_list(self, request: web.Request) -> list[dict[str, Any]]:
+    async def _model_list(self, request: web.Request) -> list[dict[str, Any]]:
         base, limits, adapters = (self._services.served_model.name, self._services.validator.limits,
-                                  list_adapter_names(self._services))
+                                  await list_adapter_names(self._services))
         if ANTHROPIC_HEADER in request.headers:
             return [model_json(name, limits.max_input_tokens) for name in (base, *adapters)]
         base_model = {"id": base, "object": "model", "created": 0, "owned_by": base, "root": base, "parent": None,
@@ -161,7 +161,7 @@ class InfoRoutes(ServiceRoutes):
         return json_response(timeline_json(record, now, overlaps))
 
 
-def list_adapter_names(services: Services) -> dict[str, str]:
+async def list_adapter_names(services: Services) -> dict[str, str]:
     """Return the names of adapters at their source, by the names that clients use.
 
     Lists of models are open without a key, so a private adapter is listed only under an alias. If the server has API
@@ -173,9 +173,9 @@ def list_adapter_names(services: Services) -> dict[str, str]:
     source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
     if config.api_key or config.api_keys:
         return source_names_by_alias
-    return ({wanted.name: wanted.name for wanted, entry in registry.get_entries().items()
-             if not entry.version.is_private and wanted.name not in source_names_by_alias.values()}
-            | source_names_by_alias)
+    used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
+    return {name: name for name in (*used_names, *await registry.list_local_names())
+            if name not in source_names_by_alias.values()} | source_names_by_alias
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,10 @@ def dispatcher(tmp_path: Path) -> Iterator[DispatcherWithAnswers]:
         yield DispatcherWithAnswers(request_dispatcher, answers)
 
 
+def test_names_are_listed_without_a_root(dispatcher: DispatcherWithAnswers) -> None:
+    assert dispatcher.request(b'{"id": 1, "op": "names"}') == {"id": 1, "names": []}
+
+
 @pytest.mark.parametrize("line", [b"\n", b"{\n", b"[]\n", b"null", b'{"id": true}', b"\xff\n", b"[" * 100_000])
 def test_invalid_line_is_answered_without_an_id(dispatcher: DispatcherWithAnswers, line: bytes) -> None:
     answer = dispatcher.request(line)

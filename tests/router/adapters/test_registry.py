@@ -363,3 +363,22 @@ def test_invalid_merge_is_rejected_before_anything_is_fetched(reference: MergedA
             await setup.registry.resolve(reference)
         assert setup.adapter_store.requests == []
     run_scenario(scenario)
+
+
+def test_names_of_local_adapters_are_asked_of_the_store_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        for _ in range(3):
+            assert await setup.registry.list_local_names() == ["a", "b", "secret"]
+        assert len(setup.adapter_store.requests_of("names")) == 1
+        del setup.adapter_store.digest_by_name["b"]
+        monkeypatch.setattr(registry, "LOCAL_NAMES_SECONDS", 0.0)
+        setup.registry._local_names_until = 0.0
+        assert await setup.registry.list_local_names() == ["a", "secret"]
+    run_scenario(scenario, adapter_source="local")
+
+
+def test_no_names_are_listed_of_another_source() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        assert await setup.registry.list_local_names() == []
+        assert setup.adapter_store.requests == []
+    run_scenario(scenario, adapter_source="hub")

@@ -36,6 +36,9 @@ class FakeAdapterStore:
     def allowed(self, request: dict[str, Any]) -> Mapping[str, Any]:
         return {"allowed": True} if self._has_access(request) else {"error": "you may not", "kind": "missing"}
 
+    def names(self, _: dict[str, Any]) -> Mapping[str, Any]:
+        return {"names": sorted(self.digest_by_name)}
+
     def merge(self, request: dict[str, Any]) -> Mapping[str, Any]:
         return make_version_answer("m-" + "".join(request["digests"]))
 

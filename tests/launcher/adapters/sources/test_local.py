@@ -282,3 +282,11 @@ def test_recently_written_files_have_no_stamp(harness: LocalSourceHarness) -> No
     changed_at_ns = (harness.root / "team" / "one" / CONFIG_FILE).stat().st_ctime_ns
     harness.source = LocalSource(str(harness.root), lambda: changed_at_ns + 10**8)
     assert harness.get_remote_version().version_stamp is None
+
+
+def test_adapters_directly_below_the_root_are_listed(harness: LocalSourceHarness) -> None:
+    for name in ("b", "a"):
+        write_files(harness.root / name, make_adapter_files(1))
+    (harness.root / "empty").mkdir()
+    assert harness.source.list_names() == ["a", "b"]
+    assert LocalSource("").list_names() == LocalSource(str(harness.root / "nowhere")).list_names() == []

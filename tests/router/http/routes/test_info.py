@@ -79,6 +79,21 @@ def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key,
     serve(scenario, store=FakeAdapterStore(), config=config)
 
 
+@pytest.mark.parametrize(("key", "source", "names"), [("", "local", ["a", "b", "secret"]), ("", "hub", []),
+                                                      ("sk-one", "local", [])])
+def test_local_adapters_are_listed_before_they_are_used(serve, key, source, names):
+    async def scenario(client, _):
+        _, *adapters = (await (await client.get("/v1/models")).json())["data"]
+        assert adapters == [adapter_json(name, name) for name in names]
+        tags = await (await client.get("/api/tags")).json()
+        assert [model["name"] for model in tags["models"]] == ["loom", *names]
+        if names:
+            body = {"model": "c", "prompt": "x"}
+            error = (await (await client.post("/v1/completions", json=body)).json())["error"]
+            assert "`model` may be loom, a, b, secret or the name of an adapter" in error["message"]
+    serve(scenario, store=FakeAdapterStore(), config=RouterConfig(api_key=key, adapter_source=source))
+
+
 def test_version_is_answered_in_the_format_of_vllm(serve):
     async def scenario(client, _):
         info = await (await client.get("/info")).json()
