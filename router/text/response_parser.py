@@ -5,7 +5,7 @@ chat template. Output that does not fit its format is content."""
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -21,6 +21,18 @@ HERMES_FORMAT: OutputFormat = {
         "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
         "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
                        "transform": {"function": "{content}"}},
+        "content": {**CONTENT, "close_pattern": r"\s*<\|im_end\|>"},
+    },
+}
+QWEN_CODER_FORMAT: OutputFormat = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "tool_calls": {"content": "xml-inline", "content_args": {
+                           "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+                       "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                       "close_pattern": r"</function>\s*</tool_call>", "repeats": True,
+                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
         "content": {**CONTENT, "close_pattern": r"\s*<\|im_end\|>"},
     },
 }
@@ -74,9 +86,9 @@ BARE_JSON_FORMAT: OutputFormat = {
     },
 }
 # The first of these strings that a chat template contains determines the format of its model's output.
-FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat | None] = {
-    "<function=": None,  # calls whose arguments are not JSON
-    "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT, "[TOOL_CALLS]": MISTRAL_FORMAT,
+FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat] = {
+    "<function=": QWEN_CODER_FORMAT, "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT,
+    "[TOOL_CALLS]": MISTRAL_FORMAT,
     "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
 }
 
@@ -151,16 +163,18 @@ class StreamingResponseParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
     From the first invalid call on, calls are no longer parsed but returned as text."""
 
-    def __init__(self, output_format: OutputFormat, prompt: str, tool_names: Collection[str] | None = None,
+    def __init__(self, output_format: OutputFormat, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None,
                  max_calls: int | None = None) -> None:
-        """`tool_names`: the functions that may be called (None: any); a call of another is text. Calls beyond
-        `max_calls` are left out."""
-        self._tool_names, self._num_calls_left = tool_names, max_calls
+        """`tools`: those that may be called (None: any), as chat templates take them; a call of another is text. Calls
+        beyond `max_calls` are left out."""
+        self._tool_names = None if tools is None else {tool["function"]["name"] for tool in tools}
+        self._num_calls_left = max_calls
         self.reads_calls = TOOL_CALLS_FIELD in output_format["fields"]
+        self._has_json_calls = has_json_calls(output_format)
         self._output_format = output_format
         _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
         self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
-        self._parser = create_parser(output_format, self._response_prefix)
+        self._parser = create_parser(output_format, self._response_prefix, tools or ())
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
         self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
@@ -186,7 +200,7 @@ class StreamingResponseParser:
         parts: list[ResponsePart] = []
         try:
             for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
-                parts += self._parse_event(event)
+                parts += self._parse_event(event, is_finished=text is None)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             if not self._parses_calls:
                 raise
@@ -207,11 +221,13 @@ class StreamingResponseParser:
                 new_parts.append(type(part)(new_text))
         return new_parts
 
-    def _parse_event(self, event: Mapping[str, Any]) -> Iterator[ResponsePart]:
+    def _parse_event(self, event: Mapping[str, Any], *, is_finished: bool) -> Iterator[ResponsePart]:
         field, is_text = event["field"], event["type"] == "region_chunk"
         if field == TOOL_CALLS_FIELD and is_text:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
+            if is_finished and not self._has_json_calls:
+                raise ValueError("a call in tags that the answer does not close is cut off")
             items = event["value"] if isinstance(event["value"], list) else [event["value"]]
             calls = [parse_tool_call(item.get("function", item), self._tool_names) for item in items]
             self._text_since_call = self._text_since_call.partition(self._call_body)[2]
@@ -295,8 +311,15 @@ def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 
-def create_parser(output_format: OutputFormat, prefix: str) -> Any:
-    return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix)
+def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters."""
+    typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
+    return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix, tools=typed_tools)
+
+
+def has_json_calls(output_format: OutputFormat) -> bool:
+    """Return whether calls are JSON, which tells by itself whether a call is whole."""
+    return bool(output_format["fields"].get(TOOL_CALLS_FIELD, {}).get("content") == "json")
 
 
 def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) -> ParsedToolCall:
@@ -307,7 +330,7 @@ def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) ->
         raise ValueError("a call has a name and an object of arguments")
     if tool_names is not None and name not in tool_names:
         raise ValueError("a call names a function that the request offers")
-    return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 def parse_complete_response(parser: AnyResponseParser, pieces: Iterable[str]) -> list[WholePart]:

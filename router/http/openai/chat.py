@@ -470,16 +470,16 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
         return RequiredCallParser()
     validator = services.validator
     if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
-        tool_names = None if is_tgi else {tool.function.name for tool in chat_request.tools}
+        tools = None if is_tgi else select_template_tools(chat_request.tools, chat_request.tool_choice)
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
     elif validator.reasoning_format is not None and not is_tgi:
-        tool_names, output_format = None, validator.reasoning_format
+        tools, output_format = None, validator.reasoning_format
     else:
         return None
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
-    return StreamingResponseParser(output_format, prompt_end, tool_names,
+    return StreamingResponseParser(output_format, prompt_end, tools,
                                    max_calls=1 if chat_request.parallel_tool_calls is False else None)
 
 

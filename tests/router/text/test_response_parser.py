@@ -14,6 +14,7 @@ from router.text.response_parser import (
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
+    QWEN_CODER_FORMAT,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
@@ -119,7 +120,7 @@ def test_deeply_nested_json_is_plain_text() -> None:
 @pytest.mark.parametrize(("template", "shape"),
                          [("{{ '<tool_call>' }}", HERMES_FORMAT), ("[TOOL_CALLS]", MISTRAL_FORMAT),
                           ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED_FORMAT), ("<|start_header_id|>", LLAMA_FORMAT),
-                          ("<tool_call><function=", None), ("plain", None)])
+                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None)])
 def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
     assert detect_output_format(template) == shape
 
@@ -171,10 +172,9 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
 def test_call_of_a_tool_that_is_not_offered_is_text() -> None:
     """Regression: clients received calls of functions that they had not offered, and some crashed."""
     text = f"<tool_call>\n{WEATHER_JSON}\n</tool_call>"
-    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", {"other"}), [text]) == [
-        ContentPiece(text)]
-    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", {"get_weather"}), [text]) == [
-        WEATHER_CALL]
+    parsed = [parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": name}}]),
+                                      [text]) for name in ("other", "get_weather")]
+    assert parsed == [[ContentPiece(text)], [WEATHER_CALL]]
 
 
 def test_calls_beyond_the_maximum_are_left_out() -> None:
@@ -211,3 +211,37 @@ def test_deepseek_answers_are_parsed() -> None:
         assert parse_complete_response(StreamingResponseParser(DEEPSEEK_FORMAT, prompt), pieces) == [
             ReasoningPiece("Hm."), ContentPiece("Well."), ParsedToolCall("f", '{"a": 1}'),
             ParsedToolCall("g", '{"a": 1}')]
+
+
+# -- Qwen3-Coder: calls in tags, whose arguments get the types of the tool's parameters
+
+CODER_TOOL = {"type": "function", "function": {"name": "plan", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "rain": {"type": "boolean"}, "stops": {"type": "array"},
+    "limit": {"type": ["number", "null"]}}}}}
+CODER_CALL = ("<tool_call>\n<function=plan>\n<parameter=city>\n12 rue <b>\nParis\n</parameter>\n<parameter=days>\n2\n"
+              "</parameter>\n<parameter=rain>\ntrue\n</parameter>\n<parameter=stops>\n[1, \"a\"]\n</parameter>\n"
+              "<parameter=limit>\n2.5\n</parameter>\n<parameter=other>\n7\n</parameter>\n</function>\n</tool_call>")
+CODER_ARGUMENTS = {"city": "12 rue <b>\nParis", "days": 2, "rain": True, "stops": [1, "a"], "limit": 2.5, "other": "7"}
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 1000])
+def test_calls_of_qwen3_coder_have_typed_arguments(size: int) -> None:
+    text = f"Let me see.\n\n{CODER_CALL}\n<tool_call>\n<function=plan>\n</function>\n</tool_call><|im_end|>"
+    pieces = [text[place:place + size] for place in range(0, len(text), size)]
+    content, call, empty_call = parse_complete_response(StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL]),
+                                                        pieces)
+    assert content == ContentPiece("Let me see.")
+    assert isinstance(call, ParsedToolCall)
+    assert (call.name, json.loads(call.arguments)) == ("plan", CODER_ARGUMENTS)
+    assert empty_call == ParsedToolCall("plan", "{}")
+
+
+@pytest.mark.parametrize("text", [CODER_CALL[:40], CODER_CALL.replace("=plan", "=unknown"), "<function=plan>"])
+def test_unfinished_and_unknown_calls_of_qwen3_coder_are_text(text: str) -> None:
+    parser = StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
+    assert parse_complete_response(parser, [text]) == [ContentPiece(text)]
+
+
+def test_arguments_that_json_cannot_express_are_text() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'
+    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]

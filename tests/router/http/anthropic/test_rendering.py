@@ -22,7 +22,7 @@ REQUIRED_CALL = '{"name": "f", "arguments": {"a": 1, "b": "\u00e9 \\n", "c": [1.
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9\U0001f600", CALL, CALL[:30], REQUIRED_CALL,
                             *(REQUIRED_CALL[:end] for end in (10, 30, 45, 60)), "STOP", "ST", "<tool_call>"])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
 BLOCK_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 

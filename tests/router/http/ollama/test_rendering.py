@@ -29,7 +29,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9", CALL, CALL[:30], "STOP", "ST",
                             '{"name": "f", "arguments": {"a": 1', "}}"])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}  # with it alone an answer may be cut off within a call
 VARYING_FIELDS = ("created_at", "total_duration")
 RESPONSE = OllamaResponse("loom", 0.0, is_chat=True, logprob_tokenizer=create_byte_tokenizer())

@@ -31,7 +31,7 @@ PARTS = st.one_of(st.builds(ContentPiece, st.text(" \na", max_size=3)),
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "reasoning": lambda: StreamingResponseParser(without_tool_calls(HERMES_FORMAT), ""),
     "required": RequiredCallParser}
 

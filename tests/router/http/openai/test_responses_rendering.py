@@ -29,7 +29,7 @@ from router.validation.validator import ValidatedRequest
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", {"f"}),
+    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
 RANDOM_IDS = re.compile(r"(resp|msg|rs|fc|call)_[0-9a-f]+")
 END_TOKEN_EVENT = TokenEvent(256, "<|im_end|>", -0.5, True)
@@ -133,7 +133,7 @@ def check_item_events(events):
 def test_items_follow_in_the_order_of_the_answer():
     text = f"<think>why</think>\nok{CALL}{CALL}"
     output = make_output([*make_tokens(text, [8, 20, 40]), END_TOKEN_EVENT], text)
-    parser = StreamingResponseParser(HERMES_FORMAT, "", {"f"})
+    parser = StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}])
     events = stream_events(make_renderer(parser), output)
     response = events[-1]["response"]
     reasoning, message, *calls = response["output"]
