@@ -21,7 +21,8 @@ RECIPES: dict[str, tuple[int, str]] = {  # the most places, and what an addition
 }
 # Files that name an example for another reason than that it was added.
 OTHER_MENTIONS = {
-    "A sampling parameter": {"router/http/lorax/parameters.py"},  # LoRAX's own order and words of refusals
+    # LoRAX's own order and words of refusals; Ollama's routes refuse it
+    "A sampling parameter": {"router/http/lorax/parameters.py", "router/http/ollama/requests.py"},
     "A quantization": {"shard/quantization/compressed_tensors.py"},  # its tensors are laid out like those
 }
 

@@ -165,8 +165,8 @@ def test_later_calls_do_not_change_a_snapshot():
 
 # -- redacted requests
 
-OMITTED_FIELDS = {"prompt", "sampling_key", "sampling", "end_tokens", "stop_strings", "max_length", "needed_resources",
-                  "adapter_name"}
+OMITTED_FIELDS = {"prompt", "sampling_key", "sampling", "end_tokens", "num_prompt_top_tokens", "stop_strings",
+                  "max_length", "needed_resources", "adapter_name"}
 FULL_REQUEST = Request("a", (7, 8, 9), 5, sampling_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
                        tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, cache_namespace=b"n", block_hashes=(b"x", b"y"),
                        adapter=LoadableResource("adapter", 1), prompt_logprobs=True)
