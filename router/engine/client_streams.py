@@ -3,6 +3,7 @@ stop reading) to the scheduler."""
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -27,6 +28,9 @@ from router.text.tokenizer import Tokenizer
 
 FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
                   RequestKind.CLASSIFY: ClassificationFailed}
+
+# What the id of a request's other prompts and choices adds to the request's own.
+CHILD_ID_PATTERN = re.compile(r"(\.[0-9]+)?(-[0-9]+)?", re.ASCII)
 
 logger = logging.getLogger(__name__)
 now = time.monotonic
@@ -170,6 +174,16 @@ class ClientStreams:
         self.fail_request(sequence_id,
                           Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
 
+    def cancel_request(self, request_id: str, tenant_name: str) -> int:
+        """Cancel the unfinished sequences of a tenant's request, those of its other choices and prompts included.
+        Return how many there were."""
+        sequence_ids = [sequence_id for sequence_id, builder in self._builders.items()
+                        if builder.record.tenant_name == tenant_name and is_of_request(builder.record.id, request_id)]
+        for sequence_id in sequence_ids:
+            self._scheduler.cancel(sequence_id, now())
+            self.fail_request(sequence_id, Cancelled("the request was cancelled by its id"))
+        return len(sequence_ids)
+
     def _on_disconnect(self, sequence_id: int) -> None:
         self._scheduler.cancel(sequence_id, now())
         self._close_request(sequence_id)
@@ -183,3 +197,8 @@ class ClientStreams:
         if not self._builders:
             self.all_finished.set()
         self._wake_engine()
+
+
+def is_of_request(record_id: str, request_id: str) -> bool:
+    """Whether an id is that of a request, or of one of its prompts (`.1`) or choices (`-2`)."""
+    return record_id.startswith(request_id) and CHILD_ID_PATTERN.fullmatch(record_id, len(request_id)) is not None

@@ -152,6 +152,10 @@ class Engine:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
 
+    def cancel_request(self, request_id: str, tenant_name: str) -> int:
+        """Cancel a tenant's request, and return how many of its sequences were unfinished."""
+        return self._client_streams.cancel_request(request_id, tenant_name)
+
     def find_latest_request_records(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
         """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
         return self._client_streams.request_records.find_latest(tenant_name, max_records)

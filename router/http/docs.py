@@ -167,6 +167,7 @@ SERVER_INFO_ROUTES = (
                     "The model that is served and its adapters, as clients of OpenAI ask for them."),
     DocumentedRoute("GET", "/v1/models/{id}", "One of them.", extra_error_statuses=("404",)),
     DocumentedRoute("GET", "/v1/requests", "The client's own requests: unfinished ones, then those that ended last."),
+    DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, whose connection is closed."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
     DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),

@@ -65,13 +65,14 @@ MEANWHILE_DESCRIPTIONS = {
 
 
 class InfoRoutes(ServiceRoutes):
-    """Handlers of `/info`, `/version`, `/v1/models`, `/v1/models/{id}`, `/v1/requests` and
+    """Handlers of `/info`, `/version`, `/v1/models`, `/v1/models/{id}`, `/v1/requests`, `/v1/requests/{id}` and
     `/v1/requests/{id}/explain`."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/info", self.info), web.get("/version", self.version), web.get("/v1/models", self.models),
                 web.get(r"/v1/models/{id:.+}", self.model),
-                web.get("/v1/requests", self.requests), web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
+                web.get("/v1/requests", self.requests), web.delete(r"/v1/requests/{id:[^/]+}", self.cancel),
+                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
     async def info(self, _: web.Request) -> web.Response:
         model_info, config, limits = (self._services.engine.model_info, self._services.config,
@@ -147,6 +148,15 @@ class InfoRoutes(ServiceRoutes):
                                    | {phase: round_ms(seconds) for phase, seconds
                                       in record.timeline.seconds_by_phase(now).items()}}
             for record in records]})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Cancel a request of the client's own tenant. Its connection is closed without the end of the answer."""
+        request_id = request.match_info["id"]
+        num_cancelled = self._services.engine.cancel_request(request_id, request[CLIENT].tenant.name)
+        if not num_cancelled:
+            raise web.HTTPNotFound(text="there is no unfinished request of this id; an answer has its id in the header "
+                                        "x-request-id")
+        return json_response({"id": request_id, "cancelled": num_cancelled})
 
     async def explain(self, request: web.Request) -> web.Response:
         """Report what a request spent its time on, without gaps. Only its own tenant may see it."""

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from aiohttp import ClientError
 from support.servers.in_process_server import make_generate_body, parse_stream_events, play_scenario
 
 from router.engine import engine
@@ -130,3 +131,56 @@ def test_all_routes_but_health_need_an_api_key(tmp_path):
         async with weft.http_session.get("/health") as answer:
             assert answer.status == 200
     play_scenario(scenario, tmp_path, api_keys=str(tmp_path / "keys.json"), **HTTP_SETTINGS)
+
+
+def test_request_is_cancelled_by_its_id(tmp_path):
+    async def scenario(weft):
+        async with (post_prompt(weft, "/generate_stream", "a loom", 500, x_request_id="mine") as stream,
+                    post_prompt(weft, "/generate_stream", "a loom", 3, x_request_id="mine-not") as other):
+            await weft.gate.wait_for_step()
+            async with weft.http_session.delete("/v1/requests/mine") as answer:
+                assert (answer.status, await answer.json()) == (200, {"id": "mine", "cancelled": 1})
+            with pytest.raises(ClientError):
+                await stream.text()
+            async with weft.http_session.delete("/v1/requests/mine") as answer:
+                assert answer.status == 404
+                assert "no unfinished request of this id" in (await answer.json())["error"]["message"]
+            weft.gate.release_all()
+            assert parse_stream_events(await other.text())[-1]["generated_text"]
+        assert (await get_explanation(weft, "mine"))["state"] == "over"
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, gated=True, **HTTP_SETTINGS)
+
+
+def test_all_choices_and_prompts_of_a_request_are_cancelled(tmp_path):
+    async def scenario(weft):
+        async with weft.http_session.post("/v1/completions", headers={"x-request-id": "mine"}, json={
+                "prompt": ["a", "b"], "n": 2, "max_tokens": 500, "stream": True}) as stream:
+            await weft.gate.wait_for_step()
+            async with weft.http_session.delete("/v1/requests/mine") as answer:
+                assert await answer.json() == {"id": "mine", "cancelled": 4}
+            with pytest.raises(ClientError):
+                await stream.text()
+        weft.gate.release_all()
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, gated=True, **HTTP_SETTINGS)
+
+
+def test_whole_answer_is_cancelled_too_and_only_by_its_own_tenant(tmp_path):
+    keys = {name: {"Authorization": f"Bearer sk-{name}"} for name in ("one", "two")}
+    (tmp_path / "keys.json").write_text('{"sk-one": {"tenant": "one"}, "sk-two": {"tenant": "two"}}')
+
+    async def scenario(weft):
+        pending = asyncio.ensure_future(weft.http_session.post(
+            "/generate", json=make_generate_body("a loom", 500), headers=keys["one"] | {"x-request-id": "mine"}))
+        await weft.gate.wait_for_step()
+        for name, status in (("two", 404), ("one", 200)):
+            async with weft.http_session.delete("/v1/requests/mine", headers=keys[name]) as answer:
+                assert answer.status == status
+        async with weft.http_session.delete("/v1/requests/mine") as answer:
+            assert answer.status == 401
+        with pytest.raises(ClientError):
+            await pending
+        weft.gate.release_all()
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, gated=True, api_keys=str(tmp_path / "keys.json"), **HTTP_SETTINGS)
