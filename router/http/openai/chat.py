@@ -215,8 +215,11 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
             replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
     except AdapterNotFound as error:
         registry = services.validator.adapter_registry
-        adapter_names = [] if registry is None else [*registry.aliases, *await registry.list_local_names()]
-        model_names = ", ".join([services.served_model.name, *dict.fromkeys(adapter_names)][:MAX_NAMED_MODELS])
+        aliases = {} if registry is None else registry.aliases
+        aliased_names = {reference.name for reference in aliases.values()}
+        local_names = [] if registry is None else await registry.list_local_names()
+        model_names = ", ".join([services.served_model.name, *aliases, *(
+            name for name in local_names if name not in aliased_names)][:MAX_NAMED_MODELS])
         raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
                               f"name of an adapter ({error})", param="model") from error
 

@@ -121,7 +121,7 @@ def test_unknown_model_error_lists_the_available_models(post, path):
                                stream=stream)
         error = json.loads(text)["error"]
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-        assert "`model` may be loom, mine or the name of an adapter (" in error["message"]
+        assert "`model` may be loom, mine, b, secret or the name of an adapter (" in error["message"]
 
 
 def test_model_with_another_adapter_source_is_echoed_as_requested(post):
