@@ -281,7 +281,10 @@ class RequestValidator:
             reason = "this model has no end token, so no answer could end where its grammar does"
         if reason or get_resource is None:
             raise InvalidRequest(f"`{generation_input.parameter_names.grammar}` is given, but {reason}; leave it out")
-        return get_resource("grammar", await self._grammar_compiler.compile(grammar))
+        try:
+            return get_resource("grammar", await self._grammar_compiler.compile(grammar))
+        except InvalidRequest as error:  # several requests may share one
+            raise InvalidRequest(str(error), param=generation_input.parameter_names.grammar) from error
 
     def _make_validated_request(self, generation_input: GenerationInput, sampling: SamplingParams,
                                 prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *,

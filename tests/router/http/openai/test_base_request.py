@@ -269,3 +269,16 @@ def test_invalid_constraint_is_refused(post, fields, words):
                        ("/v1/completions", {"prompt": "x"})):
         status, _, text = post(path, **body, **fields)
         assert (status, words in json.loads(text)["error"]["message"]) == (400, True), text
+
+
+@pytest.mark.parametrize("constraint", [{"guided_regex": "(?=a)"}, {"guided_grammar": "nonsense"},
+                                        {"response_format": {"type": "regex", "value": "(?=a)"}}])
+def test_grammar_that_cannot_be_compiled_names_its_field(serve, constraint):
+    async def scenario(client, _):
+        for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                           ("/v1/completions", {"prompt": "x"})):
+            answer = await client.post(path, json=body | constraint)
+            error = (await answer.json())["error"]
+            assert (answer.status, [error["param"]]) == (400, [*constraint])
+            assert "the grammar is refused: " in error["message"]
+    serve(scenario, grammars=True)
