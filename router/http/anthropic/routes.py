@@ -11,7 +11,7 @@ from router.http.anthropic.requests import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from router.http.openai.answers import read_answer, stream_answer
+from router.http.openai.answers import call_with_parsing, read_answer, stream_answer
 from router.http.openai.chat import get_echoed_model, validate_chat
 from router.http.transport.body import json_response, json_text_response, read_body
 from router.http.transport.request_context import RequestContext, request_headers, response_headers
@@ -43,8 +43,8 @@ class AnthropicRoutes(ServiceRoutes):
                                        renderer=AnthropicStreamRenderer(metadata, parser))
         outputs = await generate_all(services, chat.choices, context)
         headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(answer_json(metadata, read_answer(outputs[0], parser, metadata.stop_sequences)),
-                                  headers)
+        answer = await call_with_parsing(outputs[0], read_answer, outputs[0], parser, metadata.stop_sequences)
+        return json_text_response(answer_json(metadata, answer), headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of the prompt that the model's template makes of the messages."""

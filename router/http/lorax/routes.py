@@ -28,7 +28,7 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answers import raw_token_texts
+from router.http.openai.answers import call_with_parsing, raw_token_texts
 from router.http.openai.chat import ChatRequest, OpenAIBaseRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.tools import required_call_grammar, tool_call_json
@@ -280,7 +280,8 @@ class LoraxRoutes(ServiceRoutes):
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request)
-        parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
+        parts = [] if parser is None else await call_with_parsing(
+            output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
                               for part in parts if isinstance(part, ParsedToolCall))
         content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'

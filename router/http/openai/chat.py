@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
+from router.http.openai.answers import call_with_parsing
 from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -427,7 +428,8 @@ class ChatRoutes(ServiceRoutes):
                                       num_choices=len(outputs))
             return json_text_response(chat_completion_json(metadata, outputs, [
                 text_chat_choice_json(metadata, index, output, output_options) if parser is None
-                else tool_chat_choice_json(metadata, index, output, output_options, parser)
+                else await call_with_parsing(output, tool_chat_choice_json, metadata, index, output, output_options,
+                                             parser)
                 for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]), headers)
 
         num_prompt_tokens = len(choices[0].request.prompt)

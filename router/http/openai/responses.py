@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import stream_answer
+from router.http.openai.answers import call_with_parsing, stream_answer
 from router.http.openai.chat import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
@@ -393,4 +393,4 @@ class ResponsesRoutes(ServiceRoutes):
 
         [output] = await generate_all(services, [choice], context)
         headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(renderer.render_whole(output), headers)
+        return json_text_response(await call_with_parsing(output, renderer.render_whole, output), headers)

@@ -1,6 +1,8 @@
 """Answers as typed parts: a stream in any pieces has the same parts as the whole answer."""
 
+import asyncio
 import json
+import threading
 from itertools import pairwise
 
 from hypothesis import given
@@ -9,7 +11,13 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed
-from router.http.openai.answers import AnswerStreamRenderer, PartStripper, read_answer
+from router.http.openai.answers import (
+    MAX_INLINE_TOKENS,
+    AnswerStreamRenderer,
+    PartStripper,
+    call_with_parsing,
+    read_answer,
+)
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.response_parser import (
@@ -121,3 +129,18 @@ def test_failure_is_kept_after_the_text_before_it():
     rendered = renderer.render([TokenEvent(1, "a S", -0.5, False), FailedEvent(GenerationFailed("broken"))])
     assert [json.loads(line) for line in rendered.splitlines()] == [["text", "a "], ["text", "S"]]
     assert (str(renderer.error), renderer.is_finished) == ("broken", True)
+
+
+def test_long_output_is_parsed_off_the_event_loop():
+    async def main():
+        threads = []
+        for num_tokens in (MAX_INLINE_TOKENS, MAX_INLINE_TOKENS + 1):
+            end = FinishedEvent(FinishReason.LENGTH, "", num_tokens, make_finished_timeline())
+            output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 500), None),
+                                      make_tokens("a" * num_tokens, range(num_tokens)), [], end)
+            assert len(output.tokens) == num_tokens
+            threads.append(await call_with_parsing(output, threading.current_thread))
+        return threads
+    inline, other = asyncio.run(main())
+    assert inline is threading.current_thread()
+    assert other is not inline
