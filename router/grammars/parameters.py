@@ -35,7 +35,7 @@ SCHEMA_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "de
 PLAIN_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 # Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
-UNSUPPORTED_DIRECTIVES = ("%llguidance", "x-guidance")  # of context-free grammars, for the same reason
+UNSUPPORTED_DIRECTIVES = ("%llguidance", "%json")  # of context-free grammars, for the same reason
 REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
 
 
@@ -78,7 +78,10 @@ def make_choice_grammar(path: str, choices: object) -> Grammar:
     """Return the grammar of an output that is one of these texts."""
     if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
         raise InvalidRequest(f"`{path}` must be a list of texts that are not empty")
-    source = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(choices))
+    # Control characters behind ASCII need an escape in Lark, but not in JSON.
+    source = "start: " + " | ".join(
+        re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+        for text in dict.fromkeys(choices))
     check_text(path, source, MAX_CHARACTERS)
     return Grammar("grammar", source)
 
@@ -92,12 +95,6 @@ def make_context_free_grammar(path: str, source: object) -> Grammar:
         if directive in source:
             raise InvalidRequest(f"`{path}` must not contain `{directive}`; leave it out")
     return Grammar("grammar", source)
-
-
-def make_any_object_grammar(path: str, value: object) -> Grammar:
-    if value is not True:
-        raise InvalidRequest(f"`{path}` must be true, or left out")
-    return make_json_schema_grammar(path, ANY_OBJECT_SCHEMA)
 
 
 def find_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, Any]:
@@ -190,7 +187,8 @@ def check_repetitions(path: str, pattern: str) -> None:
 # own.
 STRUCTURED_OUTPUT_READERS: Mapping[str, Callable[[str, object], Grammar]] = {
     "json": make_json_schema_grammar, "regex": make_regex_grammar, "choice": make_choice_grammar,
-    "grammar": make_context_free_grammar, "json_object": make_any_object_grammar}
+    "grammar": make_context_free_grammar,
+    "json_object": lambda path, _: make_json_schema_grammar(path, ANY_OBJECT_SCHEMA)}
 
 
 def read_only_grammar(grammars: Mapping[str, Callable[[str], Grammar | None]]) -> tuple[str, Grammar] | None:

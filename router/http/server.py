@@ -58,7 +58,7 @@ from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
-ALLOWED_METHODS = "GET, POST"
+ALLOWED_METHODS = "GET, POST, DELETE"
 PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
 REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
 SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client during shutdown

@@ -187,6 +187,7 @@ class PromptEncoder:
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         prompt, parameter_names = prompt_input.prompt, prompt_input.parameter_names
         text = "" if isinstance(prompt, tuple) else self._render_text(prompt)
+        check_text(parameter_names.prompt, text, may_be_empty=True)  # a template may decode what was escaped in JSON
         token_offsets: TokenOffsets = ()
         if isinstance(prompt, tuple):
             tokens = prompt

@@ -13,49 +13,52 @@ from typing import Any
 OutputFormat = Mapping[str, Any]
 TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
 CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
+# Repetitions in patterns are bounded: each piece of the output is searched again from where a match may begin.
 # Invalid calls are rejected one by one, by `parse_tool_call`: the parser would also drop valid ones of the same piece.
 JSON_CALLS = {"content": "json", "content_args": {"allow_non_json": True}}
 HERMES_FORMAT: OutputFormat = {
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}<tool_call>", "close": "</tool_call>", "repeats": True,
                        "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s*<\|im_end\|>"},
+        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
     },
 }
 QWEN_CODER_FORMAT: OutputFormat = {
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
         "tool_calls": {"content": "xml-inline", "content_args": {
-                           "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-                       "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                       "close_pattern": r"</function>\s*</tool_call>", "repeats": True,
+                           "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>"},
+                       "open_pattern": r"\s{0,16}<tool_call>\s{0,16}<function=(?P<name>[^>\n]{1,128})>",
+                       "close_pattern": r"</function>\s{0,16}</tool_call>", "repeats": True,
                        "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {**CONTENT, "close_pattern": r"\s*<\|im_end\|>"},
+        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
     },
 }
 LLAMA_FORMAT: OutputFormat = {
     "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
+        "tool_calls": {**JSON_CALLS,
+                       "open_pattern": r"\s{0,16}<\|python_tag\|>\s{0,16}|\A\s{0,16}(?=\{\s{0,16}\"name\")",
                        "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>", "repeats": True,
                        "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)"},
+        "content": {**CONTENT, "close_pattern": r"\s{0,16}(?:<\|eom_id\|>|<\|eot_id\|>)"},
     },
 }
 MISTRAL_FORMAT: OutputFormat = {
     "start_anchor": "[/INST]",
     "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*\[TOOL_CALLS\]\s*", "close": "</s>"},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\]\s{0,16}", "close": "</s>"},
         "content": {**CONTENT, "close": "</s>"},
     },
 }
 MISTRAL_NAMED_FORMAT: OutputFormat = {
     "start_anchor": "[/INST]",
     "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\s]+)\s*(?:\[ARGS\])\s*",
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\](?P<name>[^\[\s]{1,128})\s{0,16}"
+                                                     r"(?:\[ARGS\])\s{0,16}",
                        "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "repeats": True,
                        "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
         "content": {**CONTENT, "close": "</s>"},
@@ -64,24 +67,24 @@ MISTRAL_NAMED_FORMAT: OutputFormat = {
 DEEPSEEK_FORMAT: OutputFormat = {
     "start_anchor": "<\uff5cAssistant\uff5c>",
     "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
         "tool_calls": {**JSON_CALLS,
-                       "open_pattern": r"\s*(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s*"
+                       "open_pattern": r"\s{0,16}(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s{0,16}"
                                        r"<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>"
-                                       r"(?P<name>[^\n]+)\n```json\n",
+                                       r"(?P<name>[^\n]{1,128})\n```json\n",
                        "close": "\n```<\uff5ctool\u2581call\u2581end\uff5c>", "repeats": True,
                        "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
         "after_calls": {"open": "<\uff5ctool\u2581calls\u2581end\uff5c>",
                         "close": "<\uff5cend\u2581of\u2581sentence\uff5c>"},
-        "content": {**CONTENT, "close_pattern": r"\s*<\uff5cend\u2581of\u2581sentence\uff5c>"},
+        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\uff5cend\u2581of\u2581sentence\uff5c>"},
     },
 }
 # For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
 BARE_JSON_FORMAT: OutputFormat = {
     "start_anchor": "\0",  # occurs in no prompt
     "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s*(?:```(?:json)?\s*)?(?=\{\s*\"name\")",
-                       "close_pattern": r"\s*```|\Z", "repeats": True},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s{0,16}(?:```(?:json)?\s{0,16})?(?=\{\s{0,16}\"name\")",
+                       "close_pattern": r"\s{0,16}```|\Z", "repeats": True},
         "content": CONTENT,
     },
 }
@@ -169,7 +172,9 @@ class StreamingResponseParser:
         beyond `max_calls` are left out."""
         self._tool_names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._num_calls_left = max_calls
-        self.reads_calls = TOOL_CALLS_FIELD in output_format["fields"]
+        calls = output_format["fields"].get(TOOL_CALLS_FIELD)
+        self.strips_text = calls is not None  # whether whitespace around the text separates it from calls
+        self._call_end = compile_call_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
         self._output_format = output_format
         _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
@@ -226,11 +231,14 @@ class StreamingResponseParser:
         if field == TOOL_CALLS_FIELD and is_text:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
-            if is_finished and not self._has_json_calls:
+            if is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):
                 raise ValueError("a call in tags that the answer does not close is cut off")
             items = event["value"] if isinstance(event["value"], list) else [event["value"]]
             calls = [parse_tool_call(item.get("function", item), self._tool_names) for item in items]
-            self._text_since_call = self._text_since_call.partition(self._call_body)[2]
+            if self._call_body:
+                self._text_since_call = self._text_since_call.partition(self._call_body)[2]
+            call_end = self._call_end.search(self._text_since_call)
+            self._text_since_call = self._text_since_call[0 if call_end is None else call_end.end():]
             self._call_body, self._response_prefix, self._num_returned = "", "", Counter()
             if self._num_calls_left is not None:
                 calls = calls[:self._num_calls_left]
@@ -246,7 +254,7 @@ class RequiredCallParser:
     """Parser of an answer that must be the JSON of one call, which a grammar ensures. The arguments are returned as
     they come. An answer that is cut off before them is returned as content."""
 
-    reads_calls = True
+    strips_text = True
 
     def __init__(self) -> None:
         self._text = ""  # that was not returned yet
@@ -305,7 +313,7 @@ def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
     field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
     if field.get("content") != "json" or not field.get("repeats"):
         return ""
-    pattern = field.get("open_pattern", "").removeprefix(r"\s*").removesuffix(r"\s*")
+    pattern = re.sub(r"^\\s(?:\*|\{0,16\})|\\s(?:\*|\{0,16\})$", "", field.get("open_pattern", ""))
     unescaped = re.sub(r"\\(\W)", r"\1", pattern)
     text = str(field.get("open") or (unescaped if re.escape(unescaped) == pattern else ""))
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
@@ -315,6 +323,15 @@ def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapp
     """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters."""
     typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
     return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix, tools=typed_tools)
+
+
+def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return the pattern of what ends a call; an empty one if the model's own format says it in another way."""
+    close = field.get("close_pattern") or re.escape(close if isinstance(close := field.get("close"), str) else "")
+    try:
+        return re.compile(close)
+    except re.error:  # transformers' parser has another dialect of patterns
+        return re.compile("")
 
 
 def has_json_calls(output_format: OutputFormat) -> bool:

@@ -279,7 +279,7 @@ class LoraxRoutes(ServiceRoutes):
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
-        parser = await create_response_parser(self._services, chat_request, output.validated_request)
+        parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
         parts = [] if parser is None else await call_with_parsing(
             output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")

@@ -102,7 +102,7 @@ def read_answer(output: GenerationOutput, parser: AnyResponseParser | None,
         return Answer([ContentPiece(text)] if text else [], output.final_event)
     pieces = raw_token_texts(output, parser, trimmed_stop_strings)
     parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]
-    stripper = PartStripper(strips_text=parser.reads_calls)
+    stripper = PartStripper(strips_text=parser.strips_text)
     return Answer(join_adjacent_parts(stripper.feed(parts)), output.final_event)
 
 
@@ -119,7 +119,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
-        self._stripper = PartStripper(strips_text=parser is not None and parser.reads_calls)
+        self._stripper = PartStripper(strips_text=parser is not None and parser.strips_text)
         self._num_tool_calls = 0
         self._is_in_call = False  # whether the arguments of the last call may go on
 

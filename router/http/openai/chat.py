@@ -397,7 +397,7 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
     generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi
                         else chat_request.to_generation_input(context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_tgi=is_tgi)
+    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
                                    for choice in choices])
 
 
@@ -469,23 +469,27 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
-                                 is_tgi: bool = False) -> AnyResponseParser | None:
-    """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None."""
+                                 is_compat: bool = False) -> AnyResponseParser | None:
+    """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
+    With `is_compat`, read all calls and no reasoning without tools, as TGI and LoRAX."""
     if chat_request.needs_tool_call:
         return RequiredCallParser()
     validator = services.validator
     if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
-        tools = None if is_tgi else select_template_tools(chat_request.tools, chat_request.tool_choice)
+        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
-    elif validator.reasoning_format is not None and not is_tgi:
+    elif validator.reasoning_format is not None and not is_compat:
         tools, output_format = None, validator.reasoning_format
     else:
         return None
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
-    return StreamingResponseParser(output_format, prompt_end, tools,
-                                   max_calls=1 if chat_request.parallel_tool_calls is False else None)
+    max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
+    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
+    if chat_request.messages[-1].role == "assistant":
+        parser.strips_text = False  # the answer goes on with that text, maybe with a space
+    return parser
 
 
 async def pump_choice(pump: EventPump, renderer: ChoiceStreamRenderer) -> None:

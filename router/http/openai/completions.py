@@ -1,5 +1,6 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -126,9 +127,13 @@ class CompletionRoutes(ServiceRoutes):
             outputs = await generate_all(services, choices, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
-            return json_text_response(completion_json(metadata, outputs, num_choices, [
+            # Logprobs of long prompts take a while to render, so they are rendered off the event loop.
+            choices_json = [
                 output_choice_json(metadata, index, output, trimmed_stop_strings, details)
-                for index, (output, details) in enumerate(zip(outputs, all_details, strict=True))]), headers)
+                if details is None or not details.has_logprobs else await asyncio.to_thread(
+                    output_choice_json, metadata, index, output, trimmed_stop_strings, details)
+                for index, (output, details) in enumerate(zip(outputs, all_details, strict=True))]
+            return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)

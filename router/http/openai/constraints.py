@@ -27,7 +27,7 @@ class StructuredOutputs(RequestBody):
 
     def to_grammar(self, parameter: str) -> Grammar:
         given = {name: value for name, value in self.model_dump(by_alias=True).items()
-                 if value is not None and name in STRUCTURED_OUTPUT_READERS}
+                 if value is not None and not (name == "json_object" and value is False)}
         if len(given) != 1:
             raise InvalidRequest(f"`{parameter}` must have exactly one of {', '.join(STRUCTURED_OUTPUT_READERS)}, got "
                                  f"{', '.join(given) or 'none'}")

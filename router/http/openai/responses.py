@@ -239,13 +239,13 @@ class TextFormat(RequestBody):
         return self.model_dump(by_alias=True, exclude_none=True) if self.type == "json_schema" else {"type": self.type}
 
 
-class TextOptions(RequestBody):
+class TextOptions(ReportingRequestBody):
     """The field `text`: options of a response's text."""
 
     format: Annotated[TextFormat | None, make_type_check("formats", "text", "json_object", "json_schema")] = None
 
 
-class ReasoningOptions(RequestBody):
+class ReasoningOptions(ReportingRequestBody):
     """The field `reasoning`: options of the model's reasoning."""
 
     effort: ReasoningEffort | None = None

@@ -47,6 +47,7 @@ def test_regex_matches_the_whole_text_as_in_python(pattern: str, texts: list[str
 
 
 @pytest.mark.parametrize(("grammar", "fitting", "others"), [
+    (make_choice_grammar("c", ["a\x7f\x85"]), ["a\x7f\x85"], ["a"]),
     (make_choice_grammar("c", ["yes", 'a "b"\n', "a.b(c)*\\", "\u00e9\u2603\U0001f600", "yes"]),
      ["yes", 'a "b"\n', "a.b(c)*\\", "\u00e9\u2603\U0001f600"], ["ye", "yesyes", "axb(c)*\\", ""]),
     (make_context_free_grammar("g", 'start: "(" start ")" | "x"'), ["x", "(x)", "((x))"], ["(x", "x)", ""]),

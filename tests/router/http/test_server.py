@@ -179,7 +179,7 @@ def test_preflight_request_needs_no_api_key(serve):
     status, headers, requests = send_request(serve, PAGE_ORIGIN, method="OPTIONS", api_key="sk-one",
                                              headers=PREFLIGHT_HEADERS)
     assert (status, get_allowed_origin(headers), requests) == (200, PAGE_ORIGIN, [])
-    assert headers["Access-Control-Allow-Methods"] == "GET, POST"
+    assert headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
     assert headers["Access-Control-Allow-Headers"] == PREFLIGHT_HEADERS["Access-Control-Request-Headers"]
     assert int(headers["Access-Control-Max-Age"]) > 0
 

@@ -1,6 +1,7 @@
 """Parsing of model output: every response format, pieces of every size, and text that fits no format."""
 
 import json
+import re._parser as re_parser
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ OUTPUT_CASES: dict[str, tuple[Any, str, str, list[Any]]] = {
         [ContentPiece('<tool_call>{"name": "a", "arguments": 5}</tool_call>')]),
     "a good call and a bad one": (
         HERMES_FORMAT, "<|im_start|>assistant\n", f"<tool_call>{STOP_JSON}</tool_call>\n<tool_call>x</tool_call>",
-        [STOP_CALL, ContentPiece("</tool_call>\n<tool_call>x</tool_call>")]),
+        [STOP_CALL, ContentPiece("\n<tool_call>x</tool_call>")]),
     "json of a model that was told in words": (BARE_JSON_FORMAT, "", f" {WEATHER_JSON}", [WEATHER_CALL]),
     "text of a model that was told in words": (BARE_JSON_FORMAT, "", "It is {a}.", [ContentPiece("It is {a}.")]),
     "other json": (BARE_JSON_FORMAT, "", '{"a": 1}', [ContentPiece('{"a": 1}')]),
@@ -245,3 +246,40 @@ def test_unfinished_and_unknown_calls_of_qwen3_coder_are_text(text: str) -> None
 def test_arguments_that_json_cannot_express_are_text() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'
     assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
+
+
+@pytest.mark.parametrize("output_format", [HERMES_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, MISTRAL_NAMED_FORMAT,
+                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT])
+def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any]) -> None:
+    """Regression: whitespace without end was searched again with each piece, in time that grew with its cube."""
+    for field in output_format["fields"].values():
+        for name in ("open_pattern", "close_pattern"):
+            assert re_parser.parse(field.get(name, "")).getwidth()[1] < 1000
+
+
+@pytest.mark.parametrize("text", [
+    "<tool_call>\n<function=plan></function>\n</tool_call><|im_end|>",
+    "<tool_call>\n<function=plan></function>\n</tool_call>",
+    "<tool_call><function=plan>\n</function></tool_call>"])
+def test_calls_of_qwen3_coder_without_parameters_are_calls(text: str) -> None:
+    for size in (1, 4, 1000):
+        pieces = [text[place:place + size] for place in range(0, len(text), size)]
+        parser = StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
+        assert parse_complete_response(parser, pieces) == [ParsedToolCall("plan", "{}")]
+
+
+@pytest.mark.parametrize(("shape", "call", "rest"), [
+    (QWEN_CODER_FORMAT, "<tool_call>\n<function=plan>\n</function>\n</tool_call>",
+     "\n<tool_call>\n<function=plan>\n<para"),
+    (QWEN_CODER_FORMAT, "<tool_call>\n<function=plan>\n</function>\n</tool_call>",
+     "\n<tool_call>\n<function=other>\n</function>\n</tool_call>"),
+    (HERMES_FORMAT, '<tool_call>\n{"name": "plan"}\n</tool_call>', '\n<tool_call>\n{"name": "pla'),
+    (HERMES_FORMAT, '<tool_call>\n{"name": "plan"}\n</tool_call>', 'c<tool_call>{"name":"plan",</tool_call>')])
+def test_text_behind_a_call_that_is_no_call_follows_it_unchanged(shape: Any, call: str, rest: str) -> None:
+    """Regression: a part of the call came again as text."""
+    for size in (1, 4, 1000):
+        text = call + rest
+        pieces = [text[place:place + size] for place in range(0, len(text), size)]
+        first, *others = parse_complete_response(StreamingResponseParser(shape, "", [CODER_TOOL]), pieces)
+        assert first == ParsedToolCall("plan", "{}")
+        assert "".join(part.text for part in others if isinstance(part, ContentPiece)) == rest

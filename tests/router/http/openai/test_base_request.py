@@ -255,12 +255,13 @@ def test_output_is_constrained_in_every_spelling(serve, path, body):
     ({"structured_outputs": {}}, "`structured_outputs` must have exactly one of json, regex, choice, grammar, "
      "json_object, got none"),
     ({"structured_outputs": {"regex": "a", "json_object": True}}, "got regex, json_object"),
-    ({"structured_outputs": {"json_object": False}}, "`structured_outputs.json_object` must be true, or left out"),
+    ({"structured_outputs": {"json_object": False}}, "`structured_outputs` must have exactly one of"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "`guided_regex` and `guided_choice` are given"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "`response_format` and `guided_regex`"),
     ({"guided_choice": []}, "`guided_choice` must be a list of texts that are not empty"),
     ({"guided_choice": ["a", ""]}, "`guided_choice` must be"), ({"guided_regex": ""}, "`guided_regex` must be"),
     ({"guided_grammar": " "}, "`guided_grammar` must be a grammar of Lark or GBNF"),
+    ({"guided_grammar": 'start: %json {"type": "integer"}'}, "`guided_grammar` must not contain `%json`"),
     ({"guided_grammar": '%llguidance {}\nstart: "a"'}, "`guided_grammar` must not contain `%llguidance`"),
     ({"guided_json": "{"}, "`guided_json` is a string that holds no JSON"),
     ({"guided_json": "1"}, "`guided_json` must be a JSON schema")])

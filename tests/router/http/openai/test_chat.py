@@ -563,3 +563,25 @@ def test_cached_tokens_of_the_prompt_are_in_the_usage(post, path, compat, num_ca
     last_usage = json.loads(stream.split("\n\n")[-3].removeprefix("data: "))["usage"]
     for found in (usage, last_usage):
         assert [found[name] for name in found if name == "prompt_tokens_details"] == details
+
+
+def test_half_a_character_within_json_of_a_call_is_refused(post):
+    """Regression: templates render arguments as an object, so the text of the prompt held what the body did not."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":"\\ud800"}'}}
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "5"}]
+    template = ChatTemplate("{% for m in messages %}{{ m.tool_calls[0].function.arguments.a if m.tool_calls else "
+                            "m.content }}{% endfor %}", {})
+    status, _, text = post(CHAT_PATH, messages=messages, template=template)
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "messages")
+    assert "half of a surrogate pair" in error["message"]
+
+
+def test_continued_answer_keeps_its_leading_space_beside_tools(post):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    script = [TokenEvent(97, " 42", -1.0, False),
+              FinishedEvent(FinishReason.LENGTH, " 42", 1, make_finished_timeline())]
+    contents = [post_chat(post, [*script], messages=asked, tools=tools)["choices"][0]["message"]["content"]
+                for asked in (messages, MESSAGES)]
+    assert contents == [" 42", "42"]
