@@ -101,7 +101,7 @@ def check_counts() -> None:
 
 
 def check_models() -> None:
-    assert [model.id for model in CLIENT.models.list()] == ["weft/demo"]
+    assert [model.id for model in CLIENT.models.list()] == ["weft/demo", "json", "kjv", "pirate", "shout"]
     assert CLIENT.models.retrieve("weft/demo").display_name == "weft/demo"
 
 

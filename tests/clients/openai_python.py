@@ -32,7 +32,7 @@ def expect_error(exception_type: type[openai.APIStatusError], call: Callable[[],
 
 
 def check_models() -> None:
-    assert [model.id for model in CLIENT.models.list()] == ["weft/demo"]
+    assert [model.id for model in CLIENT.models.list()] == ["weft/demo", "json", "kjv", "pirate", "shout"]
     assert CLIENT.models.retrieve("weft/demo").id == "weft/demo"
 
 
