@@ -63,3 +63,16 @@ def test_non_finite_logits_fail_only_their_own_row(device: str) -> None:
     logits[1, 5] = torch.nan
     assert (Sampler(VOCABULARY_SIZE, device).sample(logits, [make_sampling_sequence() for _ in range(3)]).is_finite
             == [True, False, True])
+
+
+def test_prompt_logprobs_and_candidates_match_the_cpu(device: str) -> None:
+    logits = make_random_logits(70, VOCABULARY_SIZE)  # more rows than are computed at once
+    targets = [row * 400 for row in range(70)]
+    logprobs, tokens, token_logprobs = Sampler(VOCABULARY_SIZE, device).compute_prompt_logprobs(
+        logits.to(device), targets, num_top_tokens=20)
+    expected_logprobs, expected_tokens, expected_token_logprobs = Sampler(VOCABULARY_SIZE).compute_prompt_logprobs(
+        logits, targets, num_top_tokens=20)
+    assert tokens == expected_tokens
+    assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
+    for found, expected in zip(token_logprobs, expected_token_logprobs, strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
