@@ -24,7 +24,7 @@ from router.engine.plans_in_flight import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
 from router.http.server import HttpServer, StandInServer, create_app
 from router.http.transport.services import ServedModel
-from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
+from router.launcher_protocol import RouterProcessArgs, StopSignals, cancel_on_parent_exit, send_to_parent
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
@@ -55,13 +55,13 @@ class RouterProcess:
     recording_folder: RecordingFolder | None
     span_sender: SpanSender | None
 
-    async def drain(self, seconds: float) -> None:
-        """Reject new requests and wait at most `seconds` for the unfinished ones."""
+    async def drain(self, seconds: float, end_requested: asyncio.Event) -> None:
+        """Reject new requests and wait for the unfinished ones, at most `seconds` and until `end_requested`."""
         self.engine.health.set_unready_permanently(SHUTDOWN_REASON)
         await self.server.stop_accepting()
         await self.stand_in_server.start_during_shutdown(self.engine)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.engine.wait_until_drained(), seconds)
+            await asyncio.wait_for(wait_for_either(self.engine.wait_until_drained(), end_requested.wait()), seconds)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -180,10 +180,11 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    signals = StopSignals()
     try:
-        if await wait_for_either(process.engine.wait_until_crashed(), wait_for_stop_signal()):
+        if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1
-        await process.drain(args.config.shutdown_timeout)
+        await process.drain(args.config.shutdown_timeout, signals.end_requested)
     finally:
         await process.stop()
     return 0
@@ -196,7 +197,7 @@ def exit_code(error: OSError | ValueError | ShardsLost) -> int:
     return 1 if isinstance(error, OSError | RetryableStartupError) and not isinstance(error, PermissionError) else 2
 
 
-async def wait_for_either(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:
+async def wait_for_either(first: Coroutine[Any, Any, object], second: Coroutine[Any, Any, object]) -> bool:
     """Wait until either coroutine ends and cancel the other; return whether `first` has ended."""
     tasks = [asyncio.create_task(first), asyncio.create_task(second)]
     try:

@@ -59,14 +59,24 @@ def cancel_on_parent_exit(parent_fd: int) -> None:
     loop.add_reader(parent_fd, on_parent_exit)
 
 
-async def wait_for_stop_signal() -> None:
-    """Wait for SIGINT or SIGTERM, then restore the default action: a second signal ends the process at once."""
-    loop, stop_requested = asyncio.get_running_loop(), asyncio.Event()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop_requested.set)
-    await stop_requested.wait()
-    for number in STOP_SIGNALS:
-        loop.remove_signal_handler(number)
+class StopSignals:
+    """Events set by SIGINT and SIGTERM: the first signal requests a stop, the second the end of unfinished requests. A
+    third ends the process at once, by the default action."""
+
+    def __init__(self) -> None:
+        """Handle the signals of this process in the running loop from now on."""
+        self.stop_requested, self.end_requested = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._handle_signal)
+
+    def _handle_signal(self) -> None:
+        if not self.stop_requested.is_set():
+            self.stop_requested.set()
+            return
+        self.end_requested.set()
+        for number in STOP_SIGNALS:
+            self._loop.remove_signal_handler(number)
 
 
 def send_to_parent(ready_fd: int, message: str) -> None:

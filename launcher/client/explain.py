@@ -43,6 +43,9 @@ def format_explanation(explanation: dict[str, Any]) -> str:
         lines.append(f"{cause:<{width}}  {format_milliseconds(ms):>9}  {share:3.0f} %  {explanation['causes'][cause]}")
         lines += [f"{'':<{width}}  {format_milliseconds(other_ms):>9}  of it: {explanation['meanwhile_causes'][other]}"
                   for other, other_ms in explanation["meanwhile"].get(cause, {}).items()]
+    prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens, {format_milliseconds(prompt['ms'])})"
+                        for prompt in explanation["meanwhile_prompts"])
+    lines += [f"longest prompts of other requests in this time: {prompts}"] * bool(prompts)
     return "\n".join(" ".join(line.translate(REMOVED_CONTROL_CHARACTERS).splitlines()) for line in lines)
 
 

@@ -275,6 +275,11 @@ class Supervisor:
     def _ready_routers(self) -> list[ChildProcess]:
         return [router for router in self._router_processes if router.ready_task.done() and router.ready_task.result()]
 
+    def end_requests(self) -> None:
+        """Signal a router that is stopping to end its unfinished requests now."""
+        for router in self._router_processes:
+            router.send_signal(signal.SIGTERM)
+
     def kill_all_processes(self) -> None:
         for process in self._router_processes + self._shard_processes:
             process.send_signal(signal.SIGKILL)
@@ -304,7 +309,7 @@ def bind_socket(listener: socket.socket, address: tuple[Any, ...]) -> socket.soc
 
 async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
                 seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, logs_stop: bool = False) -> None:
-    """Serve until a signal asks to stop; a second signal ends everything at once. Raises LaunchError.
+    """Serve until a signal asks to stop; a second signal ends the requests. Raises LaunchError.
 
     `logs_stop`: whether both signals and the end are logged."""
     parent_fd, write_descriptor = os.pipe()
@@ -318,7 +323,8 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
 
     stop_on_signals(run_task, supervisor, on_stop=lambda: log_stop(
         f"stopping: running requests may finish within {seconds_to_finish:g} seconds; the same signal again ends them"),
-        on_kill=lambda: log_stop("stopping at once: the second signal ends requests that still run, without an answer"))
+        on_end_requested=lambda: log_stop(
+            "the second signal ends requests that still run, with an error; a third kills all processes"))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, supervisor.request_recording)
     await asyncio.wait([run_task])
     if not run_task.cancelled():
@@ -335,24 +341,28 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
 
 
 def stop_on_signals(run_task: asyncio.Task[None], supervisor: Supervisor, *, on_stop: Callable[[], None],
-                    on_kill: Callable[[], None]) -> None:
-    """Let a first signal stop the server, after a call of `on_stop`, and a second one kill all processes, after one of
-    `on_kill`."""
-    is_killed = False
+                    on_end_requested: Callable[[], None]) -> None:
+    """Let a first signal stop the server, after a call of `on_stop`, a second one end its requests, after one of
+    `on_end_requested`, and a third one kill all processes."""
+    loop, num_signals = asyncio.get_running_loop(), 0
 
     def handle_stop_signal() -> None:
-        nonlocal is_killed
-        if run_task.cancelling() or run_task.done():
-            if not is_killed:
-                on_kill()
-            is_killed = True
+        nonlocal num_signals
+        num_signals += 1
+        if run_task.done() and not run_task.cancelled():
             supervisor.kill_all_processes()
-        else:
+        elif num_signals == 1:
             on_stop()
-        run_task.cancel()
+            run_task.cancel()
+        elif num_signals == 2:
+            on_end_requested()
+            supervisor.end_requests()
+            loop.call_later(EXIT_MARGIN_SECONDS, supervisor.kill_all_processes)
+        else:
+            supervisor.kill_all_processes()
 
     for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, handle_stop_signal)
+        loop.add_signal_handler(number, handle_stop_signal)
 
 
 def ignore_signals() -> None:

@@ -22,7 +22,6 @@ from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import decode_answer
 from router.shards.failures import ShardsLost
@@ -160,9 +159,9 @@ class Engine:
         """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
         return self._client_streams.request_records.find_latest(tenant_name, max_records)
 
-    def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
-        """Return copies of the timelines of all other unfinished and recently finished requests."""
-        return self._client_streams.request_records.copy_other_timelines(record)
+    def copy_other_request_records(self, record: RequestRecord) -> list[RequestRecord]:
+        """Return copies of the records of all other unfinished and recently finished requests."""
+        return self._client_streams.request_records.copy_others(record)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""

@@ -4,7 +4,7 @@ step, and when a request begins or ends; gauges are computed from the scheduler'
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import fsum
 from typing import Any
@@ -103,9 +103,10 @@ class RequestRecordStore:
         newest_first = chain(reversed(self._unfinished.values()), reversed(self._finished.values()))
         return list(islice((record for record in newest_first if record.tenant_name == tenant_name), max_records))
 
-    def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
-        return [other.timeline.copy() for other in (*self._unfinished.values(), *self._finished.values())
-                if other is not record]
+    def copy_others(self, record: RequestRecord) -> list[RequestRecord]:
+        """Return copies of all other records, with timelines of their own, which another thread may read."""
+        return [replace(other, timeline=other.timeline.copy())
+                for other in (*self._unfinished.values(), *self._finished.values()) if other is not record]
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of `tenant` may have this id: it is unknown, or of its finished requests."""

@@ -40,6 +40,13 @@ def measure_overlaps(timeline: RequestTimeline, others: Iterable[RequestTimeline
     return overlaps
 
 
+def measure_prefill_overlap(timeline: RequestTimeline, other: RequestTimeline, now: float) -> float:
+    """Return the seconds of the request's life in which the prompt of another request was computed."""
+    lifetime = (timeline.submitted_at, now if timeline.ended_at is None else timeline.ended_at)
+    return sum_overlap([lifetime], [(start, end) for phase, start, end in other.intervals(now)
+                                    if phase is RequestPhase.PREFILL])
+
+
 def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union as sorted intervals that do not touch."""
     merged: list[Interval] = []

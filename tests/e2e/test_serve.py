@@ -110,7 +110,22 @@ def test_requests_unfinished_at_the_shutdown_timeout_get_an_error(tmp_path: Path
         assert weft.wait_for_exit()[0] == 0
 
 
-def test_second_signal_stops_the_server_at_once(tmp_path: Path) -> None:
+def test_second_signal_ends_requests_with_an_error_and_a_line_in_the_log(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "3600") as weft:
+        events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))
+        next(events)
+        weft.send_signal(signal.SIGTERM)
+        for _ in range(3):
+            next(events)  # the request goes on
+        weft.send_signal(signal.SIGINT)
+        assert "shutting down" in list(events)[-1]["error"]
+        code, errors = weft.wait_for_exit()
+        assert code == 0
+        assert errors.count("weft: the second signal ends requests that still run, ") == 1
+        assert "POST /generate_stream 200 overloaded: " in errors
+
+
+def test_further_signals_stop_the_server_at_once(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "3600") as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))
         next(events)
@@ -122,7 +137,7 @@ def test_second_signal_stops_the_server_at_once(tmp_path: Path) -> None:
             sleep(0.002)
         code, errors = weft.wait_for_exit()
         assert code == 0
-        assert errors.count("weft: stopping at once: the second signal ends requests that still run, ") == 1
+        assert errors.count("weft: the second signal ends requests that still run, ") == 1
         events.close()
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from router.config import RouterConfig
-from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
+from router.launcher_protocol import RouterProcessArgs, StopSignals, cancel_on_parent_exit, send_to_parent
 from shard.telemetry.logs import LogSettings
 from shard.telemetry.tracing import TraceSettings
 
@@ -50,12 +50,14 @@ def test_nothing_is_sent_without_a_pipe() -> None:
     send_to_parent(-1, "ready 3000")
 
 
-def test_first_signal_requests_a_stop_and_the_next_one_has_its_default_effect() -> None:
+def test_first_signal_requests_a_stop_the_second_the_end_of_requests_and_the_next_has_its_default_effect() -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(wait_for_stop_signal())
-        await asyncio.sleep(0)
+        signals = StopSignals()
         os.kill(os.getpid(), signal.SIGTERM)
-        await task
+        await signals.stop_requested.wait()
+        assert not signals.end_requested.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        await signals.end_requested.wait()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     asyncio.run(scenario())
 

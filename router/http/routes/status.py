@@ -4,7 +4,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
 from time import monotonic as clock
@@ -22,13 +22,14 @@ from router.http.transport.services import ServiceRoutes, Services
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
-from router.telemetry.timeline_overlap import Overlaps, measure_overlaps
+from router.telemetry.timeline_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 ANTHROPIC_HEADER = "anthropic-version"  # which Anthropic's clients always send
 VERSION = version("weft")
 VALIDATION_PHASE = "validation"
 MAX_LISTED_REQUESTS = 100
+MAX_NAMED_PROMPTS = 3  # prompts of other requests that an explanation names
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
@@ -164,11 +165,12 @@ class InfoRoutes(ServiceRoutes):
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
-                     f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id")
+                     f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id. Of requests "
+                     "that were refused only the log has a line")
+        others = self._services.engine.copy_other_request_records(record)
+        record = replace(record, timeline=record.timeline.copy())
         # In a thread, since long timelines of many requests take a good part of a second.
-        now, others = clock(), self._services.engine.copy_other_timelines(record)
-        overlaps = await asyncio.to_thread(measure_overlaps, record.timeline.copy(), others, now)
-        return json_response(timeline_json(record, now, overlaps))
+        return json_response(await asyncio.to_thread(explain_request, record, others, clock()))
 
 
 async def list_adapter_names(services: Services) -> dict[str, str]:
@@ -261,8 +263,18 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
     return families
 
 
+def explain_request(record: RequestRecord, others: list[RequestRecord], now: float) -> dict[str, Any]:
+    """Return the JSON of an explanation. Of the other requests, only those of the same tenant are named."""
+    overlaps = measure_overlaps(record.timeline, [other.timeline for other in others], now)
+    prompts = [{"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
+               if other.tenant_name == record.tenant_name
+               and (ms := round_ms(measure_prefill_overlap(record.timeline, other.timeline, now)))]
+    prompts.sort(key=lambda prompt: -prompt["ms"])
+    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS]}
+
+
 def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:
-    """Return the JSON of an explanation."""
+    """Return what an explanation says of the request itself, and the phases of others."""
     # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
     intervals: list[dict[str, Any]] = []
     for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),

@@ -16,7 +16,8 @@ EXPLANATION: dict[str, Any] = {
     "total_ms": 20_000.0, "intervals": [], "by_cause": {"validation": 0.5, "queue": 12_000.0, "decode": 7_999.5},
     "causes": {"validation": "It was checked.", "queue": "Others were\x1b[2J before it.",
                "decode": "Tokens were made."},
-    "meanwhile": {"queue": {"blocks": 11_000.0}}, "meanwhile_causes": {"blocks": "There was\u2028no room."}}
+    "meanwhile": {"queue": {"blocks": 11_000.0}}, "meanwhile_causes": {"blocks": "There was\u2028no room."},
+    "meanwhile_prompts": [{"id": "long-1", "prompt_tokens": 1700, "ms": 207.125}]}
 
 
 def fetch_from_server(status: int, response_json: Any, request_id: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -52,7 +53,8 @@ def test_longest_cause_is_listed_first_with_its_share() -> None:
         "queue          12.0 s   60 %  Others were[2J before it.",
         "               11.0 s  of it: There was no room.",
         "decode      7999.5 ms   40 %  Tokens were made.",
-        "validation     0.5 ms    0 %  It was checked."]
+        "validation     0.5 ms    0 %  It was checked.",
+        "longest prompts of other requests in this time: long-1 (1700 tokens, 207.1 ms)"]
 
 
 @pytest.mark.parametrize("answer", [[], {"error": "x"}, {**EXPLANATION, "by_cause": 3}])

@@ -66,8 +66,8 @@ class ScriptedEngine:
             stream.put(event)
         return stream
 
-    def copy_other_timelines(self, record: RequestRecord) -> list[RequestTimeline]:
-        return self.request_records.copy_other_timelines(record)
+    def copy_other_request_records(self, record: RequestRecord) -> list[RequestRecord]:
+        return self.request_records.copy_others(record)
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)

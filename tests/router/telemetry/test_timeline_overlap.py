@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.telemetry.timeline_overlap import measure_overlaps, merge_intervals, sum_overlap
+from router.telemetry.timeline_overlap import (
+    measure_overlaps,
+    measure_prefill_overlap,
+    merge_intervals,
+    sum_overlap,
+)
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
                      max_size=8)
@@ -47,6 +52,12 @@ def test_requests_of_another_time_explain_nothing() -> None:
     own = make_timeline((5.0, RequestPhase.DECODE), ended_at=6.0)
     others = [make_timeline((1.0, RequestPhase.PREFILL), ended_at=5.0), make_timeline((6.0, RequestPhase.PREFILL))]
     assert measure_overlaps(own, others, 9.0) == {}
+
+
+def test_prefill_of_another_request_counts_as_long_as_this_one_lives() -> None:
+    own = make_timeline((2.0, RequestPhase.QUEUE), (4.0, RequestPhase.DECODE), ended_at=8.0)
+    other = make_timeline((0.0, RequestPhase.PREFILL), (3.0, RequestPhase.PREEMPTED), (6.0, RequestPhase.PREFILL))
+    assert measure_prefill_overlap(own, other, 20.0) == 1.0 + 2.0
 
 
 @given(INTERVALS, INTERVALS)

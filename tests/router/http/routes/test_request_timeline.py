@@ -1,6 +1,7 @@
 """Explanation of how a request spent its time (/v1/requests/{id}/explain)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from router.config import RouterConfig
 from router.http.routes.status import (
     MAX_LISTED_REQUESTS,
+    MAX_NAMED_PROMPTS,
     MEANWHILE_DESCRIPTIONS,
     PHASE_DESCRIPTIONS,
     VALIDATION_PHASE,
+    explain_request,
     timeline_json,
 )
 from router.scheduler.sequence import RequestPhase, RequestTimeline
@@ -64,6 +67,17 @@ def test_what_others_did_meanwhile_is_named():
     assert explanation["meanwhile"] == {"queue": {"blocks": 500.0}}
     assert explanation["meanwhile_causes"] == {"blocks": MEANWHILE_DESCRIPTIONS[RequestPhase.NO_FREE_BLOCKS]}
     assert json.loads(json.dumps(explanation)) == explanation
+
+
+def test_longest_prompts_of_the_same_tenant_are_named():
+    record = make_record((2.0, RequestPhase.DECODE), ended_at=7.0)
+    others = [replace(make_record((2.0, RequestPhase.PREFILL), (2.0 + number / 4, RequestPhase.DECODE)),
+                      id=str(number), num_prompt_tokens=100 * number, tenant_name="b" if number == 4 else "a")
+              for number in range(6)]
+    assert MAX_NAMED_PROMPTS == 3
+    assert explain_request(record, others, 9.0)["meanwhile_prompts"] == [
+        {"id": "5", "prompt_tokens": 500, "ms": 1250.0}, {"id": "3", "prompt_tokens": 300, "ms": 750.0},
+        {"id": "2", "prompt_tokens": 200, "ms": 500.0}]
 
 
 def test_every_phase_of_others_has_a_sentence():
