@@ -238,7 +238,8 @@ SIMULATE_SETTINGS = ("max_concurrent_requests", "max_queue_requests", "max_queue
 
 
 # Server settings that `weft doctor` checks.
-DOCTOR_SETTINGS = ("model_id", "revision", "num_shard", "dtype", "device", "hostname", "port")
+DOCTOR_SETTINGS = ("model_id", "revision", "num_shard", "dtype", "device", "quantize", "max_batch_total_tokens",
+                   "hostname", "port")
 
 
 def doctor_command(*positional: str,

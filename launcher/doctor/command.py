@@ -35,6 +35,8 @@ class DoctorSettings:
     num_shard: int = DEFAULT_LAUNCH_CONFIG.num_shard
     dtype: str = DEFAULT_SHARD_CONFIG.dtype
     device: str = DEFAULT_SHARD_CONFIG.device
+    quantize: str = DEFAULT_SHARD_CONFIG.quantize
+    max_batch_total_tokens: int | None = DEFAULT_ROUTER_CONFIG.max_batch_total_tokens
     hostname: str = DEFAULT_ROUTER_CONFIG.hostname
     port: int = DEFAULT_ROUTER_CONFIG.port
 
@@ -45,7 +47,8 @@ def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iter
     yield from checks.check_c_extensions(environment)
     folder, model_finding = find_model_folder(settings, hub_cache_folder(environment))
     survey_result = run_survey({"model": folder, "dtype": settings.dtype, "device": settings.device,
-                                "num_shards": settings.num_shard, "block_size": DEFAULT_ROUTER_CONFIG.block_size})
+                                "num_shards": settings.num_shard, "block_size": DEFAULT_ROUTER_CONFIG.block_size,
+                                "quantize": settings.quantize, "max_cache_tokens": settings.max_batch_total_tokens})
     if "failed" in survey_result:
         yield Finding("torch", "problem", survey_result["failed"],
                       "pip install torch, or see the README for its builds")

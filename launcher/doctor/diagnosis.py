@@ -57,9 +57,11 @@ def diagnose_model(survey: SurveyResult, model_name: str) -> Iterator[Finding]:
         yield Finding("model", "problem", survey["problem"])
         return
     model_survey: SurveyResult = survey["model"]
-    yield make_ok_finding("model",
-                          f"{model_name}: {model_survey['architecture']}, {format_gib(model_survey['weights'])} of "
-                          f"weights in {model_survey['dtype']} on " f"{model_survey['device']}")
+    weights_type = (f"{model_survey['quantize']}, computed in {model_survey['dtype']}," if model_survey["quantize"]
+                    else model_survey["dtype"])
+    yield make_ok_finding("model", f"{model_name}: {model_survey['architecture']}, "
+                          f"{format_gib(model_survey['weights'])} of weights in {weights_type} on "
+                          f"{model_survey['device']}")
     yield diagnose_kv_cache(model_survey)
 
 

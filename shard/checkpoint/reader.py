@@ -6,6 +6,7 @@ cache keeps the files for other ranks and later starts.
 """
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ PACKED_DTYPES = {  # in quantized checkpoints
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 STORED_DTYPES = COMPUTE_DTYPES | PACKED_DTYPES
 MATRIX_DIMENSIONS = 2  # dimensions
+EMBEDDING_NAME_PATTERN = re.compile(r"embed|\b(wte|wpe)\b")  # in names of tensors
 MAX_SCRATCH_RATIO = 16  # `scratch` memory is reused if it has at most so many times the size that is needed
 # Small enough to stay in the processor's cache, and for torch to copy without waking threads, which takes longer.
 STAGING_BYTES = {"cpu": 2**16, "cuda": 2**24}
@@ -289,3 +291,13 @@ def check_dtype_conversion(stored: StoredTensor, target_dtype: torch.dtype) -> N
 def count_weight_bytes(folder: Path) -> int:
     """Return the approximate bytes of all tensors: headers count as well."""
     return sum((folder / name).stat().st_size for name in list_checkpoint_files(folder).files)
+
+
+def count_matrix_bytes(folder: Path) -> int:
+    """Return the bytes of the matrices that --quantize makes smaller: all but the embeddings."""
+    total = 0
+    for name in list_checkpoint_files(folder).files:
+        with open_safetensors(folder / name) as file:
+            total += sum(StoredTensor(tensor, file, entry).num_bytes for tensor, entry in file.entries.items()
+                         if len(entry.shape) == MATRIX_DIMENSIONS and not EMBEDDING_NAME_PATTERN.search(tensor))
+    return total

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
-from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
+from shard.checkpoint.reader import CheckpointReader, count_matrix_bytes, count_weight_bytes
 from shard.hardware.cache_budget import (
     AvailableMemory,
     CacheBudget,
@@ -27,8 +27,10 @@ from shard.models.registry import read_model_config
 from shard.native.library import load_library_or_reason
 from shard.ops.linear import can_pack
 from shard.ops.native_linear import count_stored_bytes
+from shard.workers.model_loading import check_quantization_on_load
 
 CPUINFO_PATH = Path("/proc/cpuinfo")
+BYTES_BY_QUANTIZATION = {"int8": 1.0, "int4": 0.75}  # of a weight by --quantize, with its scales
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
 
 
@@ -55,23 +57,31 @@ def read_cpu_features(path: Path) -> list[str]:
     return [flag for flag in CPU_FEATURES if flag in flags]
 
 
-def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_shards: int,
-                         block_size: int) -> dict[str, Any]:
-    """Return a model's needs; raises ValueError or OSError if it cannot be served."""
+def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_shards: int, block_size: int, *,
+                         quantize: str = "", max_cache_tokens: int | None = None) -> dict[str, Any]:
+    """Return a model's needs; raises ValueError or OSError if it cannot be served. `max_cache_tokens` is the limit that
+    the user sets (--max-batch-total-tokens)."""
     model_config = read_model_config(folder)
     # the faster number type by the processor's features; a shard measures it
     dtype = choose_dtype(requested_dtype, model_config.dtype, device,
                          lambda: torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32).dtype
-    with CheckpointReader(folder, dtype, torch.device("cpu")):
-        needed_bytes = (count_weight_bytes(folder) * count_stored_bytes(model_config.dtype, dtype, torch.device(device))
-                        // model_config.dtype.itemsize)
+    num_stored_bytes = count_stored_bytes(model_config.dtype, dtype, torch.device(device))  # of a number
+    with CheckpointReader(folder, dtype, torch.device("cpu"), getattr(model_config, "quantization", None), quantize):
+        needed_bytes = count_weight_bytes(folder) * num_stored_bytes // model_config.dtype.itemsize
+    if quantize:
+        check_quantization_on_load(quantize, device)
+        num_values = count_matrix_bytes(folder) // model_config.dtype.itemsize
+        needed_bytes -= int(num_values * (num_stored_bytes - BYTES_BY_QUANTIZATION[quantize]))
     block_bytes = KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
                                           block_size, dtype)  # of all shards together
     free, total = read_device_memory(device, num_shards)
-    budget = compute_cache_budget(needed_bytes, free, total, device)
+    num_blocks = count_fitting_blocks(compute_cache_budget(needed_bytes, free, total, device), block_bytes,
+                                      NUM_RESERVED_BLOCKS)
+    if max_cache_tokens is not None:
+        num_blocks = min(num_blocks, max_cache_tokens // block_size)
     return {"architecture": model_config.architecture, "dtype": dtype_name(dtype), "device": device,
             "weights": needed_bytes, "max_positions": model_config.max_positions, "block": block_bytes, "free": free,
-            "tokens": count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS) * block_size}
+            "quantize": quantize, "tokens": num_blocks * block_size}
 
 
 def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:
@@ -97,7 +107,8 @@ def main() -> None:
         try:
             device = choose_device(request["device"], 0, len(survey["machine"]["gpus"])).type
             survey["model"] = estimate_model_needs(
-                Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"])
+                Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"],
+                quantize=request["quantize"], max_cache_tokens=request["max_cache_tokens"])
         except (ValueError, OSError) as error:
             survey["problem"] = str(error)
     json.dump(survey, sys.stdout)

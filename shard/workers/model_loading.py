@@ -239,6 +239,14 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     return LoadedEncoder(**vars(context), config=model_config, runner=runner, inexact_reason=inexact_reason)
 
 
+def check_quantization_on_load(quantize: str, device_type: str) -> None:
+    """Raise ValueError if weights cannot be quantized so (--quantize) on this machine."""
+    if quantize == INT4_ON_LOAD and device_type != "cpu":
+        raise ValueError("--quantize int4 is for --device cpu; use --quantize int8")
+    if quantize == INT4_ON_LOAD and isinstance(library := load_library_or_reason(), str):
+        raise ValueError(f"--quantize int4 needs compiled kernels: {library}; or use --quantize int8")
+
+
 def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
     """Set up device and group; return when all ranks have joined. Raises ValueError if the weights would not fit."""
     if config.quantize and isinstance(model_config, FallbackConfig):
@@ -247,10 +255,7 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     num_gpus = torch.cuda.device_count()
     device = choose_device(config.device, config.rank, num_gpus)
     set_up_device(device, config)
-    if config.quantize == INT4_ON_LOAD and device.type != "cpu":
-        raise ValueError("--quantize int4 is for --device cpu; use --quantize int8")
-    if config.quantize == INT4_ON_LOAD and isinstance(library := load_library_or_reason(), str):
-        raise ValueError(f"--quantize int4 needs compiled kernels: {library}; or use --quantize int8")
+    check_quantization_on_load(config.quantize, device.type)
     group = join_group(config.rank, config.world_size,
                        choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
                        config.meeting_point)

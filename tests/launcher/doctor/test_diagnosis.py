@@ -13,7 +13,8 @@ LAPTOP_SURVEY = {"torch": "2.13.0+cpu", "cuda": "", "instructions": ["avx2"], "p
                  "memory_source": "that the system has available"}
 GPU_SURVEY = {"name": "H200", "free": 130 * GIB, "total": 140 * GIB}
 MODEL_SURVEY = {"architecture": "LlamaForCausalLM", "dtype": "bfloat16", "device": "cpu", "weights": 2 * GIB,
-                "max_positions": 4096, "block": 2**20, "free": 8 * GIB, "tokens": 50_000}
+                "max_positions": 4096, "block": 2**20, "free": 8 * GIB, "quantize": "",
+                "tokens": 50_000}
 
 
 def diagnose_machine(driver: str = "", **changes: Any) -> dict[str, Finding]:
@@ -68,6 +69,8 @@ def test_unsupported_model_is_a_problem() -> None:
 def test_model_finding_names_its_weights() -> None:
     finding, _ = diagnosis.diagnose_model({"model": MODEL_SURVEY}, "org/name")
     assert finding.text == "org/name: LlamaForCausalLM, 2.0 GiB of weights in bfloat16 on cpu"
+    finding, _ = diagnosis.diagnose_model({"model": MODEL_SURVEY | {"quantize": "int8"}}, "org/name")
+    assert finding.text == "org/name: LlamaForCausalLM, 2.0 GiB of weights in int8, computed in bfloat16, on cpu"
 
 
 @pytest.mark.parametrize(("changes", "state", "words"), [

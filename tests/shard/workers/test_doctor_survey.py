@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checkpoints.quantized_checkpoints import GptqTool, write_quantized_checkpoint
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache
@@ -46,6 +47,25 @@ def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monk
     assert needs["tokens"] == pytest.approx(4 * GIB / needs["block"] * 16, rel=1e-3)
 
 
+@pytest.mark.parametrize(("quantize", "low", "high"), [("int8", 0.5, 0.75), ("int4", 0.375, 0.7)])
+def test_quantized_weights_take_less_than_the_checkpoint(checkpoint: Path, quantize: str, low: float,
+                                                         high: float) -> None:
+    unquantized, quantized = (
+        doctor_survey.estimate_model_needs(checkpoint, "bfloat16", "cpu", 1, 16, quantize=name)["weights"]
+        for name in ("", quantize))
+    assert low * unquantized < quantized < high * unquantized
+
+
+def test_checkpoint_that_is_quantized_already_is_not_quantized_again(checkpoint: Path, tmp_path: Path) -> None:
+    quantized_checkpoint = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)
+    with pytest.raises(ValueError, match="--quantize int8 is for weights that are not quantized"):
+        doctor_survey.estimate_model_needs(quantized_checkpoint, "bfloat16", "cpu", 1, 16, quantize="int8")
+
+
+def test_cache_is_no_larger_than_the_user_allows(checkpoint: Path) -> None:
+    assert doctor_survey.estimate_model_needs(checkpoint, "auto", "cpu", 1, 16, max_cache_tokens=100)["tokens"] == 96
+
+
 def test_auto_dtype_follows_from_the_processor(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_survey, "can_pack", lambda _: False)
     assert doctor_survey.estimate_model_needs(checkpoint, "auto", "cpu", 1, 16)["dtype"] == "float32"
@@ -59,7 +79,8 @@ def test_a_model_that_cannot_be_served_is_an_error(tmp_path: Path) -> None:
 
 def test_gpu_that_is_not_there_is_named_as_when_serving(
         checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    request = {"model": str(checkpoint), "dtype": "auto", "device": "cuda", "num_shards": 1, "block_size": 16}
+    request = {"model": str(checkpoint), "dtype": "auto", "device": "cuda", "num_shards": 1, "block_size": 16,
+               "quantize": "", "max_cache_tokens": None}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(sys, "argv", ["doctor_survey", json.dumps(request)])
     doctor_survey.main()
