@@ -19,6 +19,7 @@ from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"
 UrlFlag = Annotated[str, Parameter(name="--url", help="Where the server is.")]
+PortFlag = Annotated[int | None, Parameter(name="--port", help="Port on this machine, instead of --url.")]
 ApiKeyFlag = Annotated[str, Parameter(name="--api-key", help="Key that the server asks for.",
                                       env_var=(API_KEY_ENV, "API_KEY"))]
 JsonFlag = Annotated[bool, Parameter(name="--json", help="As JSON, for programs.", negative=())]
@@ -37,25 +38,31 @@ def chat_command(
         max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
         temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
         seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
-        api_key: ApiKeyFlag = "") -> None:
+        port: PortFlag = None, api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
-    settings = chat.ChatSettings(complete_url(url), model, system, max_tokens, temperature, seed)
+    settings = chat.ChatSettings(complete_url(url, port), model, system, max_tokens, temperature, seed)
     raise SystemExit(terminal.run_chat(settings, api_key))
 
 
 def explain_command(
         request_id: Annotated[str, Parameter(help="Value of the answer's header x-request-id. Without one, list the "
                                                   "latest requests.")] = "",
-        url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+        url: UrlFlag = DEFAULT_SERVER_URL, *, port: PortFlag = None, api_key: ApiKeyFlag = "",
+        as_json: JsonFlag = False) -> None:
     """Show what a request spent its time on: one of the last 1,000 of a server, or one that still runs."""
     if "://" in request_id:  # the server alone, whose requests are to be listed
         request_id, url = "", request_id
     client = import_module("launcher.client.explain")
-    raise SystemExit(client.run_explain_command(complete_url(url), request_id, api_key, as_json=as_json))
+    raise SystemExit(client.run_explain_command(complete_url(url, port), request_id, api_key, as_json=as_json))
 
 
-def complete_url(url: str) -> str:
+def complete_url(url: str, port: int | None = None) -> str:
+    """Return the URL of a server; with `port`, which excludes another URL, that of a server on this machine."""
+    if port is not None:
+        if url != DEFAULT_SERVER_URL:
+            raise ValueError(f"--port {port} and --url {url} name two servers; leave one out")
+        return f"http://127.0.0.1:{port}"
     return url if "://" in url else f"http://{url}"
 
 
