@@ -266,9 +266,10 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
 def explain_request(record: RequestRecord, others: list[RequestRecord], now: float) -> dict[str, Any]:
     """Return the JSON of an explanation. Of the other requests, only those of the same tenant are named."""
     overlaps = measure_overlaps(record.timeline, [other.timeline for other in others], now)
-    prompts = [{"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
-               if other.tenant_name == record.tenant_name
-               and (ms := round_ms(measure_prefill_overlap(record.timeline, other.timeline, now)))]
+    prompts: list[dict[str, Any]] = [
+        {"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
+        if other.tenant_name == record.tenant_name
+        and (ms := round_ms(measure_prefill_overlap(record.timeline, other.timeline, now)))]
     prompts.sort(key=lambda prompt: -prompt["ms"])
     return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS]}
 
