@@ -23,17 +23,6 @@ from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.command_line.error_messages import describe_error
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
-from launcher.commands import (
-    bench_command,
-    chat_command,
-    explain_command,
-    make_adapters_app,
-    make_models_app,
-    replay_command,
-    simulate_command,
-    study_command,
-    tune_command,
-)
 from launcher.compat.migrate import translate_command_line
 from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.doctor import command as doctor
@@ -66,6 +55,17 @@ from launcher.settings import (
     LaunchConfig,
     Setting,
     make_configs,
+)
+from launcher.subcommands import (
+    bench_command,
+    chat_command,
+    explain_command,
+    make_adapters_app,
+    make_models_app,
+    replay_command,
+    simulate_command,
+    study_command,
+    tune_command,
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
@@ -264,13 +264,13 @@ def migrate_command(*line: Annotated[str, Parameter(help="What is run today; beg
     print(translate_command_line(line, os.environ))
 
 
-def make_simulate_parameters() -> list[inspect.Parameter]:
+def make_simulate_flags() -> list[inspect.Parameter]:
     """Return the flags of SIMULATE_SETTINGS. They ignore environment variables, which are meant for a server."""
     group = Group("Settings to try")
     return [make_parameter(SETTINGS_BY_NAME[name], group, read_variables=False) for name in SIMULATE_SETTINGS]
 
 
-def make_doctor_parameters() -> list[inspect.Parameter]:
+def make_doctor_flags() -> list[inspect.Parameter]:
     group = Group("Settings of the server")
     parameters = [make_parameter(SETTINGS_BY_NAME[name], group) for name in DOCTOR_SETTINGS]
     return [*parameters, inspect.signature(doctor_command).parameters["json"]]
@@ -325,10 +325,10 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     app.command(replay_command, name="replay")
     known = inspect.signature(simulate_command).parameters
     simulate_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*(known[name] for name in ("trace", "like", "seed")), *make_simulate_parameters()])
+        [*(known[name] for name in ("trace", "like", "seed")), *make_simulate_flags()])
     app.command(simulate_command, name="simulate")
     app.command(tune_command, name="tune")
-    doctor_command.__signature__ = inspect.Signature(make_doctor_parameters())  # type: ignore[attr-defined]
+    doctor_command.__signature__ = inspect.Signature(make_doctor_flags())  # type: ignore[attr-defined]
     app.command(doctor_command, name="doctor")
     app.command(migrate_command, name="migrate")
     app.command(make_adapters_app())

@@ -30,7 +30,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "opentelemetry": {"shard/telemetry/otlp.py"},
     "rich": {"benchmarks"},
     "matplotlib": {"benchmarks"},
-    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "launcher/command_line", "benchmarks"},
+    "cyclopts": {"launcher/cli.py", "launcher/subcommands.py", "launcher/command_line", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
@@ -45,7 +45,7 @@ IMPORT_ORDER = {
               "native", "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora",
               "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
-                 "supervisor", "commands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli",
+                 "supervisor", "subcommands", "banner", "doctor", "compat", "settings_docs", "command_line", "cli",
                  "compat_commands", "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],

@@ -23,9 +23,9 @@ from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.load.workload import Workload, make_requests
 from benchmarks.bench.report.summary import summarize_run
 from benchmarks.harness import experiment
+from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
 from benchmarks.harness.results import report_results
-from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
 from router.simulation.run_stats import align_columns
 
 WARM_UP_SECONDS = 0.5
@@ -97,7 +97,7 @@ def measure_points(settings: LoadGeneratorAccuracySettings) -> list[LoadGenerato
     shard_settings = {"simulated": SIMULATED_SHARD_COSTS | {"seconds_per_step": settings.step_ms / 1000}}
     for streams in [*settings.streams] * settings.repeat:
         with run_router_and_shard(2, shard=shard_settings) as server:
-            retry = StealTimeRetry[LoadGeneratorAccuracyPoint](settings.stolen)
+            retry = CpuStealRetry[LoadGeneratorAccuracyPoint](settings.stolen)
             while retry.begin_next_attempt():
                 records, started_at = uvloop.run(run_bench_load(server.port, streams, settings))
                 retry.end_attempt(compare_with_step_log(streams, records, server.read_step_timestamps(), started_at,

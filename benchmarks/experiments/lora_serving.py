@@ -23,9 +23,9 @@ from benchmarks.bench.load.generator import Target, raise_first_failure, run_loa
 from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.experiments.lora_step import COST_GOALS_PERCENT, write_random_adapter
 from benchmarks.harness import experiment
+from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, Attempt, CpuStealRetry
 from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
 from benchmarks.harness.results import format_json_line, save_report
-from benchmarks.harness.steal_time import MAX_STEAL_SHARE, Attempt, StealTimeRetry
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"
@@ -132,7 +132,7 @@ class AdapterLoadGenerator:
                            [gap for record in records for gap in record.inter_token_times])
 
     async def run_turn_with_retries(self, num_adapters: int) -> Attempt[TurnTimings]:
-        retry = StealTimeRetry[TurnTimings](self.settings.stolen)
+        retry = CpuStealRetry[TurnTimings](self.settings.stolen)
         while retry.begin_next_attempt():
             retry.end_attempt(await self.run_turn(num_adapters))
         return retry.best_attempt

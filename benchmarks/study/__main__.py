@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import Parameter
 
+from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE
 from benchmarks.harness.experiment import NonNegativeFloat, PositiveFloat
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.results import collect_run_metadata, make_file_name
-from benchmarks.harness.steal_time import MAX_STEAL_SHARE
 from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.records import RunRecordStore

@@ -17,8 +17,8 @@ import uvloop
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
+from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
-from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
 from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, SoloCalibration, StudyPlan, StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore
 from benchmarks.study.run_metrics import compute_solo_calibration, should_stop_runs
@@ -102,7 +102,7 @@ class StudyRunner:
     def measure_run(self, plan: StudyPlan, run: StudyRun, server: ServerProcesses) -> RunRecords:
         dialect = "batching" if run.is_compat_mode else STREAMING_DIALECT
         # /stats would count every attempt
-        retry = StealTimeRetry[list[RequestRecord]](self.max_steal_share, 1 if run.is_compat_mode else MAX_ATTEMPTS)
+        retry = CpuStealRetry[list[RequestRecord]](self.max_steal_share, 1 if run.is_compat_mode else MAX_ATTEMPTS)
         while retry.begin_next_attempt():
             retry.end_attempt(self.send_requests(server.port, dialect, plan.make_requests(run), run.concurrency))
         records, steal_share = retry.best_attempt.result, retry.best_attempt.steal_share

@@ -28,7 +28,7 @@ MIN_SLOT_RANK = 8  # shards round ranks up to a power of two, at least to this
 MAX_ELEMENT_BYTES = 4  # maximum bytes per element once loaded
 
 
-class AdapterMetadata(NamedTuple):
+class AdapterFileSummary(NamedTuple):
     """Sizes and base model of an adapter, read from its two files."""
 
     file_bytes: int  # of both files
@@ -46,7 +46,7 @@ def compute_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_adapter_metadata(folder: Path) -> AdapterMetadata:
+def read_adapter_metadata(folder: Path) -> AdapterFileSummary:
     """Read and check both files. Raises ValueError if they are no valid adapter."""
     sizes = {name: (folder / name).stat().st_size for name in ADAPTER_FILES}
     check_adapter_file_sizes(sizes)
@@ -56,7 +56,7 @@ def read_adapter_metadata(folder: Path) -> AdapterMetadata:
             entries = read_file_header(file, sizes[WEIGHTS_FILE])
     except ValueError as error:
         raise ValueError(f"{WEIGHTS_FILE}: {error}") from None
-    return AdapterMetadata(sum(sizes.values()),
+    return AdapterFileSummary(sum(sizes.values()),
                            compute_max_loaded_bytes({name: entry.shape for name, entry in entries.items()}), base)
 
 

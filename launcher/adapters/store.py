@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from launcher.adapters.adapter_files import AdapterMetadata, compute_digest, read_adapter_metadata
+from launcher.adapters.adapter_files import AdapterFileSummary, compute_digest, read_adapter_metadata
 from launcher.adapters.errors import AdapterError, AdapterErrorKind
 from launcher.adapters.eviction_pins import ProcessPinFile
 from launcher.console_output import format_bytes
@@ -36,7 +36,7 @@ class AdapterVersion(NamedTuple):
 
     digest: str
     folder: Path
-    contents: AdapterMetadata
+    contents: AdapterFileSummary
 
 
 class IncomingFolder(NamedTuple):
@@ -51,7 +51,7 @@ class AdapterVersionStore:
 
     def __init__(self, folder: Path, max_bytes: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.folder, self._max_bytes, self._clock_ns = folder, max_bytes, clock_ns
-        self._contents_by_digest: dict[str, AdapterMetadata] = {}
+        self._contents_by_digest: dict[str, AdapterFileSummary] = {}
         self._protected_digests: dict[str, tuple[str, ...]] = {}
         self._bytes_by_digest: dict[str, int] = {}  # bytes of versions, each measured once
         for name in STORE_SUBFOLDERS:

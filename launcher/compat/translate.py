@@ -18,7 +18,7 @@ ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the address of those servers if a var
 
 
 @dataclass(slots=True)
-class FlagTranslation:
+class TranslatedSettings:
     """Settings and variables for weft, and notes for the user."""
 
     settings: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -119,13 +119,13 @@ def is_address(text: str) -> bool:
 
 
 def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Mapping[str, str],
-              count_devices: Callable[[], int]) -> FlagTranslation:
+              count_devices: Callable[[], int]) -> TranslatedSettings:
     """Translate a command line. `count_devices` counts the visible GPUs. Raises ValueError for refused flags."""
     parsed, remaining_arguments = make_argument_parser(table).parse_known_args(arguments)
     parsed_arguments = ParsedArguments(vars(parsed), remaining_arguments, environment)
     resolved_flags = parsed_arguments.resolve_flags(table)
     check_flags(resolved_flags)
-    result = FlagTranslation(remaining_arguments=remaining_arguments,
+    result = TranslatedSettings(remaining_arguments=remaining_arguments,
                              default_settings=parsed_arguments.get_implicit_defaults(table),
                              required_settings={item.effect.required_setting: f"{item.name_as_given} {item.value}"
                                                 for item in resolved_flags if item.effect.required_setting})
@@ -137,7 +137,7 @@ def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Ma
     return result
 
 
-def add_num_shards(translation: FlagTranslation, shard_flags: Mapping[str, str], parsed_arguments: ParsedArguments,
+def add_num_shards(translation: TranslatedSettings, shard_flags: Mapping[str, str], parsed_arguments: ParsedArguments,
                    count_devices: Callable[[], int]) -> None:
     if not shard_flags and parsed_arguments.is_setting_given("num_shard"):
         return
@@ -148,7 +148,7 @@ def add_num_shards(translation: FlagTranslation, shard_flags: Mapping[str, str],
         translation.notes.append(f"{count} shards, one for each GPU that can be seen; --num-shard says otherwise")
 
 
-def finish_translation(translation: FlagTranslation, parsed_arguments: ParsedArguments) -> None:
+def finish_translation(translation: TranslatedSettings, parsed_arguments: ParsedArguments) -> None:
     """Add implied settings, and check that a model is named and that required settings are given."""
     translation.settings |= {name: [value] for name, value in translation.default_settings.items()
                              if not parsed_arguments.is_setting_given(name)}

@@ -25,7 +25,7 @@ from typing import Any
 
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
-from router.scheduler.admission import AdmissionControl, WaitForecast
+from router.scheduler.admission_control import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import StaticPolicy
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -135,7 +135,7 @@ VALUE_ENCODERS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(STATE_ENUMS.values(), lambda member: f"@{type(member).__name__}.{member.name}")}
 
 
-class TableWriter:
+class StateTableWriter:
     """Writer of the table. Equal schedulers give equal tables."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class TableReader:
 
 def take_snapshot(scheduler: Scheduler) -> StateTable:
     """Return the table of a scheduler's state. The scheduler itself is the first object."""
-    writer = TableWriter()
+    writer = StateTableWriter()
     writer.encode(scheduler)
     return writer.table
 

@@ -267,11 +267,11 @@ class PausePolicy(StepPolicy):
             if len(running.batches) > 1:
                 draft.messages_before.append(Concat(running.concat_batches()))
             self._prefill_batch = None
-        if not (self._decode_next and self._find_ready_sequences()):
+        if not (self._decode_next and self._list_decodable_sequences()):
             self._draft_prefill(draft)
         if not draft.chunks:
             self._decode_next = False
-            if ready := self._find_ready_sequences():
+            if ready := self._list_decodable_sequences():
                 self._num_decode_steps += 1
                 self.draft_decodes(ready, draft)
                 draft.messages_before += running.take_pending_filters()
@@ -281,7 +281,7 @@ class PausePolicy(StepPolicy):
     def _find_decode_batch(self) -> Batch | None:
         return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
-    def _find_ready_sequences(self) -> list[Sequence]:
+    def _list_decodable_sequences(self) -> list[Sequence]:
         """Return the ready sequences of the decode batch."""
         return [sequence for sequence in self._find_decode_batch() or () if sequence.is_ready_to_decode]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
-from router.scheduler.admission import AdmissionControl, WaitForecast
+from router.scheduler.admission_control import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from router.request import FinishReason, Request, RequestKind
-from router.scheduler.admission import WaitForecast
+from router.scheduler.admission_control import WaitForecast
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache

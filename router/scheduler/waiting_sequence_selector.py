@@ -83,20 +83,20 @@ class WaitingSequenceSelector:
         self._last_turned_away = sequence
         sequence.timeline.enter_phase(phase, self.now)
 
-    def is_unstartable(self, sequence: Sequence) -> bool:
+    def needs_more_than_room(self, sequence: Sequence) -> bool:
         """Return whether the sequence waits and could not start even if there was room."""
         return self._why_not_startable(sequence) is not None
 
     # -- internals
 
     def _first_candidate(self, kinds: Collection[RequestKind]) -> Sequence | None:
-        suspects = (self._fault_isolation.suspects_allowed_to_start(self.is_unstartable)
+        suspects = (self._fault_isolation.suspects_allowed_to_start(self.needs_more_than_room)
                     if self._fault_isolation.suspect_sets else None)
         if suspects is not None:
             self._record_fault_isolation(suspects)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
             return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
-                         and not self.is_unstartable(s)), None)
+                         and not self.needs_more_than_room(s)), None)
         if self._waiting_for_suspects:
             for sequence in self._waiting_for_suspects.values():
                 if (sequence.state is SequenceState.WAITING
@@ -169,7 +169,7 @@ class WaitingSequenceSelector:
         is_cached = self._running.block_pool.is_cached
         candidates = [s for s in islice(self._queue.get_runnable_sequences(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
-        return next((s for s in candidates if self._is_mostly_cached(s) and not self.is_unstartable(s)
+        return next((s for s in candidates if self._is_mostly_cached(s) and not self.needs_more_than_room(s)
                      and not self._running.is_waiting_for_prefix(s) and self._why_no_room(s) is None), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:

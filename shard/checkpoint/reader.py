@@ -22,7 +22,7 @@ from shard.checkpoint.index import join_first_names, list_checkpoint_files
 from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
 from shard.lora.targets import LoraTargetLayers
 from shard.ops.int8_linear import DequantBuffers
-from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice
+from shard.quantization.quantization_format import MatrixSlice, QuantizationFormat, QuantizedSlice
 from shard.quantization.quantized_weight_reader import CanKeepInt4, QuantizedWeightReader
 
 COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -15,7 +15,7 @@ from shard.native.library import load_library
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.parallel.group import RankGroup, padded_rank_range
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 

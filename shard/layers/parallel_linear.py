@@ -29,7 +29,7 @@ from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.ops.native_linear import NativeBf16Linear, NativeLinear, has_native_products
 from shard.ops.triton_support import import_kernels
 from shard.parallel.group import RankGroup
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 QuantizedLinear = Int8Linear | NativeInt8Linear | NativeInt4Linear
 FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeInt4Linear, NativeLinear, NativeBf16Linear)  # can return float32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 TESTED_RANKS = (4, 16, 64)
 NUM_TESTED_ADAPTERS = 3

@@ -17,7 +17,7 @@ from torch import Tensor
 from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, RankBucket
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 
 @dataclass(frozen=True, slots=True)

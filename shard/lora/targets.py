@@ -9,7 +9,7 @@ from torch.nn import functional
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting
 from shard.ops.linear import Linear
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 
 class EmbeddingLoraTarget:

@@ -11,7 +11,7 @@ import torch
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.quantization.format import QuantizationFormat
+from shard.quantization.quantization_format import QuantizationFormat
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROPE_TYPE_SETTINGS = {  # with the settings that each requires

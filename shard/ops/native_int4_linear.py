@@ -16,7 +16,7 @@ from shard.native.library import NativeLibrary
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
-from shard.quantization.format import QuantizedSlice
+from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int4_products.c
 OUTPUT_ORDER = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]  # of a panel's bytes

@@ -14,7 +14,7 @@ from torch import Tensor
 from shard.native.library import NativeLibrary
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
-from shard.quantization.format import QuantizedSlice
+from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int8_products.c
 GROUP_INPUTS = 128  # as in int8_products.c

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.fp8 import (
     ACTIVATION_SCALE_SUFFIXES,
     FLOAT8_DTYPES,
@@ -29,6 +28,7 @@ from shard.quantization.packing import (
     select_code_range,
     unpack_words,
 )
+from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice, TensorReader
 
 SUPPORTED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
                      "dense")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import make_consecutive_groups, read_stored_codes
+from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice, TensorReader
 
 ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale",
                              ".output_scale")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
@@ -24,6 +23,7 @@ from shard.quantization.packing import (
     select_code_range,
     unpack_words,
 )
+from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice, TensorReader
 
 GPTQ_V1_FORMAT = "gptq"  # the older format, which stores zero points minus one
 CHECKPOINT_FORMATS = (GPTQ_V1_FORMAT, "gptq_v2")

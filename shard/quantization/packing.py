@@ -5,7 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shard.quantization.format import MatrixSlice, QuantizedSlice, Shape, TensorReader, expand_groups_to_columns
+from shard.quantization.quantization_format import (
+    MatrixSlice,
+    QuantizedSlice,
+    Shape,
+    TensorReader,
+    expand_groups_to_columns,
+)
 
 SUPPORTED_BITS = (4, 8)
 

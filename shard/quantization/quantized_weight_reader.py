@@ -10,8 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shard.quantization.format import CODES_PER_CHUNK, MatrixSlice, QuantizationFormat, QuantizedSlice, TensorReader
 from shard.quantization.packing import make_consecutive_groups
+from shard.quantization.quantization_format import (
+    CODES_PER_CHUNK,
+    MatrixSlice,
+    QuantizationFormat,
+    QuantizedSlice,
+    TensorReader,
+)
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]

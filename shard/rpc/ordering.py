@@ -145,10 +145,10 @@ class MessageSequencer:
             epoch.why_no_more_applied = outcome.reason
         elif isinstance(outcome, PendingResult):
             outcome.future.add_done_callback(partial(self._resolve_with_pending_result, epoch, pending_call))
-            self._waiting_executor.submit(self._wait_and_finish, epoch, pending_call, outcome)
+            self._waiting_executor.submit(self._finish_after_result, epoch, pending_call, outcome)
         return outcome
 
-    def _wait_and_finish(self, epoch: EpochMessages, pending_call: PendingCall[Any],
+    def _finish_after_result(self, epoch: EpochMessages, pending_call: PendingCall[Any],
                          pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `finish_without_raising` meets the same error

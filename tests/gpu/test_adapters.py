@@ -9,7 +9,7 @@ pytest.importorskip("triton")  # available on Linux only
 from shard.lora import triton_lora_store
 from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 pytestmark = pytest.mark.gpu
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

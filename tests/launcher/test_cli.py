@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, commands
+from launcher import cli, subcommands
 from launcher.client.adapters import AdaptersCommand
 from launcher.client.chat import ChatSettings
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
@@ -98,7 +98,7 @@ def test_batching_compat_mode_sets_nothing_without_effect(batching: str) -> None
 @pytest.mark.parametrize("command", ["bench", "study"])
 def test_bench_and_study_get_all_arguments(command: str, monkeypatch: Any) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr(commands.os, "execv", lambda _, words: called.append(words))
+    monkeypatch.setattr(subcommands.os, "execv", lambda _, words: called.append(words))
     cli.run_command_line([command, "batching", "--help", "--rate", "-1"])
     assert called[0][-5:] == [f"benchmarks.{command}", "batching", "--help", "--rate", "-1"]
 
@@ -200,7 +200,7 @@ def get_module_call(monkeypatch: pytest.MonkeyPatch,
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         calls: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(commands, "run_module_and_exit",
+        monkeypatch.setattr(subcommands, "run_module_and_exit",
                             lambda name, /, **module_arguments: calls.append((name, module_arguments)))
         assert run_weft(*arguments)[0] == 0
         return calls[0]

@@ -21,8 +21,8 @@ from router.http.transport.errors import TgiErrorReply
 from router.http.transport.services import ServiceRoutes, Services
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
+from router.telemetry.phase_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
-from router.telemetry.timeline_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 ANTHROPIC_HEADER = "anthropic-version"  # which Anthropic's clients always send

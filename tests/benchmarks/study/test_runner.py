@@ -95,7 +95,8 @@ def test_disturbed_run_is_repeated_unless_the_server_counts(tmp_path: Path, monk
     servers = FakeStudyServers()
     plan = make_plan(servers, tmp_path)
     seconds = count(0, 100)
-    monkeypatch.setattr("benchmarks.harness.steal_time.read_steal_seconds", lambda: float(next(seconds)))  # too much
+    read_steal_seconds = "benchmarks.harness.cpu_steal_retry.read_steal_seconds"
+    monkeypatch.setattr(read_steal_seconds, lambda: float(next(seconds)))  # too much is stolen
     for part, times in (("users", MAX_ATTEMPTS), ("compat", 1)):
         turn, num_before = next(plan.iter_server_runs(part)), len(servers.request_counts)
         run_records = next(replace(servers.make_study_runner(tmp_path),

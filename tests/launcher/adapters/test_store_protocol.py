@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.adapters.adapter_files import AdapterMetadata
+from launcher.adapters.adapter_files import AdapterFileSummary
 from launcher.adapters.errors import AdapterError
 from launcher.adapters.store import AdapterVersion
 from launcher.adapters.store_protocol import (
@@ -110,6 +110,6 @@ def test_merge_key_depends_on_every_parameter() -> None:
 
 def test_version_is_encoded_as_one_object() -> None:
     assert make_adapter_version_reply(AdapterVersion(DIGEST_A, Path("/store/versions") / DIGEST_A,
-                                             AdapterMetadata(5, 6, "org/base")),
+                                             AdapterFileSummary(5, 6, "org/base")),
                               is_private=True) == {"digest": DIGEST_A, "folder": f"/store/versions/{DIGEST_A}",
                                                    "bytes": 5, "takes": 6, "base": "org/base", "private": True}

@@ -7,7 +7,7 @@ import pytest
 from launcher.compat.arguments import SETTINGS_BY_NAME
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlag
 from launcher.compat.lorax import LORAX_FLAG_TABLE
-from launcher.compat.translate import FlagTranslation, translate
+from launcher.compat.translate import TranslatedSettings, translate
 
 # The flags of `lorax-launcher --help`, each with a valid value; a switch has none.
 FLAG_EXAMPLES: dict[str, str | None] = {
@@ -56,7 +56,7 @@ def get_variable_name(name: str) -> str:
     return name.upper().replace("-", "_")
 
 
-def translate_arguments(*arguments: str, **environment: str) -> FlagTranslation:
+def translate_arguments(*arguments: str, **environment: str) -> TranslatedSettings:
     return translate(LORAX_FLAG_TABLE, arguments, environment, lambda: 1)
 
 
@@ -64,7 +64,7 @@ def make_arguments(name: str, value: str | None) -> tuple[str, ...]:
     return (f"--{name}",) if value is None else (f"--{name}", value)
 
 
-def get_effects(translation: FlagTranslation) -> tuple[object, ...]:
+def get_effects(translation: TranslatedSettings) -> tuple[object, ...]:
     return (translation.settings, translation.environment_variables, translation.shows_environment,
             translation.is_download_only)
 

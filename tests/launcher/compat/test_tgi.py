@@ -7,7 +7,7 @@ import pytest
 from launcher.compat.arguments import SETTINGS_BY_NAME
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlag
 from launcher.compat.tgi import TGI_FLAG_TABLE
-from launcher.compat.translate import FlagTranslation, translate
+from launcher.compat.translate import TranslatedSettings, translate
 
 # The flags of `text-generation-launcher --help`, each with a valid value; a switch has none.
 FLAG_EXAMPLES: dict[str, str | None] = {
@@ -46,7 +46,7 @@ def get_variable_name(name: str) -> str:
     return name.upper().replace("-", "_")
 
 
-def translate_arguments(*arguments: str, **environment: str) -> FlagTranslation:
+def translate_arguments(*arguments: str, **environment: str) -> TranslatedSettings:
     model_arguments = () if "--model-id" in arguments or "MODEL_ID" in environment else MODEL_ARGUMENTS
     return translate(TGI_FLAG_TABLE, [*model_arguments, *arguments], environment, lambda: 1)
 

@@ -16,7 +16,7 @@ from launcher.compat.foreign_flag_table import (
     unchanged_flag,
     unneeded_effect,
 )
-from launcher.compat.translate import FlagTranslation, translate
+from launcher.compat.translate import TranslatedSettings, translate
 
 FLAG_TABLE = ForeignFlagTable("loom-launcher", (
     unchanged_flag("model-id"), unchanged_flag("port", short_name="p"), unchanged_flag("api-key"),
@@ -57,7 +57,7 @@ MODEL_ARGUMENTS = ("--model-id", "org/name")
 DEFAULT_ARGUMENTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 
 
-def translate_with_table(*arguments: str, devices: int = 0, **environment: str) -> FlagTranslation:
+def translate_with_table(*arguments: str, devices: int = 0, **environment: str) -> TranslatedSettings:
     return translate(FLAG_TABLE, arguments, environment, lambda: devices)
 
 
@@ -234,7 +234,7 @@ def test_environment_description_can_be_requested() -> None:
 # -- the flags of EXTENDED_FLAG_TABLE
 
 
-def translate_with_extended_table(*arguments: str, **environment: str) -> FlagTranslation:
+def translate_with_extended_table(*arguments: str, **environment: str) -> TranslatedSettings:
     return translate(EXTENDED_FLAG_TABLE, arguments, environment, lambda: 0)
 
 

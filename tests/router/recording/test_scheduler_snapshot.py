@@ -16,8 +16,8 @@ from router.recording.scheduler_snapshot import (
     PLACEHOLDER_END_TOKEN,
     STATE_CLASSES,
     STATE_ENUMS,
+    StateTableWriter,
     TableReader,
-    TableWriter,
     redact_request,
     redacted_request_to_json,
     request_from_json,
@@ -46,7 +46,7 @@ def as_json(table):
 
 
 def round_trip(value):
-    writer = TableWriter()
+    writer = StateTableWriter()
     encoded = writer.encode([value])
     return TableReader(as_json(writer.table), hash_blocks).decode(encoded)[0]
 
@@ -71,7 +71,7 @@ def test_shared_and_cyclic_references_survive_the_round_trip():
 
 def test_foreign_objects_are_rejected():
     with pytest.raises(TypeError, match=r"the scheduler holds a builtins\.complex"):
-        TableWriter().encode(1j)
+        StateTableWriter().encode(1j)
 
 
 def test_every_class_of_the_scheduler_is_known_to_snapshots():

@@ -12,7 +12,7 @@ from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
-from router.scheduler.admission import WaitForecast
+from router.scheduler.admission_control import WaitForecast
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation

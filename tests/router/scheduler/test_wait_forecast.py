@@ -1,9 +1,9 @@
-"""Tests of WaitForecast in router/scheduler/admission.py; its accuracy is tested in tests/test_overload.py."""
+"""Tests of WaitForecast in router/scheduler/admission_control.py; its accuracy is tested in tests/test_overload.py."""
 
 import pytest
 
 from router.request import Request
-from router.scheduler.admission import WaitForecast
+from router.scheduler.admission_control import WaitForecast
 from router.scheduler.cost_model import SPEED_CHANGE_STREAK, CostModel
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings

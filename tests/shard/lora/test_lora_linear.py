@@ -12,7 +12,7 @@ from torch import Tensor
 from shard.lora import batch_invariance_check
 from shard.lora.lora_linear import FusedLinearPart, LoraLinear, group_slices_into_parts, multiply_tiles
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 CPU = torch.device("cpu")
 NUM_INPUTS, NUM_OUTPUTS = 48, 40

@@ -23,7 +23,7 @@ from shard.lora.routing import (
     RankBucket,
     StaticLoraWorkList,
 )
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}

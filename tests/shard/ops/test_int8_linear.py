@@ -22,7 +22,7 @@ from shard.ops.int8_linear import (
     can_overwrite_packed_weight,
 )
 from shard.ops.linear import can_pack
-from shard.quantization.format import QuantizedSlice
+from shard.quantization.quantization_format import QuantizedSlice
 
 CPU = torch.device("cpu")
 MAX_ROWS = 300

@@ -11,7 +11,7 @@ from torch import Tensor
 from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
 from shard.ops import native_int4_linear
 from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
-from shard.quantization.format import QuantizedSlice
+from shard.quantization.quantization_format import QuantizedSlice
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")

@@ -16,7 +16,7 @@ from torch import Tensor
 from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
 from shard.ops import native_int8_linear
 from shard.ops.native_int8_linear import NativeInt8Linear
-from shard.quantization.format import QuantizedSlice
+from shard.quantization.quantization_format import QuantizedSlice
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")

@@ -15,7 +15,7 @@ from torch import Tensor
 from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.compressed_tensors import CompressedTensorsFormat as Form
 from shard.quantization.compressed_tensors import find_bits_per_code, read_group_of_each_column
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 
 DEQUANTIZED_TOOLS = {
     "w4a16": CompressedTensorsTool(),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.quantization.format import MatrixSlice
 from shard.quantization.fp8 import FLOAT8_DTYPES, read_block_shape, read_float8_slice, read_scales
+from shard.quantization.quantization_format import MatrixSlice
 
 CPU = torch.device("cpu")
 ROW_SLICE = MatrixSlice("x.weight", (6, 4), range(1, 4), range(4))

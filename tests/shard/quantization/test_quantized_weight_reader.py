@@ -27,7 +27,7 @@ from shard.models.registry import load_model, read_model_config
 from shard.native.library import load_library
 from shard.ops.native_int4_linear import can_keep_int4
 from shard.parallel.group import SingleRankGroup
-from shard.quantization.format import MatrixSlice
+from shard.quantization.quantization_format import MatrixSlice
 from shard.quantization.quantized_weight_reader import read_and_quantize_to_int4, read_and_quantize_to_int8
 
 SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])

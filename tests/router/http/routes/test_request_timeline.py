@@ -18,8 +18,8 @@ from router.http.routes.status import (
     timeline_json,
 )
 from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.telemetry.phase_overlap import EXPLAINING_PHASES
 from router.telemetry.server_metrics import RequestRecord
-from router.telemetry.timeline_overlap import EXPLAINING_PHASES
 
 
 def make_record(*phases, arrived_at=0.0, started_at=1.0, ended_at=None):

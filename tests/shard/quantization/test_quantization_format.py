@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shard.quantization.format import MatrixSlice, QuantizedSlice
+from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice
 
 CODES = torch.arange(-12, 12, dtype=torch.int8).view(6, 4)
 SCALES = torch.arange(1.0, 13).view(6, 2)
@@ -17,7 +17,7 @@ def read_codes(first: int, last: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_codes_times_group_scales(
         monkeypatch: pytest.MonkeyPatch, chunk: int, dtype: torch.dtype) -> None:
-    monkeypatch.setattr("shard.quantization.format.CODES_PER_CHUNK", chunk)
+    monkeypatch.setattr("shard.quantization.quantization_format.CODES_PER_CHUNK", chunk)
     target = torch.empty(6, 4, dtype=dtype)
     QuantizedSlice(read_codes, SCALES, GROUP_OF_COLUMN, is_int8=True).dequantize_into(target)
     assert torch.equal(target, (CODES * SCALES[:, GROUP_OF_COLUMN]).to(dtype))

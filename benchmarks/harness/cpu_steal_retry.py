@@ -29,7 +29,7 @@ def read_steal_seconds() -> float:
         return int(file.readline().split()[STEAL_FIELD_INDEX]) / os.sysconf("SC_CLK_TCK")
 
 
-class StealTimeRetry(Generic[T]):
+class CpuStealRetry(Generic[T]):
     """Attempts at one turn, until at most `max_steal_share` of the processors was stolen in one, or `max_attempts` were
     made."""
 

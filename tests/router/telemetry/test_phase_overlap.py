@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.telemetry.timeline_overlap import (
+from router.telemetry.phase_overlap import (
     measure_overlaps,
     measure_prefill_overlap,
     merge_intervals,

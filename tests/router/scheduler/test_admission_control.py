@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/admission.py through the core: rejections, their reasons, and when to retry."""
+"""Tests of router/scheduler/admission_control.py through the core: rejections, their reasons, and when to retry."""
 
 from dataclasses import replace
 
