@@ -129,6 +129,16 @@ class RouterConfig:
         low=4096)
     slow_client_timeout: float = setting(
         30.0, "Seconds after which a client that reads nothing is disconnected.", low=0)
+    header_timeout: float = setting(
+        10.0, "Seconds that the head of a request may take, also on a new connection.", low=0.1)
+    body_timeout: float = setting(60.0, "Seconds that the body of a request may take.", low=0.1)
+    keep_alive_timeout: float = setting(
+        75.0, "Seconds for which a connection is kept open between two requests.", low=0.1)
+    max_connections: int | None = setting(
+        None, "Maximum number of connections. Beyond it a new one replaces the one that has been longest without a "
+        "complete request. Default: as many as the system's limit of open files allows.", low=1)
+    max_connections_per_address: int | None = setting(
+        None, "Maximum number of connections from one address. Default: half of all.", low=1)
     step_timeout: float | None = setting(
         None, "Seconds after which a shard that does not answer counts as hung. Default: ten times the longest "
         "expected step, at least 30.", low=0)

@@ -2,6 +2,7 @@
 The stand-in answers probes on the same socket while the main application is not ready or shuts down. Every error is
 sent in the format of its route's dialect."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,13 @@ from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
 from router.http.transport.body import IGNORED_FIELDS
+from router.http.transport.connections import (
+    Connection,
+    ConnectionLimits,
+    Connections,
+    ConnectionState,
+    find_connection,
+)
 from router.http.transport.errors import (
     ErrorReply,
     OpenAIErrorReply,
@@ -264,38 +272,51 @@ class HttpServer:
     """aiohttp server of one application. On shutdown it first stops accepting connections, then closes the open ones
     after their response."""
 
-    def __init__(self, app: web.Application, *, close_after_response: bool = False) -> None:
+    def __init__(self, app: web.Application, limits: ConnectionLimits | None = None, *,
+                 close_after_response: bool = False) -> None:
         """With `close_after_response`, every connection is closed after its next response."""
+        self._limits = limits or ConnectionLimits()
         self._close_after_response = close_after_response
-        app.middlewares.insert(0, self._close_connection_middleware)
+        self._listener: asyncio.Server | None = None
+        app.middlewares.insert(0, self._connection_middleware)
         logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_WRITE_SECONDS, logger=logger,
-            **PROTOCOL_OPTIONS)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WRITE_SECONDS)
 
     async def start(self, listening_socket: socket.socket) -> int:
         """Serve on a duplicate of this socket, which the caller still owns. Return the port."""
         await self._runner.setup()
-        await web.SockSite(self._runner, listening_socket.dup(), backlog=BACKLOG).start()
-        return int(self._runner.addresses[0][1])
+        http_server = self._runner.server
+        assert http_server is not None, "setup creates it"
+        connections = Connections(self._limits)
+        self._listener = await asyncio.get_running_loop().create_server(
+            lambda: Connection(http_server, connections, access_log=None, logger=logger, **PROTOCOL_OPTIONS),
+            sock=listening_socket.dup(), backlog=BACKLOG)
+        return int(listening_socket.getsockname()[1])
 
     async def stop_accepting(self) -> None:
         """Accept no more connections. Open ones may send one more request, which may already be in transit."""
         self._close_after_response = True
-        for site in self._runner.sites:
-            await site.stop()
+        if self._listener is not None:
+            self._listener.close()
 
     @web.middleware
-    async def _close_connection_middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Close the connection after the response if `close_after_response`, or if the body was not read to its end:
-        the rest may be of any length."""
-        response = await handler(request)
+    async def _connection_middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tell the connection when a request begins and ends. Close it after the response if `close_after_response`, or
+        if the body was not read to its end: the rest may be of any length."""
+        connection = find_connection(request)
+        assert connection is not None, "`start` makes all connections"
+        connection.enter_state(ConnectionState.HANDLED)
+        try:
+            response = await handler(request)
+        finally:
+            connection.enter_state(ConnectionState.IDLE)
         if self._close_after_response or not request.content.is_eof():
             response.force_close()
         return response
 
     async def close(self) -> None:
+        await self.stop_accepting()
         await self._runner.cleanup()
 
 
@@ -313,6 +334,7 @@ class StandInServer:
     api_keys: ApiKeys
     cors_origins: tuple[str, ...]
     compat: str
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     _servers: list[HttpServer] = field(default_factory=list)  # one, or none
 
     @classmethod
@@ -321,7 +343,8 @@ class StandInServer:
         api_keys = ApiKeys.from_config(config)
         inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
-        return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat)
+        return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat,
+                   ConnectionLimits.from_config(config))
 
     async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
@@ -338,7 +361,7 @@ class StandInServer:
         await self.start(stand_in_app)
 
     async def start(self, stand_in_app: web.Application) -> None:
-        self._servers.append(HttpServer(stand_in_app, close_after_response=True))
+        self._servers.append(HttpServer(stand_in_app, self.connection_limits, close_after_response=True))
         await self._servers[-1].start(self.listening_socket)
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
+from router.http.transport.connections import find_connection
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -112,8 +114,10 @@ async def read_content(request: web.Request) -> bytes:
         if encoding != IDENTITY and encoding not in WBITS_BY_ENCODING:
             raise web.HTTPUnsupportedMediaType(
                 text=f"Content-Encoding must be gzip, deflate or identity, got {encoding[:40]!a}")
+    connection = find_connection(request)
     try:
-        content = await request.read()
+        with nullcontext() if connection is None else connection.reading_body():
+            content = await request.read()
     except web.RequestPayloadError:
         raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
     except web.HTTPRequestEntityTooLarge:

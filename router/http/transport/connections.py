@@ -1,0 +1,252 @@
+"""Limits of HTTP connections: how many there may be, and how long a client may take to send a request or to read its
+response. A connection that exceeds one is closed, if possible with a response that says why."""
+
+import asyncio
+import fcntl
+import json
+import resource
+import sys
+import termios
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any, Self
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod
+
+from router.config import RouterConfig
+
+SWEEP_SECONDS = 1.0  # between checks of the time limits
+RESERVED_DESCRIPTORS = 128  # for shards, files, grammars and the adapter store
+SHARE_PER_ADDRESS = 0.5  # of the connections, that one address may have by default
+MAX_EVICTION_ATTEMPTS = 8
+MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
+
+
+class ConnectionState(Enum):
+    HEAD = auto()  # the head of a request is incomplete, or none has come since the connection was opened
+    BODY = auto()  # a handler reads the body
+    HANDLED = auto()  # a handler computes or writes the response
+    IDLE = auto()  # kept alive between two requests
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of a server's connections, in seconds and numbers."""
+
+    header_timeout: float = 10.0
+    body_timeout: float = 60.0
+    keep_alive_timeout: float = 75.0
+    slow_client_timeout: float = 30.0
+    max_connections: int | None = None  # None: as many as descriptors allow
+    max_connections_per_address: int | None = None  # None: SHARE_PER_ADDRESS of them
+
+    @classmethod
+    def from_config(cls, config: RouterConfig) -> Self:
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+    def resolve_numbers(self) -> tuple[int, int]:
+        """Return the maximum number of connections, in all and per address. Raises this process's soft limit of
+        descriptors to its hard limit."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        num_allowed = max(1, hard - RESERVED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else 1_000_000
+        in_all = min(self.max_connections or num_allowed, num_allowed)
+        return in_all, self.max_connections_per_address or max(1, int(in_all * SHARE_PER_ADDRESS))
+
+
+class Connections:
+    """All open connections of a server. While no more are allowed, a new one takes the place of the one that has been
+    longest without a complete request."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._max_connections, self._max_per_address = limits.resolve_numbers()
+        self._num_by_address: Counter[str] = Counter()
+        self._num_connections = 0
+        self._evictable: OrderedDict[Connection, None] = OrderedDict()  # not HANDLED, by when they entered their state
+        self._write_paused: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
+        self._sweep_timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: "Connection") -> str:
+        """Count a new connection; return why it must be closed, or an empty string."""
+        address = connection.address
+        self._num_by_address[address] += 1
+        self._num_connections += 1
+        if self._num_by_address[address] > self._max_per_address and address:
+            return (f"{address} has {self._max_per_address} connections, as many as one address may "
+                    "(--max-connections-per-address)")
+        if self._num_connections > self._max_connections and not self._evict_oldest():
+            return f"there are {self._max_connections} connections, as many as allowed (--max-connections)"
+        if self._sweep_timer is None:
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+        return ""
+
+    def remove(self, connection: "Connection") -> None:
+        self._num_connections -= 1
+        self._num_by_address[connection.address] -= 1
+        if not self._num_by_address[connection.address]:
+            del self._num_by_address[connection.address]
+        self._evictable.pop(connection, None)
+        self._write_paused.pop(connection, None)
+
+    def note_state(self, connection: "Connection") -> None:
+        if connection.state is ConnectionState.HANDLED:
+            self._evictable.pop(connection, None)
+        else:
+            self._evictable[connection] = None
+            self._evictable.move_to_end(connection)
+
+    def note_write_paused(self, connection: "Connection", *, is_paused: bool) -> None:
+        if is_paused:
+            self._write_paused[connection] = (connection.count_unread_bytes(), asyncio.get_running_loop().time())
+        else:
+            self._write_paused.pop(connection, None)
+
+    def _evict_oldest(self) -> bool:
+        """Close the connection that has been longest without a complete request; return whether there is one."""
+        for _ in range(min(len(self._evictable), MAX_EVICTION_ATTEMPTS)):
+            connection, _ = self._evictable.popitem(last=False)
+            if not connection.num_buffered_bytes:
+                connection.reject(503, "overloaded", "other connections needed the place of this one "
+                                  "(--max-connections)")
+                return True
+            self._evictable[connection] = None  # the last response is on its way
+        return False
+
+    def _sweep(self) -> None:
+        """Close the connections whose time is over."""
+        now = asyncio.get_running_loop().time()
+        for connection in [*self._evictable]:
+            connection.close_if_late(now)
+        for connection, (num_bytes, since) in [*self._write_paused.items()]:
+            if (num_unread_bytes := connection.count_unread_bytes()) != num_bytes:
+                self._write_paused[connection] = (num_unread_bytes, now)
+            elif now - since > self.limits.slow_client_timeout:
+                connection.abort()
+        self._sweep_timer = (asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+                             if self._num_connections else None)
+
+
+class Connection(web.RequestHandler):
+    """Connection of aiohttp's server, with limits."""
+
+    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._connections = connections
+        self.address = ""
+        self.state = ConnectionState.HEAD
+        self._is_counted = False
+        self._deadline = 0.0
+        self._has_sent_bytes = False  # since it entered its state
+
+    @property
+    def num_buffered_bytes(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def count_unread_bytes(self) -> int:
+        """Return how much of the response the client's machine has not taken, the kernel's buffer included."""
+        if self.transport is None:
+            return 0
+        in_kernel = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.num_buffered_bytes + int.from_bytes(in_kernel, sys.byteorder)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if isinstance(peer, tuple) else ""
+        super().connection_made(transport)
+        self._is_counted = True
+        if reason := self._connections.add(self):
+            self._has_sent_bytes = True  # or will have soon
+            self.reject(503, "overloaded", reason)
+        else:
+            self.enter_state(ConnectionState.HEAD)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._connections.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._has_sent_bytes = True
+        if self.state is ConnectionState.IDLE:
+            self.enter_state(ConnectionState.HEAD)
+            self._has_sent_bytes = True
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connections.note_write_paused(self, is_paused=True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connections.note_write_paused(self, is_paused=False)
+
+    def enter_state(self, state: ConnectionState) -> None:
+        limits = self._connections.limits
+        self.state, self._has_sent_bytes = state, False
+        if state is not ConnectionState.HANDLED:
+            seconds = {ConnectionState.HEAD: limits.header_timeout, ConnectionState.BODY: limits.body_timeout,
+                       ConnectionState.IDLE: limits.keep_alive_timeout}[state]
+            self._deadline = asyncio.get_running_loop().time() + seconds
+        self._connections.note_state(self)
+
+    @contextmanager
+    def reading_body(self) -> Iterator[None]:
+        self.enter_state(ConnectionState.BODY)
+        try:
+            yield
+        finally:
+            self.enter_state(ConnectionState.HANDLED)
+
+    def close_if_late(self, now: float) -> None:
+        """Close the connection if the client has taken too long."""
+        if now < self._deadline or self.num_buffered_bytes:  # of the last response, which has a limit of its own
+            return
+        limits = self._connections.limits
+        part, seconds, flag = (("body", limits.body_timeout, "--body-timeout") if self.state is ConnectionState.BODY
+                               else ("head", limits.header_timeout, "--header-timeout"))
+        self.reject(408, "timeout", f"the {part} of the request took more than {seconds:g} seconds ({flag})")
+
+    def reject(self, status: int, error_type: str, reason: str) -> None:
+        """Close the connection, with a response if the client has sent a part of a request."""
+        if self.transport is None:
+            return
+        if self._has_sent_bytes or self.state is ConnectionState.BODY:
+            body = error_json(error_type, reason).encode()
+            head = (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n")
+            self.transport.write(head.encode() + body)
+        self.force_close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
+                     message: str | None = None) -> web.StreamResponse:
+        """Return the response to input that is not HTTP, as JSON."""
+        response = super().handle_error(request, status, exc, message)
+        if status != HTTPStatus.BAD_REQUEST:
+            return response
+        reason = "this is not HTTP" if isinstance(exc, BadHttpMethod) else f"this is not valid HTTP: {message}"
+        json_response = web.Response(status=status, text=error_json("bad_request", reason),
+                                     content_type="application/json")
+        json_response.force_close()
+        return json_response
+
+
+def error_json(error_type: str, reason: str) -> str:
+    """Return an error in TGI's format: which route the client wants may not be known yet."""
+    return json.dumps({"error": " ".join(reason.split())[:MAX_REASON_CHARACTERS], "error_type": error_type})
+
+
+def find_connection(request: web.BaseRequest) -> Connection | None:
+    """Return the connection of a request; None if its server has no limits."""
+    return request.protocol if isinstance(request.protocol, Connection) else None
