@@ -129,6 +129,10 @@ class RouterConfig:
         low=4096)
     slow_client_timeout: float = setting(
         30.0, "Seconds after which a client that reads nothing is disconnected.", low=0)
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "Domain name by which clients may address the server, in the header Host; `*` for any. Can be repeated. "
+        "Default: any, but none on a loopback address without API keys. Addresses and names without a dot are always "
+        "allowed.")
     header_timeout: float = setting(
         10.0, "Seconds that the head of a request may take, also on a new connection.", low=0.1)
     body_timeout: float = setting(60.0, "Seconds that the body of a request may take.", low=0.1)

@@ -34,7 +34,7 @@ from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
-from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host, find_allowed_hosts
 from router.http.transport.body import IGNORED_FIELDS
 from router.http.transport.connections import (
     Connection,
@@ -89,7 +89,8 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing_middlewares,
-        create_request_middleware(api_keys, config.compat, engine, logs_requests=config.request_log)])
+        create_request_middleware(api_keys, config.compat, engine, logs_requests=config.request_log,
+                                  allowed_hosts=find_allowed_hosts(config))])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     for route in [
@@ -138,9 +139,10 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
 
 
 def create_request_middleware(api_keys: ApiKeys, compat: str, engine: Engine | None = None, *,
-                              logs_requests: bool = False) -> Middleware:
-    """Return the middleware that authenticates requests, counts and logs them, and turns exceptions into error
-    responses.
+                              logs_requests: bool = False,
+                              allowed_hosts: frozenset[str] | None = None) -> Middleware:
+    """Return the middleware that authenticates requests, refuses those for other hosts, counts and logs them, and turns
+    exceptions into error responses.
 
     A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails;
     then it is logged, too.
@@ -152,6 +154,8 @@ def create_request_middleware(api_keys: ApiKeys, compat: str, engine: Engine | N
     async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
         response: web.StreamResponse | None = None  # None if the client has left
         try:
+            if allowed_hosts is not None:
+                check_host(request, allowed_hosts)
             if are_keys_required or "Authorization" in request.headers:
                 authenticate(request, api_keys)
             else:

@@ -1,13 +1,15 @@
 """Authentication by API key. A request without a valid key is rejected before anything else of it is read, unless its
-route is in PUBLIC_PATHS. The application's middleware stores the client in the request. Handlers that change what other
-clients use are wrapped in `require_admin`."""
+route is in PUBLIC_PATHS, and so is one for another host. The application's middleware stores the client in the request.
+Handlers that change what other clients use are wrapped in `require_admin`."""
 
+import re
 from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from router.api_keys import ApiKeys
+from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, Tenant
 
 # For load balancers, dashboards and clients that discover the server; they reveal nothing about any tenant or request.
@@ -16,6 +18,8 @@ PUBLIC_PATHS = frozenset({
     "/live", "/metrics", "/ping", "/ready", "/startup", "/v1/models"})
 MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
 ANTHROPIC_KEY_HEADER = "x-api-key"
+PORT_PATTERN, ADDRESS_PATTERN = re.compile(r":\d+$"), re.compile(r"[\d.]+|\[[\da-f:.]+\]")
+LOCAL_SUFFIXES = (".localhost", ".local", ".internal")  # of names that lead to no website
 HUB_TOKEN_PREFIXES = ("hf_", "api_")
 READ_METHODS = frozenset({"GET", "HEAD"})
 
@@ -48,6 +52,29 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
             text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
     source_token = key if key.startswith(HUB_TOKEN_PREFIXES) and not api_keys.are_required else ""
     request[CLIENT] = AuthenticatedClient(tenant, api_keys.is_admin(key), source_token)
+
+
+def find_allowed_hosts(config: RouterConfig) -> frozenset[str] | None:
+    """Return the domain names by which clients may address the server; None if any will do.
+
+    By default a server on a loopback address without keys takes none: a website can let its name lead to 127.0.0.1, and
+    the browsers of its visitors would then let it use the server (DNS rebinding). Addresses, and names without a dot,
+    cannot be taken so, and are always allowed.
+    """
+    if config.allowed_hosts:
+        return None if "*" in config.allowed_hosts else frozenset(name.lower() for name in config.allowed_hosts)
+    is_loopback = config.hostname in {"localhost", "::1"} or config.hostname.startswith("127.")
+    return frozenset() if is_loopback and not (config.api_key or config.api_keys) else None
+
+
+def check_host(request: web.Request, allowed_hosts: frozenset[str]) -> None:
+    """Raise the HTTP error 403 if the request addresses the server by a domain name that is not allowed."""
+    host = request.headers.get("Host", "")
+    name = PORT_PATTERN.sub("", host).lower()
+    if "." in name and not ADDRESS_PATTERN.fullmatch(name) and not name.endswith(LOCAL_SUFFIXES) \
+            and name not in allowed_hosts:
+        raise web.HTTPForbidden(text=f"requests must address this server by its address or localhost, got `Host` "
+                                f"{host[:100]!a}; --allowed-hosts allows other names")
 
 
 def get_request_key(request: web.Request) -> str:

@@ -95,3 +95,28 @@ def test_request_belongs_to_the_tenant_of_its_key(serve, tmp_path):
     config = RouterConfig(api_keys=str(tmp_path / "keys"))
     *_, [request] = send_request(serve, config=config, Authorization="Bearer sk-two")
     assert request.tenant == Tenant("a", 3.0)
+
+
+@pytest.mark.parametrize(("host", "status"), [
+    ("localhost", 200), ("127.0.0.1:3000", 200), ("[::1]:3000", 200), ("LOCALHOST:1", 200), ("chat.localhost", 200),
+    ("10.0.0.7", 200), ("weft:3000", 200), ("", 200),
+    ("evil.example", 403), ("evil.example:3000", 403), ("localhost.evil.example", 403),
+    ("127.0.0.1.evil.example", 403)])
+def test_keyless_server_on_loopback_answers_for_no_domain_name(serve, host, status):
+    answer = send_request(serve, config=RouterConfig(), Host=host)
+    assert answer[0] == status
+    assert (f"got `Host` {host!r}" in answer[2]) == (status == 403)
+
+
+@pytest.mark.parametrize(("config", "host", "status"), [
+    (RouterConfig(hostname="0.0.0.0"), "evil.example", 200),
+    (RouterConfig(allowed_hosts=("chat.example.org",)), "chat.example.org:443", 200),
+    (RouterConfig(allowed_hosts=("chat.example.org",)), "localhost", 200),
+    (RouterConfig(hostname="0.0.0.0", allowed_hosts=("chat.example.org",)), "evil.example", 403),
+    (RouterConfig(allowed_hosts=("*",)), "evil.example", 200)])
+def test_allowed_hosts_are_a_setting(serve, config, host, status):
+    assert send_request(serve, config=config, Host=host)[0] == status
+
+
+def test_server_with_keys_answers_for_any_name(serve):
+    assert send_request(serve, Host="chat.example.org", Authorization="Bearer sk-One")[0] == 200
