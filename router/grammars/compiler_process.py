@@ -18,7 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
-SELF_KILL_SECONDS = 5.0
+SELF_KILL_SECONDS = 10.0
 # Same limits as on the shards: a grammar that needs more in a single step would delay all sequences of the batch.
 PARSER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
 # Whitespace is bounded, since a model could generate it for ever. Unsupported keywords are errors, not ignored.

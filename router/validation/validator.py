@@ -282,7 +282,7 @@ class RequestValidator:
         if reason or get_resource is None:
             raise InvalidRequest(f"`{generation_input.parameter_names.grammar}` is given, but {reason}; leave it out")
         try:
-            return get_resource("grammar", await self._grammar_compiler.compile(grammar))
+            return get_resource("grammar", await self._grammar_compiler.compile(grammar, generation_input.tenant.name))
         except InvalidRequest as error:  # several requests may share one
             raise InvalidRequest(str(error), param=generation_input.parameter_names.grammar) from error
 

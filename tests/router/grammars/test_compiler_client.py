@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ for line in lines:
     source = json.loads(line)["source"]
     if source == "hang":
         time.sleep(3600)
+    if source == "burn":
+        while True:
+            pass
+    if source.startswith("wait"):
+        time.sleep(0.3)
+    if source.startswith("die once ") and not os.path.exists(source[9:]):
+        open(source[9:], "w").close()
+        os._exit(1)
     if source == "die":
         os._exit(1)
     if source == "grow":
@@ -64,7 +73,7 @@ def test_valid_grammar_is_compiled_and_invalid_one_is_rejected_with_its_reason()
 
 def test_no_process_is_started_before_the_first_grammar() -> None:
     async def scenario(compiler: GrammarCompiler) -> None:
-        assert compiler._process is None
+        assert all(worker.process is None for worker in compiler._workers)
     run_scenario(scenario)
 
 
@@ -73,11 +82,11 @@ def test_known_results_are_not_compiled_again() -> None:
         first = await compiler.compile(make_regex_grammar("a"))
         with pytest.raises(InvalidRequest, match="no"):
             await compiler.compile(make_regex_grammar("refuse"))
-        await asyncio.wrap_future(compiler._executor.submit(compiler._close_process))
+        await asyncio.wrap_future(compiler._executor.submit(compiler._workers[0].close_process))
         assert await compiler.compile(make_regex_grammar("a")) == first
         with pytest.raises(InvalidRequest, match="no"):
             await compiler.compile(make_regex_grammar("refuse"))
-        assert compiler._process is None
+        assert compiler._workers[0].process is None
     run_scenario(scenario)
 
 
@@ -102,10 +111,13 @@ def test_concurrent_requests_for_one_grammar_share_one_compilation() -> None:
 
 
 @pytest.mark.parametrize(("source", "reason"), [
-    ("hang", "more than 1 seconds"), ("die", "too much memory"), ("grow", "too much memory")])
+    ("hang", "more than 1 seconds"), ("burn", "more than 1 seconds"), ("die", "too much memory"),
+    ("grow", "too much memory")])
 def test_grammar_that_kills_the_process_is_rejected_and_queued_ones_are_compiled(
         monkeypatch: pytest.MonkeyPatch, source: str, reason: str) -> None:
-    monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 1.0 if source == "hang" else 30.0)
+    monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 1.0 if source in {"hang", "burn"} else 30.0)
+    monkeypatch.setattr(compiler_client, "MAX_STALLED_SECONDS", 1.5 if source == "hang" else 60.0)
+    monkeypatch.setattr(compiler_client, "NUM_WORKERS", 1)
 
     async def scenario(compiler: GrammarCompiler) -> None:
         before = await compiler.compile(make_regex_grammar("a"))
@@ -115,6 +127,90 @@ def test_grammar_that_kills_the_process_is_rejected_and_queued_ones_are_compiled
         assert reason in str(bad)
         assert [result[0] for result in map(str, good)] == ["b", "c"]
         assert str(good[0])[1:] == str(good[1])[1:] != before[1:]
+    run_scenario(scenario)
+
+
+def test_process_that_died_by_accident_is_replaced_and_the_grammar_compiled(tmp_path: Path) -> None:
+    """A kill of the idle process had every tenant get "too much memory" for that grammar for minutes."""
+    async def scenario(compiler: GrammarCompiler) -> None:
+        assert (await compiler.compile(make_regex_grammar(f"die once {tmp_path / 'died'}"))).startswith("die once ")
+        process = compiler._workers[0].process
+        assert process is not None
+        process._process.kill()
+        assert (await compiler.compile(make_regex_grammar("a"))).startswith("a")
+    run_scenario(scenario)
+
+
+def test_only_verdicts_about_the_grammar_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 0.3)
+    monkeypatch.setattr(compiler_client, "MAX_STALLED_SECONDS", 0.4)
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        sources = ("hang", "die", "refuse")
+        for source in sources:
+            with pytest.raises(InvalidRequest):
+                await compiler.compile(make_regex_grammar(source))
+        assert [source for source in sources if make_regex_grammar(source).digest in compiler._cached_results] == [
+            "die", "refuse"]
+    run_scenario(scenario)
+
+
+def test_stalled_process_has_its_time_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 0.1)
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        assert (await compiler.compile(make_regex_grammar("wait"))).startswith("wait")
+    run_scenario(scenario)
+
+
+def test_tenants_take_turns_and_grammars_are_compiled_two_at_a_time() -> None:
+    """25 grammars of one tenant made another's wait for 49 seconds."""
+    async def scenario(compiler: GrammarCompiler) -> None:
+        finished: list[str] = []
+
+        async def compile_one(source: str, tenant_name: str) -> None:
+            processes.add((await compiler.compile(make_regex_grammar(source), tenant_name)).removeprefix(source))
+            finished.append(source)
+        processes: set[str] = set()
+        sources = [f"wait {number}." for number in range(8)]
+        tasks = [asyncio.create_task(compile_one(source, "busy")) for source in sources]
+        await asyncio.sleep(0)
+        await compile_one("a.", "other")
+        await asyncio.gather(*tasks)
+        assert finished.index("a.") <= 2
+        assert [source for source in finished if source != "a."] == sources
+        assert len(processes) == 2
+    run_scenario(scenario)
+
+
+def test_grammar_that_another_tenant_waits_for_is_compiled_in_the_turn_of_either() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        tasks = [asyncio.create_task(compiler.compile(make_regex_grammar(f"wait {number}."), "busy"))
+                 for number in range(6)]
+        await asyncio.sleep(0)
+        await compiler.compile(make_regex_grammar("wait 5."), "other")
+        assert not tasks[4].done()
+        await asyncio.gather(*tasks)
+    run_scenario(scenario)
+
+
+def test_one_tenant_cannot_fill_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_PENDING_PER_TENANT", 2)
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        requests = [(source, "busy") for source in "abcde"] + [("f", "other")]
+        outcomes = await asyncio.gather(*(compiler.compile(make_regex_grammar(source), tenant_name)
+                                          for source, tenant_name in requests), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [str, str, str, str, Overloaded, str]
+    run_scenario(scenario)
+
+
+def test_request_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_WAIT_SECONDS", 0.1)
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        with pytest.raises(Overloaded, match=r"for 0\.1 seconds"):
+            await compiler.compile(make_regex_grammar("wait"))
     run_scenario(scenario)
 
 
