@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from router.shards.slow_answer_watch import FIRST_CHECK_SECONDS, find_timeout_reason
 from shard.pb import shard_pb2 as pb
 
 STATUS_BY_CODE = {code.value[0]: code for code in grpc.StatusCode}
@@ -32,12 +33,14 @@ class StepStreamClient:
     """The `Steps` call to one rank: messages are answered in the order in which they were sent."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()
         self._send_queue: asyncio.Queue[bytes] = asyncio.Queue()
         # the outcomes that are waited for, in the order of their messages, with their timeouts
         self._pending_outcomes: deque[tuple[asyncio.Future[RpcOutcome], asyncio.TimerHandle]] = deque()
         self._failure: RpcFailure | None = None
+        self._watch_tasks: set[asyncio.Task[None]] = set()  # of answers that take long
         self._tasks = [asyncio.create_task(self._write_messages()), asyncio.create_task(self._read_outcomes())]
 
     def send(self, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
@@ -48,17 +51,24 @@ class StepStreamClient:
             outcome.set_result(self._failure)
             return outcome
         self._send_queue.put_nowait(message)
-        self._pending_outcomes.append((outcome, loop.call_later(timeout, self._on_timeout, outcome, timeout)))
+        self._pending_outcomes.append((outcome, loop.call_later(min(timeout, FIRST_CHECK_SECONDS), self._watch_answer,
+                                                                outcome, timeout)))
         return outcome
 
-    def _on_timeout(self, outcome: "asyncio.Future[RpcOutcome]", timeout: float) -> None:
-        if not outcome.done():
-            outcome.set_result(RpcFailure(TIMEOUT_STATUS, f"no answer within {timeout:.1f} seconds"))
+    def _watch_answer(self, outcome: "asyncio.Future[RpcOutcome]", timeout: float) -> None:
+        async def watch() -> None:
+            reason = await find_timeout_reason(self._channel, outcome, timeout)
+            if reason and not outcome.done():
+                outcome.set_result(RpcFailure(TIMEOUT_STATUS, reason))
+        task = asyncio.create_task(watch())
+        self._watch_tasks.add(task)
+        task.add_done_callback(self._watch_tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._watch_tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(tasks)
         self._call.cancel()
         self._fail_pending(STREAM_CLOSED)
 

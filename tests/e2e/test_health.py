@@ -84,6 +84,36 @@ def test_hanging_shard_is_replaced_and_streams_continue(
         assert weft.find_child_pids(SHARD_MODULE) != [shard]
 
 
+def test_stopped_shard_is_replaced_although_a_step_may_take_long(
+        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
+    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--step-timeout", "600") as weft:
+        [shard] = weft.find_child_pids(SHARD_MODULE)
+
+        async def stop_shard(probe: HealthProbe) -> None:
+            os.kill(shard, signal.SIGSTOP)
+            unready = await probe.wait_for_status("/ready", 503)
+            print(
+                f"unready after {unready:.1f} s, ready again {await probe.wait_for_status('/ready', 200):.1f} s later")
+
+        assert run_disturbed_streams(weft, stop_shard) == undisturbed_streams
+        assert weft.find_child_pids(SHARD_MODULE) != [shard]
+
+
+def test_router_that_was_paused_goes_on_with_its_shards(
+        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
+    """A router paused for 35 seconds had healthy shards killed when it went on."""
+    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--step-timeout", "2") as weft:
+        shards, [router] = weft.find_child_pids(SHARD_MODULE), weft.find_child_pids("router")
+
+        async def pause_router(_: HealthProbe) -> None:
+            os.kill(router, signal.SIGSTOP)
+            await asyncio.sleep(6)  # several times as long as a step may take
+            os.kill(router, signal.SIGCONT)
+
+        assert run_disturbed_streams(weft, pause_router) == undisturbed_streams
+        assert weft.find_child_pids(SHARD_MODULE) == shards
+
+
 def test_restarted_router_has_a_hanging_shard_replaced(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
         [shard], [router] = weft.find_child_pids(SHARD_MODULE), weft.find_child_pids("router")
