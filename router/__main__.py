@@ -24,7 +24,13 @@ from router.engine.plans_in_flight import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
 from router.http.server import HttpServer, StandInServer, create_app
 from router.http.transport.services import ServedModel
-from router.launcher_protocol import RouterProcessArgs, StopSignals, cancel_on_parent_exit, send_to_parent
+from router.launcher_protocol import (
+    RouterProcessArgs,
+    StopSignals,
+    cancel_on_parent_exit,
+    send_heartbeats,
+    send_to_parent,
+)
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
@@ -181,13 +187,14 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    signals = StopSignals()
+    signals, heartbeat_task = StopSignals(), asyncio.create_task(send_heartbeats(args.ready_fd))
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1
         await process.drain(args.config.shutdown_timeout, signals.end_requested)
     finally:
         await process.stop()
+        heartbeat_task.cancel()
     return 0
 
 

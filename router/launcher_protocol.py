@@ -5,6 +5,7 @@ shards should be replaced. End of file on `parent_fd` means that the parent has 
 import asyncio
 import json
 import os
+import select
 import signal
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from router.config import RouterConfig
 from shard.telemetry.logs import LogSettings
 from shard.telemetry.tracing import TraceSettings
 
+HEARTBEAT_SECONDS = 2.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -82,3 +84,11 @@ class StopSignals:
 def send_to_parent(ready_fd: int, message: str) -> None:
     if ready_fd >= 0:
         os.write(ready_fd, f"{' '.join(message.split())}\n".encode())
+
+
+async def send_heartbeats(ready_fd: int) -> None:
+    """Tell the parent every HEARTBEAT_SECONDS that the event loop runs, unless the parent does not read."""
+    while ready_fd >= 0:
+        if select.select([], [ready_fd], [], 0)[1]:
+            os.write(ready_fd, b"alive\n")
+        await asyncio.sleep(HEARTBEAT_SECONDS)

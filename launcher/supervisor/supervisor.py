@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from launcher.console_output import PLAIN_OUTPUT, Output
@@ -23,7 +24,9 @@ from launcher.supervisor.startup_display import StartupDisplay
 
 EXIT_MARGIN_SECONDS = 5.0  # seconds for a child to exit, in addition to those for finishing its work
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BROKEN_MESSAGE = "broken"
+BROKEN_MESSAGE, HEARTBEAT_MESSAGE = "broken", "alive"
+SILENCE_CHECK_SECONDS = 1.0
+MAX_STOPPED_SECONDS, MAX_SILENT_SECONDS = 12.0, 60.0  # without a heartbeat
 STDERR_DESCRIPTOR = 2  # children write to stderr only, also what they print on stdout
 
 
@@ -99,12 +102,45 @@ class ChildProcess:
         await self.exit_task
         return False
 
-    async def read_until_closed(self) -> None:
-        """Read the messages of a child that is ready until it closes its pipe."""
-        async for line in self.messages:
-            word, _, rest = line.decode().strip().partition(" ")
-            if word == BROKEN_MESSAGE:
-                self._on_broken(rest)
+    async def read_until_closed(self, warn: Callable[[str], None]) -> None:
+        """Read the messages of a child that is ready until it closes its pipe. A child that has sent a heartbeat and
+        then sends no other is killed, after a call of `warn`."""
+        loop, has_heartbeat, silent_seconds = asyncio.get_running_loop(), False, 0.0
+        line = asyncio.ensure_future(self.messages.readline())
+        try:
+            while True:
+                started_at = loop.time()
+                if not (await asyncio.wait([line], timeout=SILENCE_CHECK_SECONDS))[0]:
+                    # This process may have stood still itself: then it has not listened for longer.
+                    silent_seconds += min(loop.time() - started_at, 2 * SILENCE_CHECK_SECONDS)
+                    if has_heartbeat and self._is_dead(silent_seconds):
+                        warn(f"{self.name} does not respond for {silent_seconds:.0f} seconds")
+                        self.send_signal(signal.SIGKILL)
+                        silent_seconds = 0.0
+                    continue
+                if not line.result():
+                    return
+                word, _, rest = line.result().decode().strip().partition(" ")
+                line = asyncio.ensure_future(self.messages.readline())
+                has_heartbeat, silent_seconds = has_heartbeat or word == HEARTBEAT_MESSAGE, 0.0
+                if word == BROKEN_MESSAGE:
+                    self._on_broken(rest)
+        finally:
+            line.cancel()
+            await asyncio.wait([line])
+
+    def _is_dead(self, silent_seconds: float) -> bool:
+        """Return whether a child without a heartbeat for so long is to be replaced. One that is stopped does not wait
+        for anything that may come."""
+        return (silent_seconds >= MAX_SILENT_SECONDS
+                or (silent_seconds >= MAX_STOPPED_SECONDS and self.is_stopped()))
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped, by SIGSTOP or a terminal."""
+        try:
+            return Path(f"/proc/{self._subprocess.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
 
     def send_signal(self, signal_number: signal.Signals) -> None:
         """Send a signal, unless the child has ended.
@@ -222,7 +258,7 @@ class Supervisor:
             self._router_processes = [router]
             if await wait_until_all_ready(self._router_processes):
                 self._report_if_all_ready()
-            await router.read_until_closed()
+            await router.read_until_closed(self._output.warn)
             await self._wait_before_restart(await wait_for_first_exit(self._router_processes), "the router",
                                             self._router_restart_policy)
 

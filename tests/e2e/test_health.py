@@ -114,6 +114,22 @@ def test_router_that_was_paused_goes_on_with_its_shards(
         assert weft.find_child_pids(SHARD_MODULE) == shards
 
 
+def test_stopped_router_is_replaced(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
+        shards, [router] = weft.find_child_pids(SHARD_MODULE), weft.find_child_pids("router")
+        time.sleep(3.0)  # until it has sent a heartbeat
+        os.kill(router, signal.SIGSTOP)
+        while weft.find_child_pids("router") == [router]:
+            time.sleep(0.1)
+        asyncio.run(wait_until_ready(weft))
+        assert weft.generate(5) == "terry"
+        assert weft.find_child_pids(SHARD_MODULE) == shards
+        weft.send_signal(signal.SIGTERM)
+        code, errors = weft.wait_for_exit()
+    assert code == 0
+    assert "weft: router does not respond for 1" in errors
+
+
 def test_restarted_router_has_a_hanging_shard_replaced(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
         [shard], [router] = weft.find_child_pids(SHARD_MODULE), weft.find_child_pids("router")

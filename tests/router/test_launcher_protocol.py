@@ -8,8 +8,15 @@ from dataclasses import asdict
 
 import pytest
 
+from router import launcher_protocol
 from router.config import RouterConfig
-from router.launcher_protocol import RouterProcessArgs, StopSignals, cancel_on_parent_exit, send_to_parent
+from router.launcher_protocol import (
+    RouterProcessArgs,
+    StopSignals,
+    cancel_on_parent_exit,
+    send_heartbeats,
+    send_to_parent,
+)
 from shard.telemetry.logs import LogSettings
 from shard.telemetry.tracing import TraceSettings
 
@@ -48,6 +55,22 @@ def test_message_to_the_parent_is_one_line() -> None:
 
 def test_nothing_is_sent_without_a_pipe() -> None:
     send_to_parent(-1, "ready 3000")
+
+
+def test_heartbeats_are_sent_until_the_parent_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_protocol, "HEARTBEAT_SECONDS", 0.0)
+
+    async def scenario(write: int) -> None:
+        task = asyncio.create_task(send_heartbeats(write))
+        for _ in range(50_000):  # more than a pipe holds
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    read, write = os.pipe()
+    asyncio.run(scenario(write))
+    os.close(write)
+    with open(read) as lines:
+        assert {*lines.read().splitlines()} == {"alive"}
 
 
 def test_first_signal_requests_a_stop_the_second_the_end_of_requests_and_the_next_has_its_default_effect() -> None:

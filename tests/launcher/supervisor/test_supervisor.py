@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.supervisor import supervisor
 from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
 from launcher.supervisor.startup_display import StartupDisplay
 from launcher.supervisor.supervisor import (
@@ -125,6 +126,33 @@ def run_with_server(child_starts: ChildStartLog) -> Callable[..., None]:
 
 
 # -- one child
+
+
+HEARTBEAT = "os.write(told['ready_fd'], b'alive\\n')\n"
+STOP_ITSELF = "import signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
+
+
+@pytest.mark.parametrize(("program", "stopped_seconds", "silent_seconds", "is_killed"), [
+    (HEARTBEAT + STOP_ITSELF, 0.1, 60.0, True), (HEARTBEAT + WAIT_FOR_PARENT, 0.1, 60.0, False),
+    (HEARTBEAT + WAIT_FOR_PARENT, 60.0, 0.1, True), (WAIT_FOR_PARENT, 0.1, 0.1, False)],
+    ids=["stopped", "silent for a short time", "silent for long", "without heartbeats"])
+def test_child_without_heartbeat_is_killed(monkeypatch: pytest.MonkeyPatch, program: str, stopped_seconds: float,
+                                           silent_seconds: float, is_killed: bool) -> None:
+    monkeypatch.setattr(supervisor, "SILENCE_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "MAX_STOPPED_SECONDS", stopped_seconds)
+    monkeypatch.setattr(supervisor, "MAX_SILENT_SECONDS", silent_seconds)
+    warnings: list[str] = []
+
+    async def scenario() -> None:
+        async with run_process(PARSE_ARGUMENTS + REPORT_READY + program) as process:
+            assert await process.ready_task
+            reading = asyncio.create_task(process.read_until_closed(warnings.append))
+            await asyncio.wait([reading], timeout=20.0 if is_killed else 0.5)
+            assert reading.done() == is_killed
+            reading.cancel()
+            await asyncio.wait([reading])
+    asyncio.run(scenario())
+    assert [warning.partition(" for ")[0] for warning in warnings] == ["router does not respond"] * is_killed
 
 
 def test_child_reports_when_it_is_ready() -> None:
