@@ -93,7 +93,8 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         shards = ShardGroup(args.shards, args.config.shard_transport)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
-                        recording_folder)
+                        recording_folder,
+                        on_culprit_found=lambda num_deaths: send_to_parent(args.ready_fd, f"excused {num_deaths}"))
         await start_engine(engine, stand_in_server, StartupProgress(args.progress))
         process = await start_server(args, engine, stand_in_server, tokenizer, template=template,
                                      recording_folder=recording_folder)

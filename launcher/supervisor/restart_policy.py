@@ -23,3 +23,8 @@ class RestartPolicy:
         if len(self._recent_deaths) >= MAX_DEATHS:
             return None
         return self._pauses[min(self._num_consecutive_deaths, len(self._pauses)) - 1]
+
+    def excuse_deaths(self, num_deaths: int) -> None:
+        """Forget the last deaths: their cause was found and will not come back."""
+        del self._recent_deaths[-num_deaths:]
+        self._num_consecutive_deaths = 0

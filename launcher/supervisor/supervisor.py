@@ -24,7 +24,7 @@ from launcher.supervisor.startup_display import StartupDisplay
 
 EXIT_MARGIN_SECONDS = 5.0  # seconds for a child to exit, in addition to those for finishing its work
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BROKEN_MESSAGE, HEARTBEAT_MESSAGE = "broken", "alive"
+BROKEN_MESSAGE, HEARTBEAT_MESSAGE, EXCUSED_MESSAGE = "broken", "alive", "excused"
 SILENCE_CHECK_SECONDS = 1.0
 MAX_STOPPED_SECONDS, MAX_SILENT_SECONDS = 12.0, 60.0  # without a heartbeat
 STDERR_DESCRIPTOR = 2  # children write to stderr only, also what they print on stdout
@@ -102,9 +102,10 @@ class ChildProcess:
         await self.exit_task
         return False
 
-    async def read_until_closed(self, warn: Callable[[str], None]) -> None:
+    async def read_until_closed(self, warn: Callable[[str], None], on_deaths_excused: Callable[[int], None]) -> None:
         """Read the messages of a child that is ready until it closes its pipe. A child that has sent a heartbeat and
-        then sends no other is killed, after a call of `warn`."""
+        then sends no other is killed, after a call of `warn`. `on_deaths_excused` is called with the number of deaths
+        of other processes whose cause the child has found."""
         loop, has_heartbeat, silent_seconds = asyncio.get_running_loop(), False, 0.0
         line = asyncio.ensure_future(self.messages.readline())
         try:
@@ -125,6 +126,8 @@ class ChildProcess:
                 has_heartbeat, silent_seconds = has_heartbeat or word == HEARTBEAT_MESSAGE, 0.0
                 if word == BROKEN_MESSAGE:
                     self._on_broken(rest)
+                elif word == EXCUSED_MESSAGE:
+                    on_deaths_excused(int(rest))
         finally:
             line.cancel()
             await asyncio.wait([line])
@@ -258,7 +261,7 @@ class Supervisor:
             self._router_processes = [router]
             if await wait_until_all_ready(self._router_processes):
                 self._report_if_all_ready()
-            await router.read_until_closed(self._output.warn)
+            await router.read_until_closed(self._output.warn, self._shard_restart_policy.excuse_deaths)
             await self._wait_before_restart(await wait_for_first_exit(self._router_processes), "the router",
                                             self._router_restart_policy)
 

@@ -76,6 +76,9 @@ class ClientStreams:
         self._metrics.requests.count_accepted(request)
         return stream
 
+    def get_request(self, sequence_id: int) -> Request:
+        return self._builders[sequence_id].request
+
     def get_traceparent(self, sequence_id: int) -> str:
         """Return the parent span of the sequence's chunks, or an empty string."""
         builder = self._builders.get(sequence_id)

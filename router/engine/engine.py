@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
+from router.engine.convicted_prompts import ConvictedPrompts
 from router.engine.plans_in_flight import SHUTDOWN_REASON, Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
@@ -19,8 +20,8 @@ from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
-from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
-from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, SequenceFailed
+from router.scheduler.fault_isolation import DEATHS_BEFORE_FAILURE, ShardLossReason
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import decode_answer
@@ -56,16 +57,19 @@ class Engine:
 
     def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
                  on_restart_needed: Callable[[str], None] = logger.error,
-                 recording_folder: RecordingFolder | None = None) -> None:
-        """`on_restart_needed` is called with the reason when the shard processes should be replaced. With a
-        `recording_folder`, the calls of the scheduler are recorded."""
+                 recording_folder: RecordingFolder | None = None, *,
+                 on_culprit_found: Callable[[int], None] = lambda _: None) -> None:
+        """`on_restart_needed` is called with the reason when the shard processes should be replaced,
+        `on_culprit_found` with the number of deaths that a request was found to have caused. With a `recording_folder`,
+        the calls of the scheduler are recorded."""
         self.config = config
         self.has_shards = False
         self._wake_event = asyncio.Event()
         self.resource_controller = ResourceController(shards, self._queue_and_dispatch_events, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
-        self._on_restart_needed = on_restart_needed
+        self._on_restart_needed, self._on_culprit_found = on_restart_needed, on_culprit_found
+        self._convicted_prompts = ConvictedPrompts()
         self._recording_folder = recording_folder
         self._plans_in_flight = PlansInFlight(self._wake_event.set)
         self.health = Health(self._plans_in_flight)
@@ -120,10 +124,12 @@ class Engine:
         await self._shards.close()
 
     def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
-        """Submit a request and return the stream of its events. Raises Overloaded or NotReady. `arrived_at` is when the
-        HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans."""
+        """Submit a request and return the stream of its events. Raises Overloaded, NotReady or InvalidRequest.
+        `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards'
+        spans."""
         if self._loop_task.done():
             raise NotReady(SHUTDOWN_REASON)
+        self._convicted_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
         first = events[0]
         if isinstance(first, RequestRejected):
@@ -280,12 +286,22 @@ class Engine:
         self.health.set_ready()
         return True
 
+    def _convict(self, failures: list[SchedulerEvent]) -> None:
+        """Refuse the prompts of the requests to blame for deaths from now on, and report that these were not chance."""
+        for failure in failures:
+            if isinstance(failure, SequenceFailed):
+                self._convicted_prompts.add(self._client_streams.get_request(failure.sequence_id), now())
+        self._on_culprit_found(DEATHS_BEFORE_FAILURE)
+
     async def _recover_shards(self, lost: ShardsLost) -> None:
         logger.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
-        self._queued_events += self._scheduler.on_shards_lost(lost.loss_reason, now())
+        failures = self._scheduler.on_shards_lost(lost.loss_reason, now())
+        if lost.loss_reason is ShardLossReason.DEATH and failures:
+            self._convict(failures)
+        self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
         self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline

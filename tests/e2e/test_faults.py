@@ -5,7 +5,7 @@ from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import play_scenario
 
 from router.engine import engine
-from router.errors import GenerationFailed
+from router.errors import GenerationFailed, InvalidRequest
 from shard.simulator.worker import SimulatedStepError, SimulatedWorker
 
 POISON_CHARACTER = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds
@@ -174,6 +174,11 @@ def test_request_that_repeatedly_kills_shards_fails_alone(tmp_path, policy):
         assert "died 3 times" in str(deadly.error)
         for stream in others:
             stream.check_output(weft.model)
+        with pytest.raises(InvalidRequest, match="processes died several times with this prompt; it is refused for 6"):
+            await weft.collect_streams(make_text_request(f"a {POISON_CHARACTER}", 5))
+        [similar] = await weft.collect_streams(make_text_request("a ", 20))
+        similar.check_output(weft.model)
+        assert weft.excused_deaths == [3]
         await weft.check_idle()
     play_scenario(scenario, tmp_path, faults=f"poison@{POISON_CHARACTER.encode()[0]}", worker=WorkerKilledByPoison,
                   prefill_policy=policy)

@@ -23,3 +23,12 @@ def test_five_minutes_without_a_death_reset_the_pauses() -> None:
 
 def test_old_deaths_do_not_count() -> None:
     assert get_pauses(0, 1, 2, 250, 301, 302.5)[-2:] == [16.0, 30.0]
+
+
+def test_deaths_whose_cause_was_found_do_not_count() -> None:
+    policy = RestartPolicy(RESTART_PAUSES_SECONDS)
+    for request in range(4):  # each ends the processes three times before it is found
+        pauses = [policy.choose_pause_after_death(20.0 * request + death) for death in range(3)]
+        assert pauses == [1.0, 2.0, 4.0]
+        policy.excuse_deaths(3)
+    assert policy.choose_pause_after_death(100.0) == 1.0

@@ -146,7 +146,7 @@ def test_child_without_heartbeat_is_killed(monkeypatch: pytest.MonkeyPatch, prog
     async def scenario() -> None:
         async with run_process(PARSE_ARGUMENTS + REPORT_READY + program) as process:
             assert await process.ready_task
-            reading = asyncio.create_task(process.read_until_closed(warnings.append))
+            reading = asyncio.create_task(process.read_until_closed(warnings.append, lambda _: None))
             await asyncio.wait([reading], timeout=20.0 if is_killed else 0.5)
             assert reading.done() == is_killed
             reading.cancel()

@@ -59,7 +59,9 @@ class InProcessWeft:
         self.ranks = self._make_ranks()
         self.tokenizer = create_byte_tokenizer()
         self.shards = RecordingShardGroup([config.socket for config in self._configs], config.shard_transport)
-        self.engine = Engine(config, self.shards, self.tokenizer, self._on_replacement_requested)
+        self.excused_deaths: list[int] = []
+        self.engine = Engine(config, self.shards, self.tokenizer, self._on_replacement_requested,
+                             on_culprit_found=self.excused_deaths.append)
 
     async def start(self) -> None:
         await asyncio.gather(*(rank.start() for rank in self.ranks))

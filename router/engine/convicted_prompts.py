@@ -1,0 +1,38 @@
+"""Prompts that ended the shards' processes. Each cost several deaths before it was found, and is refused since."""
+
+from array import array
+from collections import OrderedDict
+from hashlib import sha256
+
+from router.errors import InvalidRequest
+from router.request import Request
+
+REFUSAL_SECONDS = 600.0
+MAX_PROMPTS = 256
+
+
+class ConvictedPrompts:
+    """Digests of the prompts, each with the time until which it is refused."""
+
+    def __init__(self) -> None:
+        self._refused_until: OrderedDict[bytes, float] = OrderedDict()
+
+    def add(self, request: Request, now: float) -> None:
+        self._refused_until[compute_prompt_digest(request)] = now + REFUSAL_SECONDS
+        if len(self._refused_until) > MAX_PROMPTS:
+            self._refused_until.popitem(last=False)
+
+    def check(self, request: Request, now: float) -> None:
+        """Raise InvalidRequest for a prompt that is refused."""
+        if not self._refused_until:
+            return
+        seconds_left = self._refused_until.get(compute_prompt_digest(request), 0.0) - now
+        if seconds_left > 0:
+            raise InvalidRequest("the model's processes died several times with this prompt; it is refused for "
+                                 f"{seconds_left:.0f} more seconds")
+
+
+def compute_prompt_digest(request: Request) -> bytes:
+    """Return a digest of the prompt and its adapter: with other parameters the prompt does the same harm."""
+    adapter = "" if request.adapter is None else f"{request.adapter.kind} {request.adapter.id}"
+    return sha256(adapter.encode() + b"\0" + array("Q", request.prompt).tobytes()).digest()

@@ -1,0 +1,30 @@
+"""Prompts that are refused since they ended the shards' processes."""
+
+import pytest
+
+from router.engine import convicted_prompts
+from router.engine.convicted_prompts import REFUSAL_SECONDS, ConvictedPrompts
+from router.errors import InvalidRequest
+from router.request import LoadableResource, Request
+
+
+def test_prompt_is_refused_for_some_minutes_whatever_its_other_parameters() -> None:
+    prompts = ConvictedPrompts()
+    prompts.check(Request("a", (1, 2, 3), 5), 0.0)
+    prompts.add(Request("a", (1, 2, 3), 5), 10.0)
+    with pytest.raises(InvalidRequest, match="600 more seconds"):
+        prompts.check(Request("b", (1, 2, 3), 50), 10.0)
+    prompts.check(Request("b", (1, 2, 3, 4), 5), 10.0)
+    prompts.check(Request("b", (1, 2, 3), 5, adapter=LoadableResource("adapter", 1)), 10.0)
+    prompts.check(Request("b", (1, 2, 3), 5), 10.0 + REFUSAL_SECONDS)
+
+
+def test_number_of_remembered_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convicted_prompts, "MAX_PROMPTS", 2)
+    prompts = ConvictedPrompts()
+    for token in range(3):
+        prompts.add(Request("a", (token,), 5), 0.0)
+    prompts.check(Request("b", (0,), 5), 0.0)
+    for token in (1, 2):
+        with pytest.raises(InvalidRequest):
+            prompts.check(Request("b", (token,), 5), 0.0)
