@@ -24,6 +24,7 @@ from router.http.openai.rendering import (
     DONE_EVENT,
     ChatOutputOptions,
     ChoiceStreamRenderer,
+    ContinuousUsageRenderer,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
@@ -108,9 +109,11 @@ KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
 class StreamOptions(ReportingRequestBody):
-    """The field `stream_options`: whether a stream ends with its usage."""
+    """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
+    far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBaseRequest(ConstrainedRequest):
@@ -144,6 +147,10 @@ class OpenAIBaseRequest(ConstrainedRequest):
     @property
     def should_include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
         """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
@@ -379,6 +386,7 @@ class StreamedChoices:
     renderers: Sequence[ChoiceStreamRenderer]
     num_per_prompt: int
     usage_object_type: str  # of the chunk with their usage; empty: there is none
+    has_continuous_usage: bool = False  # whether the other chunks have the usage so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +427,8 @@ class ChatRoutes(ServiceRoutes):
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
             tokenizer=None if services.is_tgi else services.validator.tokenizer,
-            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi))
+            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi),
+            counts_reasoning=services.validator.reasoning_format is not None)
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)
         if not chat_request.stream:
@@ -438,7 +447,8 @@ class ChatRoutes(ServiceRoutes):
             else OpenAIToolChatStreamRenderer(metadata, index, num_prompt_tokens, output_options, parser)
             for index, parser in enumerate(chat.parsers)]
         return await stream_choices(services, request, context, headers, StreamedChoices(
-            metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else ""))
+            metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else "",
+            chat_request.has_continuous_usage))
 
 
 async def stream_choices(services: Services, request: web.Request, context: RequestContext, headers: Mapping[str, str],
@@ -451,7 +461,9 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
             await gather_or_cancel(
-                pump_choice(EventPump(stream, renderer, event_stream, services.pump_flusher), renderer)
+                pump_choice(EventPump(
+                    stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
+                    event_stream, services.pump_flusher), renderer)
                 for stream, renderer in zip(streams, renderers, strict=True))
             usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
                      if choices.usage_object_type else "")

@@ -142,4 +142,5 @@ class CompletionRoutes(ServiceRoutes):
             for index, (choice, details) in enumerate(zip(choices, all_details, strict=True))]
         return await stream_choices(services, request, context, headers, StreamedChoices(
             metadata, choices, renderers, num_choices,
-            COMPLETION_TYPE if completion_request.should_include_usage else ""))
+            COMPLETION_TYPE if completion_request.should_include_usage else "",
+            completion_request.has_continuous_usage))

@@ -25,6 +25,7 @@ from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRen
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIWords,
+    RenderedChoice,
     ResponseMetadata,
     chat_choice_json,
     delta_prefix,
@@ -189,7 +190,7 @@ def reasoning_fields(text: str) -> str:
 
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> str:
+                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> RenderedChoice:
     answer = read_answer(output, parser, output_options.trimmed_stop_strings)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
@@ -201,8 +202,9 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
     if tool_calls:
         fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
     message = f"{{{','.join(fields)}{metadata.words.refusal_field}}}"
-    return chat_choice_json(index, output, output_options, message,
-                            chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
+    finish_reason = chat_finish_reason(output.final_event, len(tool_calls), metadata.words)
+    return RenderedChoice(chat_choice_json(index, output, output_options, message, finish_reason),
+                          answer.num_reasoning_tokens if output_options.counts_reasoning else None)
 
 
 class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
@@ -242,6 +244,8 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
         return f'"tool_calls":[{call}]'
 
     def _render_answer_end(self, event: FinishedEvent) -> str:
+        if self._output_options.counts_reasoning:
+            self.num_reasoning_tokens = self._stripper.num_reasoning_tokens
         return self._render_delta_chunk("", None, f'"{chat_finish_reason(event, self._num_tool_calls, self._words)}"')
 
     def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,

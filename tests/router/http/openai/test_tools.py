@@ -98,7 +98,7 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
     return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(**output_options),
-                                            StreamingResponseParser(HERMES_FORMAT, prompt)))
+                                            StreamingResponseParser(HERMES_FORMAT, prompt)).json)
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
@@ -189,7 +189,7 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                                  StreamingResponseParser(HERMES_FORMAT, ""))
+                                                  StreamingResponseParser(HERMES_FORMAT, "")).json
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                           StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])
@@ -201,7 +201,7 @@ def test_stop_token_at_the_length_limit_is_no_content():
     token_events = [TokenEvent(7, "Hi", -0.5, False), stop_token]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     choice = json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                              StreamingResponseParser(HERMES_FORMAT, "")))
+                                              StreamingResponseParser(HERMES_FORMAT, "")).json)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "stop")
     renderer = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                             StreamingResponseParser(HERMES_FORMAT, ""))
