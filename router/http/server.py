@@ -47,6 +47,7 @@ from router.http.transport.request_context import (
     FAILURE_TYPE,
     REQUEST_COUNTER,
     REQUEST_ID,
+    add_request_id_header,
     create_tracing_middleware,
     request_headers,
 )
@@ -92,6 +93,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
         first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
     app.add_routes(first_routes.values())
+    app.on_response_prepare.append(add_request_id_header)
     allow_cors_origins(app, config.cors_allow_origin)
     return app
 
@@ -126,6 +128,7 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
     app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
     app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
                     web.route("*", "/{path:.*}", reject_not_ready)])
+    app.on_response_prepare.append(add_request_id_header)
     return app
 
 
