@@ -4,7 +4,7 @@ dialects become a `ChatRequest`, too, and go through `validate_chat`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic as clock
@@ -15,6 +15,8 @@ from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
+from router.config import RouterConfig
+from router.engine.stream import RequestStream
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.answers import call_with_parsing
@@ -52,7 +54,14 @@ from router.http.transport.body import (
     read_body,
 )
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
+from router.http.transport.services import (
+    RequestTurns,
+    ServiceRoutes,
+    Services,
+    gather_or_cancel,
+    generate_all,
+    timing_headers,
+)
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
@@ -453,22 +462,35 @@ class ChatRoutes(ServiceRoutes):
 
 async def stream_choices(services: Services, request: web.Request, context: RequestContext, headers: Mapping[str, str],
                          choices: StreamedChoices) -> web.StreamResponse:
-    """Stream all choices at once, and at the end their usage together, if it was asked for."""
-    metadata, renderers = choices.metadata, choices.renderers
-    with ExitStack() as exit_stack:
-        streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
-                   for choice in choices.validated_requests]
+    """Stream the choices of all prompts, those of a prompt at once, and at the end their usage together, if it was
+    asked for."""
+    metadata, renderers, num_per_prompt = choices.metadata, choices.renderers, choices.num_per_prompt
+    groups = [choices.validated_requests[start:start + num_per_prompt]
+              for start in range(0, len(renderers), num_per_prompt)]
+    with closing(RequestTurns(services, context, groups,
+                              compute_max_concurrent_prompts(services.config, num_per_prompt))) as turns:
+        turns.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
-            await gather_or_cancel(
-                pump_choice(EventPump(
-                    stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
-                    event_stream, services.pump_flusher), renderer)
-                for stream, renderer in zip(streams, renderers, strict=True))
-            usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
+            async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
+                start = index * num_per_prompt
+                await gather_or_cancel(
+                    pump_choice(EventPump(
+                        stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
+                        event_stream, services.pump_flusher), renderer)
+                    for stream, renderer in zip(streams, renderers[start:start + num_per_prompt], strict=True))
+
+            await turns.run(pump_prompt)
+            usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)
                      if choices.usage_object_type else "")
             event_stream.write(f"{usage}{DONE_EVENT}".encode())
         return event_stream.response
+
+
+def compute_max_concurrent_prompts(config: RouterConfig, num_choices: int) -> int:
+    """Return how many prompts of one request, each with `num_choices`, may run at once: as many as have half of
+    --max-concurrent-requests, or --max-client-batch-size if that is more, but at least one."""
+    return max(1, max(config.max_client_batch_size, config.max_concurrent_requests // 2) // num_choices)
 
 
 def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:

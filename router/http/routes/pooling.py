@@ -7,22 +7,21 @@ at a time. The numbers of texts and `dimensions` are checked here, all other lim
 
 import asyncio
 from base64 import b64encode
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
 from struct import pack
 from time import monotonic as clock
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     AdapterParameters,
@@ -37,9 +36,9 @@ from router.http.transport.request_context import RequestContext, response_heade
 from router.http.transport.services import (
     COMPUTE_TYPE,
     PoolingRequestOutput,
+    RequestTurns,
     ServiceRoutes,
     Services,
-    gather_or_cancel,
     timing_headers,
 )
 from router.request import EmbeddingVector, RequestKind, TokenClassificationOutput
@@ -47,7 +46,7 @@ from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATIO
 from router.text.entity_aggregation import find_entities
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
-from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
+from router.validation.validator import GenerationInput, ValidatedRequest
 
 MAX_CONCURRENT_TEXTS = 32
 
@@ -69,17 +68,26 @@ async def run_pooling_requests(
             await asyncio.sleep(0)
         validated_requests += await services.validator.validate(pooling_input)
     validated_at = clock()
-    num_texts = len(validated_requests)
-    runner = PoolingRequestRunner(services, context, deque(enumerate(validated_requests)), build_result)
-    await gather_or_cancel(runner.run_worker()
-                           for _ in range(min(num_texts, compute_max_concurrent_texts(services.config))))
+    results, outputs = dict[int, T](), list[PoolingRequestOutput]()
+
+    async def build_result_of_text(index: int, streams: Sequence[RequestStream]) -> None:
+        """Build the result as soon as the output arrives, and drop the output: a vector takes much more memory than its
+        JSON."""
+        event = await wait_for_pooling_event(streams[0])
+        results[index] = build_result(index, PoolingRequestOutput(validated_requests[index], event))
+        outputs.append(PoolingRequestOutput(validated_requests[index], replace(event, output=[])))
+
+    with closing(RequestTurns(services, context, [[choice] for choice in validated_requests],
+                              compute_max_concurrent_texts(services.config))) as turns:
+        turns.submit()
+        await turns.run(build_result_of_text)
     total_seconds = clock() - context.arrived_at
     headers = (response_headers(request, services.engine.model_info,
                                 sum(choice.num_prompt_characters for choice in validated_requests))
-               | timing_headers(runner.finished_outputs, validated_at - context.arrived_at, total_seconds))
+               | timing_headers(outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
-    return ([runner.results[index] for index in range(num_texts)], headers,
+    return ([results[index] for index in range(len(results))], headers,
             sum(len(choice.request.prompt) for choice in validated_requests))
 
 
@@ -87,47 +95,6 @@ def compute_max_concurrent_texts(config: RouterConfig) -> int:
     """Return how many texts of one request may run at once: a quarter of --max-concurrent-requests, or
     --max-client-batch-size if that is more, but at most MAX_CONCURRENT_TEXTS."""
     return min(MAX_CONCURRENT_TEXTS, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
-
-
-@dataclass(slots=True)
-class PoolingRequestRunner(Generic[T]):
-    """Runs the texts of one HTTP request as pooling requests, a limited number at a time.
-
-    `build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes
-    much more memory than its JSON.
-    """
-
-    _services: Services
-    _context: RequestContext
-    _queue: deque[tuple[int, ValidatedRequest]]
-    _build_result: Callable[[int, PoolingRequestOutput], T]
-    results: dict[int, T] = field(default_factory=dict)
-    finished_outputs: list[PoolingRequestOutput] = field(default_factory=list)  # finished texts, without their outputs
-    _num_in_flight: int = 0
-
-    async def run_worker(self) -> None:
-        """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
-        if none of them has a text under way."""
-        while self._queue:
-            index, validated_request = self._queue.popleft()
-            if self._context.deadline is not None:  # earlier texts have used a part of the time
-                validated_request = replace(validated_request, request=replace(
-                    validated_request.request, timeout=remaining_seconds(self._context.deadline)))
-            try:
-                stream = self._services.submit(validated_request, self._context)
-            except Overloaded:
-                if not self._num_in_flight:
-                    raise
-                self._queue.appendleft((index, validated_request))
-                return
-            self._num_in_flight += 1
-            try:
-                with closing(stream):
-                    output = PoolingRequestOutput(validated_request, await wait_for_pooling_event(stream))
-            finally:
-                self._num_in_flight -= 1
-            self.results[index] = self._build_result(index, output)
-            self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
 
 
 async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:

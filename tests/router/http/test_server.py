@@ -48,10 +48,11 @@ def test_unknown_paths_and_wrong_methods_return_errors(serve):
     serve(scenario)
 
 
-@pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
-def test_every_answer_has_the_id_of_its_request(serve, compat):
+@pytest.mark.parametrize("dialect", [{}, {"compat": "tgi"}, {"compat": "lorax"}, {"dialect": "batching"}])
+def test_every_answer_has_the_id_of_its_request(serve, dialect, tmp_path, monkeypatch):
     """Also errors, streams, probes, preflight answers, and the answer to a request without a key."""
-    config = RouterConfig(compat=compat, api_key="secret", cors_allow_origin=(PAGE_ORIGIN,))
+    config = RouterConfig(**dialect, api_key="secret", cors_allow_origin=(PAGE_ORIGIN,))
+    monkeypatch.chdir(tmp_path)
     key = {"Authorization": "Bearer secret"}
 
     async def scenario(client, engine):

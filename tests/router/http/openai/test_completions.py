@@ -1,9 +1,11 @@
 """OpenAI's completions route over a scripted engine."""
 
+import asyncio
 import json
 
 import pytest
 from support.servers.expected_streams import make_finished_timeline, make_text_events
+from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
@@ -81,10 +83,10 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 
 @pytest.mark.parametrize(("body", "param", "words"), [
     ({"suffix": "x"}, "suffix", "`suffix`"),
-    ({"prompt": ["a"] * 129}, "prompt", "at most 128 texts with `n` 1, since --max-concurrent-requests is 128"),
+    ({"prompt": ["a"] * 2049}, "prompt", "`prompt` must hold at most 2048 texts with `n` 1, got 2049"),
     ({"n": 33}, "n", "`n` must be at least 1 and at most 32 (--max-choices, --max-concurrent-requests), got 33"),
     ({"n": 0}, "n", "`n` must be at least 1"), ({"top_k": -2}, "top_k", "`top_k` must be at least -1, got -2"),
-    ({"n": 32, "prompt": ["a"] * 5}, "prompt", "at most 4 texts with `n` 32"),
+    ({"n": 32, "prompt": ["a"] * 65}, "prompt", "at most 64 texts with `n` 32"),
     ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
     ({"echo": 1}, "echo", "`echo`"), ({"logprobs": 21}, "logprobs", "`logprobs` must be at most 20"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
@@ -200,10 +202,76 @@ def test_prompts_may_be_token_ids(serve, prompt, prompts):
     serve(scenario)
 
 
-def test_more_choices_than_may_ever_run_are_refused_as_too_many(post):
-    status, _, text = post(COMPLETIONS_PATH, prompt=["a"] * 4, n=4, config=RouterConfig(max_concurrent_requests=15))
-    assert status == 400
-    assert "`prompt` must hold at most 3 texts with `n` 4, since --max-concurrent-requests is 15, got 4" in text
+MANY_PROMPTS = [f"prompt {number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("num_choices", "max_requests", "max_unfinished"), [(1, 20, 10), (3, 20, 9), (3, 2048, 120),
+                                                                             (1, 3, 3)])
+def test_prompts_run_in_turns_with_half_of_the_places(tmp_path, stream, num_choices, max_requests, max_unfinished):
+    async def scenario(weft):
+        seen = weft.record_num_unfinished()
+        async with weft.http_session.post(COMPLETIONS_PATH, json={
+            "prompt": MANY_PROMPTS, "n": num_choices, "temperature": 0, "max_tokens": 3, "stream": stream}) as answer:
+            texts = [""] * num_choices * len(MANY_PROMPTS)
+            for piece in await read_completions(answer):
+                for choice in piece["choices"]:
+                    texts[choice["index"]] += choice["text"]
+        assert (len(seen), max(seen)) == (len(texts), max_unfinished)
+        for index, prompt in enumerate(MANY_PROMPTS):
+            async with weft.http_session.post(COMPLETIONS_PATH, json={
+                "prompt": prompt, "temperature": 0, "max_tokens": 3}) as answer:
+                expected = json.loads(await answer.read())["choices"][0]["text"]
+            assert texts[index * num_choices:(index + 1) * num_choices] == [expected] * num_choices
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, max_concurrent_requests=max_requests)
+
+
+async def read_completions(answer):
+    assert answer.status == 200
+    text = (await answer.read()).decode()
+    if not text.startswith("data: "):
+        return [json.loads(text)]
+    *lines, done, _ = text.split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_other_clients_find_places_beside_a_request_of_many_prompts(tmp_path):
+    async def scenario(weft):
+        many = asyncio.create_task(weft.http_session.post(COMPLETIONS_PATH, json={
+            "prompt": MANY_PROMPTS, "max_tokens": 3}).__aenter__())
+        await weft.wait_for_steps_in_flight()
+        streams = [weft.submit("in the house", 3) for _ in range(5)]
+        weft.gate.release_all()
+        async with await many as answer:
+            assert (answer.status, len(json.loads(await answer.read())["choices"])) == (200, len(MANY_PROMPTS))
+        for stream in streams:
+            stream.close()
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, gated=True, max_concurrent_requests=10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_of_many_prompts_is_rejected_if_no_place_is_free(tmp_path, stream):
+    async def scenario(weft):
+        first = weft.submit("in the house", 3)
+        async with weft.http_session.post(COMPLETIONS_PATH, json={"prompt": MANY_PROMPTS, "stream": stream}) as answer:
+            assert (answer.status, "Retry-After" in answer.headers) == (429, True)
+        weft.gate.release_all()
+        first.close()
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, gated=True, max_concurrent_requests=1)
+
+
+def test_failure_of_a_prompt_cancels_those_that_run_and_drops_those_that_wait(serve):
+    async def scenario(client, engine):
+        answer = await client.post(COMPLETIONS_PATH, json={"prompt": MANY_PROMPTS})
+        assert (answer.status, len(engine.requests), len(engine.disconnected_requests)) == (500, 5, 4)
+    serve(scenario, FAILURE_SCRIPT, [], [], [], [], config=RouterConfig(max_concurrent_requests=10))
 
 
 def test_prompt_counts_once_in_headers(serve):
