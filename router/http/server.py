@@ -30,6 +30,7 @@ from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.pooling import PoolingRoutes
+from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
@@ -86,7 +87,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     for route in [
-        *create_dialect_routes(services), *PoolingRoutes(services).routes(),
+        *create_dialect_routes(services), *PoolingRoutes(services).routes(), *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),

@@ -319,12 +319,9 @@ class ContinuousUsageRenderer:
     """Renderer of a choice's chunks with the usage so far in each of them."""
 
     def __init__(self, renderer: ChoiceStreamRenderer) -> None:
+        self.is_finished = False
         self._renderer = renderer
         self._num_tokens = 0
-
-    @property
-    def is_finished(self) -> bool:
-        return self._renderer.is_finished
 
     def render(self, events: list[StreamEvent]) -> bytes:
         rendered: list[bytes] = []
@@ -342,7 +339,9 @@ class ContinuousUsageRenderer:
     def _render_chunks(self, events: list[StreamEvent]) -> bytes:
         """Render chunks, in which the text's quotes are escaped: only the end of a chunk is an empty usage."""
         usage = format_usage(self._renderer.num_prompt_tokens, self._num_tokens)
-        return self._renderer.render(events).replace(EMPTY_USAGE_END, f'"usage":{usage}}}\n\n'.encode())
+        rendered = self._renderer.render(events).replace(EMPTY_USAGE_END, f'"usage":{usage}}}\n\n'.encode())
+        self.is_finished = self._renderer.is_finished
+        return rendered
 
 
 def delta_prefix(metadata: ResponseMetadata, index: int) -> str:
