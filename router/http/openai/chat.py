@@ -38,7 +38,7 @@ from router.http.openai.tools import (
     OpenAIToolChatStreamRenderer,
     Tool,
     ToolCall,
-    get_tool_choice_name,
+    get_tool_choice_option,
     required_call_grammar,
     select_template_tools,
     tool_chat_choice_json,
@@ -52,6 +52,7 @@ from router.http.transport.body import (
     is_base_model,
     json_text_response,
     read_body,
+    report_ignored_fields,
 )
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
@@ -96,6 +97,7 @@ REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
     "best_of": (None, 1), "echo": (None, False), "length_penalty": (None, 1), "modalities": (None, ["text"]),
     "prompt_logprobs": (None,), "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
     "truncate_prompt_tokens": (None,)}
+TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
 
 
@@ -224,7 +226,8 @@ class OpenAIBaseRequest(ConstrainedRequest):
 async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
                                       generation_input: GenerationInput,
                                       context: RequestContext) -> list[ValidatedRequest]:
-    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
+    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the names that
+    `/v1/models` lists."""
     if openai_request.model_extra and not services.is_tgi:
         openai_request.check_refused_fields()
     try:
@@ -233,10 +236,8 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
     except AdapterNotFound as error:
         registry = services.validator.adapter_registry
         aliases = {} if registry is None else registry.aliases
-        aliased_names = {reference.name for reference in aliases.values()}
-        local_names = [] if registry is None else await registry.list_local_names()
-        model_names = ", ".join([services.served_model.name, *aliases, *(
-            name for name in local_names if name not in aliased_names)][:MAX_NAMED_MODELS])
+        names = sorted(await services.list_adapter_names(), key=lambda name: name not in aliases)
+        model_names = ", ".join([services.served_model.name, *names][:MAX_NAMED_MODELS])
         raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
                               f"name of an adapter ({error})", param="model") from error
 
@@ -339,7 +340,7 @@ class ChatRequest(OpenAIBaseRequest):
 
     @property
     def needs_tool_call(self) -> bool:
-        return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
+        return self.tool_choice is not None and get_tool_choice_option(self.tool_choice) == "required"
 
     def without_empty_tools(self, *, is_tgi: bool) -> Self:
         """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
@@ -429,6 +430,8 @@ class ChatRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         chat_request = (await read_body(request, ChatRequest)).without_empty_tools(is_tgi=services.is_tgi)
+        if services.is_tgi:
+            report_ignored_fields(request, chat_request, TGI_IGNORED_FIELDS)
         chat = await validate_chat(services, chat_request, context)
         validated_at, choices = clock(), chat.choices
         metadata = ResponseMetadata.create(services, request.path, "chatcmpl", get_echoed_model(services, chat_request))
@@ -509,7 +512,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     if chat_request.needs_tool_call:
         return RequiredCallParser()
     validator = services.validator
-    if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
+    if chat_request.tools and get_tool_choice_option(chat_request.tool_choice) != "none":
         tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
     elif validator.reasoning_format is not None and not is_compat:
@@ -519,7 +522,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
-    max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
+    max_calls = 1 if chat_request.parallel_tool_calls is False else None
     parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space

@@ -32,7 +32,7 @@ from router.http.openai.completion_rendering import (
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
-from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body
+from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     GenerationOutput,
@@ -48,6 +48,9 @@ from router.text.tokenizer import Tokenizer
 from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 
+# With --compat tgi, unless they have these values.
+TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1), "best_of": (None, 1), "echo": (None, False),
+                                                      "logprobs": (None,)}
 MAX_CHOICES = 2048  # of all prompts of a request
 COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="",
                                                    top_n_tokens="logprobs", max_top_n_tokens=MAX_TOP_LOGPROBS)
@@ -112,6 +115,8 @@ class CompletionRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine)
         completion_request = await read_body(request, CompletionRequest)
+        if services.is_tgi:
+            report_ignored_fields(request, completion_request, TGI_IGNORED_FIELDS)
         completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
         choices, all_details = await self._validate_prompts(completion_request, context, num_choices)

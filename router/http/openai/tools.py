@@ -45,6 +45,7 @@ from router.text.response_parser import (
 )
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -119,33 +120,44 @@ class ToolCall(TemplatePassthroughBody):
     function: CalledFunction
 
 
-def get_tool_choice_name(tool_choice: str | NamedToolChoice | None) -> str:
-    """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
-    return tool_choice.function.name if isinstance(tool_choice, NamedToolChoice) else tool_choice or "auto"
+def get_chosen_function(tool_choice: str | NamedToolChoice | None) -> str | None:
+    """Return the name of the function that must be called; None if no certain one is. A text that is no option names a
+    function, too; an object always does, so that a function may have the name of an option."""
+    if isinstance(tool_choice, NamedToolChoice):
+        return tool_choice.function.name
+    return tool_choice if tool_choice and tool_choice not in TOOL_CHOICE_OPTIONS else None
+
+
+def get_tool_choice_option(tool_choice: str | NamedToolChoice | None) -> str:
+    """Return `auto`, `none` or `required`; a call of a certain function is required."""
+    if isinstance(tool_choice, str) and tool_choice in TOOL_CHOICE_OPTIONS:
+        return tool_choice
+    return "required" if tool_choice else "auto"
 
 
 def select_template_tools(tools: list[Tool] | None,
                           tool_choice: str | NamedToolChoice | None) -> tuple[dict[str, Any], ...]:
     """Return the tools for the chat template. Raises InvalidTools for an invalid `tool_choice`."""
-    name, names = get_tool_choice_name(tool_choice), [tool.function.name for tool in tools or ()]
-    if name not in {"auto", "none", "required", *names}:
+    name, names = get_chosen_function(tool_choice), [tool.function.name for tool in tools or ()]
+    option = get_tool_choice_option(tool_choice)
+    if name is not None and name not in names:
         raise InvalidTools(
             f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
             f"({', '.join(names)[:MAX_NAME_CHARS_IN_ERROR] or 'there are none'}), got {name[:MAX_NAME_CHARS_IN_ERROR]}")
-    if name == "required" and not names:
+    if option == "required" and not names:
         raise InvalidTools("`tool_choice` is `required`, but there are no `tools`")
-    return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
+    return () if option == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
 
 
 def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedToolChoice | None) -> Grammar | None:
     """Return the grammar of a required call, an object with `name` and `arguments`; None if no call is required.
     Raises InvalidRequest for parameters that are not a JSON schema."""
-    name = get_tool_choice_name(tool_choice)
-    if name in {"auto", "none"}:
+    if get_tool_choice_option(tool_choice) != "required":
         return None
+    name = get_chosen_function(tool_choice)
     calls: list[dict[str, Any]] = []
     for index, function in enumerate(tool.function for tool in tools or ()):
-        if name in {"required", function.name}:
+        if name in {None, function.name}:
             parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
             # validates, with the location in the error message
             make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)

@@ -16,6 +16,7 @@ PUBLIC_PATHS = frozenset({
     "/live", "/metrics", "/ping", "/ready", "/startup", "/v1/models"})
 MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
 ANTHROPIC_KEY_HEADER = "x-api-key"
+ANTHROPIC_PATH_PREFIX = "/v1/messages"  # of routes whose clients know that header
 HUB_TOKEN_PREFIXES = ("hf_", "api_")
 READ_METHODS = frozenset({"GET", "HEAD"})
 
@@ -44,8 +45,9 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     key = get_request_key(request)
     tenant = api_keys.find_tenant(key)
     if tenant is None:
-        raise web.HTTPUnauthorized(
-            text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
+        other_header = f" or `{ANTHROPIC_KEY_HEADER}: KEY`" if request.path.startswith(ANTHROPIC_PATH_PREFIX) else ""
+        raise web.HTTPUnauthorized(text=f"a key is needed, sent as `Authorization: Bearer KEY`{other_header}",
+                                   headers={"WWW-Authenticate": "Bearer"})
     source_token = key if key.startswith(HUB_TOKEN_PREFIXES) and not api_keys.are_required else ""
     request[CLIENT] = AuthenticatedClient(tenant, api_keys.is_admin(key), source_token)
 

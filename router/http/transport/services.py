@@ -58,6 +58,22 @@ class Services:
         context.request_span.add_sequence(validated_request, record)
         return stream
 
+    async def list_adapter_names(self) -> dict[str, str]:
+        """Return the names of adapters at their source, by the names that clients use.
+
+        Lists of models are open without a key, so a private adapter is listed only under an alias. If the server has
+        API keys, this holds for every adapter: other names would reveal what tenants use.
+        """
+        registry = self.validator.adapter_registry
+        if registry is None:
+            return {}
+        source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
+        if self.config.api_key or self.config.api_keys:
+            return source_names_by_alias
+        used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
+        return {name: name for name in (*used_names, *await registry.list_local_names())
+                if name not in source_names_by_alias.values()} | source_names_by_alias
+
     @property
     def is_tgi(self) -> bool:
         """Whether to reproduce quirks of text-generation-inference (--compat tgi)."""

@@ -181,6 +181,14 @@ def test_tgi_compat_keeps_tgi_quirks(post):
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == ["", "eos_token"]
 
 
+@pytest.mark.parametrize(("path", "fields", "ignored"), [
+    (COMPLETIONS_PATH, {"prompt": "hi", "n": 3, "echo": True, "logprobs": 0, "best_of": 1}, "n, echo, logprobs"),
+    (COMPLETIONS_PATH, {"prompt": "hi", "n": 1, "echo": False}, None),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2, "x": 1}, "x, n")])
+def test_fields_that_tgi_ignored_are_named(post, path, fields, ignored):
+    assert post(path, config=TGI_CONFIG, **fields)[1].get("x-ignored-fields") == ignored
+
+
 def test_choices_of_several_prompts_come_prompt_by_prompt(serve):
     async def scenario(client, engine):
         answer = await (await client.post(COMPLETIONS_PATH, json={"prompt": ["a", "bb"], "n": 2, "best_of": 2,

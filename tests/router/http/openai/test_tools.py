@@ -61,6 +61,17 @@ def test_arguments_follow_the_schema_and_allow_no_others() -> None:
     assert get_allowed_calls([make_tool("x", opened)], "required")[0]["arguments"] == {"type": "object", **opened}
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_function_may_have_the_name_of_an_option(name: str) -> None:
+    tools = [make_tool("paint"), make_tool(name)]
+    choice = NamedToolChoice.model_validate({"function": {"name": name}})
+    assert len(select_template_tools(tools, choice)) == 2
+    [call] = get_allowed_calls(tools, choice)
+    assert call["name"] == {"const": name}
+    with pytest.raises(InvalidTools, match=f"one of the tools .paint., got {name}"):
+        select_template_tools(tools[:1], choice)
+
+
 def test_schema_references_are_moved_into_the_call_grammar() -> None:
     place = "#/anyOf/1/properties/arguments/$defs/colour"
     _, paint = get_allowed_calls([make_tool("stop"), make_tool("paint", PAINT_PARAMETERS)], "required")
