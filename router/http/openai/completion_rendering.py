@@ -1,7 +1,7 @@
 """Rendering of completions as OpenAI's JSON, whole or as a stream, with the prompt in front (`echo`) and logprobs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FinishedEvent, PromptLogprobsEvent, StreamEvent, TokenEvent
@@ -15,6 +15,7 @@ from router.http.openai.rendering import (
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.services import GenerationOutput
+from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
 
 COMPLETION_TYPE = "text_completion"
@@ -35,6 +36,11 @@ class CompletionDetails:
     tokenizer: Tokenizer
     has_logprobs: bool
     prompt: EchoedPrompt | None  # in front of the text
+
+
+def drop_generated(event: FinishedEvent) -> FinishedEvent:
+    """Return the end of a completion that has nothing but its prompt."""
+    return replace(event, text="", num_tokens=0, finish_reason=FinishReason.LENGTH, is_stopped=False)
 
 
 class CompletionLogprobs:
@@ -183,3 +189,13 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         if token is not None:
             self._logprobs.add_token(token)
         return self._logprobs.take_json()
+
+
+class PromptStreamRenderer(DetailedCompletionStreamRenderer):
+    """Renderer of a completion that has nothing but its prompt: of the token that is generated nothing is sent."""
+
+    __slots__ = ()
+
+    def render(self, events: list[StreamEvent]) -> bytes:
+        return super().render([drop_generated(event) if isinstance(event, FinishedEvent) else event
+                               for event in events if not isinstance(event, TokenEvent)])

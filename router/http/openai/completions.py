@@ -1,7 +1,7 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,9 @@ from router.http.openai.completion_rendering import (
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
     OpenAICompletionStreamRenderer,
+    PromptStreamRenderer,
     completion_json,
+    drop_generated,
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
@@ -80,6 +82,11 @@ class CompletionRequest(OpenAIBaseRequest):
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
 
     @property
+    def has_prompt_only(self) -> bool:
+        """Whether the prompt is all that is wanted, such as for its logprobs."""
+        return self.max_tokens == 0 and bool(self.echo)
+
+    @property
     def logprob_parameters(self) -> Mapping[str, Any]:
         """Fields of GenerationInput by which the logprobs are computed."""
         if self.logprobs is None:
@@ -92,8 +99,13 @@ class CompletionRequest(OpenAIBaseRequest):
         found = self.find_grammar(None if self.response_format is None
                                   else partial(parse_grammar, value=self.response_format))
         names = COMPLETION_PARAMETER_NAMES if found is None else replace(COMPLETION_PARAMETER_NAMES, grammar=found[0])
-        return replace(self.base_generation_input("", names, context), num_choices=num_choices,
-                       grammar=None if found is None else found[1], **({} if is_tgi else self.logprob_parameters))
+        generation_input = replace(self.base_generation_input("", names, context), num_choices=num_choices,
+                                   grammar=None if found is None else found[1])
+        if is_tgi:
+            return generation_input
+        # The prompt's last token is computed to choose another, which is left out if none is wanted.
+        return replace(generation_input, max_new_tokens=1 if self.has_prompt_only else self.max_tokens,
+                       **self.logprob_parameters)
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:
@@ -136,14 +148,18 @@ class CompletionRoutes(ServiceRoutes):
                 return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
                                                details)
 
-            outputs, choices_json = await generate_in_turns(services, context, choices, num_choices, render_output)
+            outputs, choices_json = await generate_in_turns(
+                services, context, choices, num_choices, render_output,
+                collect=collect_prompt if completion_request.has_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
+        detailed_renderer = (PromptStreamRenderer if completion_request.has_prompt_only
+                             else DetailedCompletionStreamRenderer)
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
-            if details is None else DetailedCompletionStreamRenderer(
+            if details is None else detailed_renderer(
                 metadata, index, len(choice.request.prompt), trimmed_stop_strings, details)
             for index, (choice, details) in enumerate(zip(choices, all_details, strict=True))]
         return await stream_choices(services, request, context, headers, StreamedChoices(
@@ -176,17 +192,25 @@ class CompletionRoutes(ServiceRoutes):
         return choices, all_details
 
 
+async def collect_prompt(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
+    """Return the output of a request for its prompt alone."""
+    output = await collect_output(stream, validated_request)
+    return replace(output, tokens=[], final_event=drop_generated(output.final_event))
+
+
 async def generate_in_turns(
     services: Services, context: RequestContext, choices: Sequence[ValidatedRequest], num_choices: int,
-    render: Callable[[int, GenerationOutput], Awaitable[str]]) -> tuple[list[GenerationOutput], list[str]]:
-    """Generate the `num_choices` choices of each prompt, a limited number of prompts at a time. Return the outputs and
-    what `render` makes of the output at an index. Tokens are dropped once they are rendered: their logprobs take much
-    more memory than JSON."""
+    render: Callable[[int, GenerationOutput], Awaitable[str]], *,
+    collect: Callable[[RequestStream, ValidatedRequest], Coroutine[None, None, GenerationOutput]],
+) -> tuple[list[GenerationOutput], list[str]]:
+    """Generate the `num_choices` choices of each prompt, a limited number of prompts at a time. Return the outputs,
+    which `collect` makes of streams, and what `render` makes of the output at an index. Tokens are dropped once they
+    are rendered: their logprobs take much more memory than JSON."""
     outputs, rendered = dict[int, GenerationOutput](), dict[int, str]()
     groups = [choices[start:start + num_choices] for start in range(0, len(choices), num_choices)]
 
     async def generate_prompt(group_index: int, streams: Sequence[RequestStream]) -> None:
-        for place, output in enumerate(await gather_or_cancel(map(collect_output, streams, groups[group_index]))):
+        for place, output in enumerate(await gather_or_cancel(map(collect, streams, groups[group_index]))):
             index = group_index * num_choices + place
             rendered[index] = await render(index, output)
             outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())

@@ -5,6 +5,7 @@ the text of the model."""
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal, Self
 
@@ -156,27 +157,33 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
         return None
     name = get_chosen_function(tool_choice)
     calls: list[dict[str, Any]] = []
+    reference_faults: list[str] = []
     for index, function in enumerate(tool.function for tool in tools or ()):
         if name in {None, function.name}:
             parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
             # validates, with the location in the error message
-            make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
+            parameters_grammar = make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
+            if fault := parameters_grammar.reference_fault:
+                reference_faults.append(f"{fault} of the function `{function.name[:MAX_NAME_CHARS_IN_ERROR]}`")
             object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                              else {"type": "object"})
             calls.append({"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
                           "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}})
-    return make_json_schema_grammar("tools",
-                                    {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
-                                               for index, call in enumerate(calls)]})
+    grammar = make_json_schema_grammar(
+        "tools", {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
+                            for index, call in enumerate(calls)]})
+    return replace(grammar, reference_fault=next(iter(reference_faults), ""))
 
 
 def prefix_schema_references(schema: Any, prefix: str) -> Any:
-    """Return the schema with `prefix` put before its references, which are relative to the document's root."""
+    """Return the schema with `prefix` put before its references that are relative to the document's root. Names of
+    anchors are not, nor are references within a part that has an id."""
     if isinstance(schema, list):
         return [prefix_schema_references(item, prefix) for item in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
         return schema
-    return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
+    return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and (
+                value in {"", "#"} or value.startswith("#/"))
             else value if key in PLAIN_VALUE_KEYWORDS else prefix_schema_references(value, prefix)
             for key, value in schema.items()}
 

@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import GenerationFailed, NotReady, Overloaded
 from router.request import FinishReason
 
@@ -93,7 +93,7 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
     ({"prompt": [[1], []]}, "prompt", "`prompt.1"), ({"prompt": [1, "a"]}, "prompt", "`prompt.0"),
     ({"prompt": [-1]}, "prompt", "`prompt.0"), ({"prompt": [1.5]}, "prompt", "`prompt.0"),
     ({"prompt": [512]}, "prompt", "`prompt` holds token 512; this model knows those below 512"),
-    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
+    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"), ({"max_tokens": 0, "echo": False}, "max_tokens", "`max"),
     ({"max_tokens": -1}, "max_tokens", "max_tokens"), ({"temperature": -1}, "temperature", "`temperature`"),
     ({"stop": ["a"] * 5}, "stop", "`stop`"), ({"stream_options": 5}, "stream_options", "stream_options"),
     ({"stop": ["a" * 1025]}, "stop", "a string in `stop`"),
@@ -187,6 +187,33 @@ def test_tgi_compat_keeps_tgi_quirks(post):
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2, "x": 1}, "x, n")])
 def test_fields_that_tgi_ignored_are_named(post, path, fields, ignored):
     assert post(path, config=TGI_CONFIG, **fields)[1].get("x-ignored-fields") == ignored
+
+
+PROMPT_SCRIPT = [PromptLogprobsEvent(1, (-2.0,), [[(104, -0.5)]]),
+                 TokenEvent(97, "a", -1.0, False), FinishedEvent(FinishReason.STOP_STRING, "a", 1,
+                                                                 make_finished_timeline(), is_stopped=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_no_tokens_with_echo_return_the_prompt_alone(post, stream, logprobs):
+    fields = {"prompt": ["hi", "ho"], "echo": True, "max_tokens": 0, "logprobs": logprobs}
+    scripts = [[*PROMPT_SCRIPT] for _ in range(2)]
+    if stream:
+        *chunks, last = stream_completion(post, *scripts, **fields, stream_options={"include_usage": True})
+        choices, usage = [choices_of_prompt(chunks, index) for index in range(2)], last["usage"]
+        assert [len(parts) for parts in choices] == [1, 1]
+        choices = [parts[0] for parts in choices]
+    else:
+        headers, answer = post_completion(post, *scripts, **fields)
+        choices, usage = answer["choices"], answer["usage"]
+        assert headers["x-generated-tokens"] == "0"
+    assert usage == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("hi", "length"), ("ho", "length")]
+    for choice, letter in zip(choices, "io", strict=True):
+        assert choice["logprobs"] == (None if logprobs is None else {
+            "tokens": ["h", letter], "token_logprobs": [None, -2.0],
+            "top_logprobs": [None, {letter: -2.0, "h": -0.5}], "text_offset": [0, 1]})
 
 
 def test_choices_of_several_prompts_come_prompt_by_prompt(serve):

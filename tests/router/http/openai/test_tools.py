@@ -8,6 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidRequest, InvalidTools
+from router.grammars.compiler_process import compile_grammar, load_tokenizer
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
 from router.http.openai.tools import (
     Function,
@@ -22,6 +23,7 @@ from router.http.openai.tools import (
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.response_parser import HERMES_FORMAT, StreamingResponseParser
+from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
 
 PAINT_PARAMETERS = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}},
@@ -78,6 +80,28 @@ def test_schema_references_are_moved_into_the_call_grammar() -> None:
     assert paint["arguments"]["properties"]["colour"] == {"$ref": place}
     values = {"properties": {"a": {"enum": [{"$ref": "#/x"}]}}}
     assert get_allowed_calls([make_tool("x", values)], "x")[0]["arguments"]["properties"] == values["properties"]
+
+
+@pytest.mark.parametrize(("schema", "reference"), [
+    ({"properties": {"a": {"$ref": "#name"}}, "$defs": {"x": {"$anchor": "name"}}}, "#name"),
+    ({"$id": "http://x.org/y", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}}, "#/$defs/x"),
+    ({"properties": {"a": {"$ref": ""}}}, "#/anyOf/0/properties/arguments"),
+    ({"properties": {"a": {"$ref": "#"}}}, "#/anyOf/0/properties/arguments")], ids=str)
+def test_only_references_to_the_root_are_moved(schema: dict[str, Any], reference: str) -> None:
+    """Regression: names of anchors were moved, too, and lost."""
+    grammar = required_call_grammar([make_tool("paint", schema)], "required")
+    assert grammar is not None
+    assert json.loads(grammar.source)["anyOf"][0]["properties"]["arguments"]["properties"]["a"]["$ref"] == reference
+    compile_grammar(load_tokenizer(create_byte_tokenizer().path_or_content), grammar.kind, grammar.source)
+
+
+def test_reference_fault_names_the_place_in_the_tool() -> None:
+    """Regression: the error named a place in the grammar of the call."""
+    tools = [make_tool("stop"), make_tool("paint", {"properties": {"a": {"$ref": "#/$defs/x"}}})]
+    grammar = required_call_grammar(tools, "required")
+    assert grammar is not None
+    assert grammar.reference_fault == ("the reference `#/$defs/x` at `properties.a.$ref` leads to no part of the JSON "
+                                       "schema of the function `paint`")
 
 
 def test_invalid_tool_schema_is_rejected_with_its_path() -> None:
