@@ -478,7 +478,7 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
             async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
                 start = index * num_per_prompt
                 await gather_or_cancel(
-                    pump_choice(EventPump(
+                    pump_choice(stream, EventPump(
                         stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
                         event_stream, services.pump_flusher), renderer)
                     for stream, renderer in zip(streams, renderers[start:start + num_per_prompt], strict=True))
@@ -529,8 +529,9 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     return parser
 
 
-async def pump_choice(pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
+async def pump_choice(stream: RequestStream, pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
     """Run the pump, then raise the choice's error if it failed: the text before the error is already written."""
+    await renderer.render_prompt(stream)
     await pump.run()
     if renderer.error is not None:
         raise renderer.error

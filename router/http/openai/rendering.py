@@ -12,7 +12,7 @@ from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Self
 
-from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
+from router.engine.stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
 from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.tgi.rendering import float32_json
@@ -275,6 +275,9 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
         self.num_tokens = self.num_cached_tokens = 0  # known at the end
         self.num_reasoning_tokens: int | None = None  # known at the end, if usage tells it
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
+
+    async def render_prompt(self, stream: RequestStream) -> None:
+        """Render what the first chunk has of the prompt, if that may take long, off the event loop."""
 
     def _count(self, event: FinishedEvent) -> None:
         self.num_tokens, self.num_cached_tokens = event.num_tokens, event.timeline.num_prefix_hit_tokens
