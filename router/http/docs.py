@@ -117,7 +117,8 @@ GENERATE_ROUTES = (
                     can_stream=True),
     DocumentedRoute("POST", "/",
                     "As the first servers of text-generation-inference took it: whole, in an array of one, or as a "
-                    "stream.", (CompatGenerateRequest,), can_stream=True),
+                    "stream. A model that only makes embeddings gives those of its `inputs`.",
+                    (CompatGenerateRequest,), can_stream=True),
     DocumentedRoute("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", (ChatRequest,),
                     can_stream=True),
     DocumentedRoute("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.",

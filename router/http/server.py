@@ -86,8 +86,10 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         create_request_middleware(api_keys, config.compat, engine, logs_requests=config.request_log)])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
+    pooling_routes = PoolingRoutes(services)
     for route in [
-        *create_dialect_routes(services), *PoolingRoutes(services).routes(), *ScoringRoutes(services).routes(),
+        *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
+        *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),

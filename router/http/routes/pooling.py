@@ -45,7 +45,14 @@ from router.request import EmbeddingVector, RequestKind, TokenClassificationOutp
 from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATION
 from router.text.entity_aggregation import find_entities
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
-from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
+from router.validation.bounds import (
+    AT_LEAST_ONE,
+    FALSE,
+    NON_EMPTY_TEXT,
+    NON_EMPTY_TEXTS,
+    NON_EMPTY_TEXTS_OR_TOKENS,
+    NULL,
+)
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 MAX_CONCURRENT_TEXTS = 32
@@ -128,14 +135,7 @@ class EmbeddingsRequest(ReportingRequestBody):
     parameters: EmbedParameters | None = None
 
     def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
-        if len(self.input) > MAX_TEXTS:
-            raise InvalidRequest(f"`input` must hold at most {MAX_TEXTS} texts, got {len(self.input)}",
-                                 "batch size exceeded")
-        if self.dimensions == 0:
-            raise InvalidRequest("`dimensions` must be at least 1, got 0")
-        return [create_embedding_input(text if isinstance(text, str) else tuple(text), INPUT_PARAMETER_NAMES,
-                                       self.parameters, context.for_prompt(index))
-                for index, text in enumerate(self.input)]
+        return create_embedding_inputs(self.input, self.dimensions, INPUT_PARAMETER_NAMES, context, self.parameters)
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
         vector = get_output_vector(output)
@@ -144,6 +144,31 @@ class EmbeddingsRequest(ReportingRequestBody):
         value = (f'"{b64encode(pack(f"<{len(vector)}f", *vector)).decode()}"' if self.encoding_format == "base64"
                  else vector_json(vector))
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
+
+
+class FeatureExtractionRequest(ReportingRequestBody):
+    """Body of `/` for a model that only makes embeddings: text-embeddings-inference's, which the Hub's client sends."""
+
+    inputs: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
+    dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    normalize: bool | None = None  # None: as the model's folder says
+    truncate: Annotated[bool | None, FALSE] = None
+    prompt_name: Annotated[str | None, NULL] = None
+
+    def check_supported(self) -> None:
+        """Raises InvalidRequest."""
+        if self.truncate:
+            raise InvalidRequest("`truncate` must be false, got true: texts are never cut here")
+        if self.prompt_name is not None:
+            raise InvalidRequest("`prompt_name` is given, but there are no named prompts here; put the prompt in front "
+                                 "of the text")
+        if self.dimensions is not None and self.normalize is False:
+            raise InvalidRequest("`normalize` must not be false with `dimensions`: cut vectors have unit length")
+
+    def vector_row_json(self, _: int, output: PoolingRequestOutput) -> str:
+        vector = get_output_vector(output)
+        return vector_json(truncate_vector(vector, self.dimensions or len(vector))
+                           if self.normalize or self.dimensions is not None else vector)
 
 
 class ClassifyRequest(ReportingRequestBody):
@@ -159,7 +184,12 @@ class ClassifyBatchRequest(ReportingRequestBody):
 
 
 class PoolingRoutes(ServiceRoutes):
-    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`."""
+    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`, and for models that only make
+    embeddings of `/`."""
+
+    def root_routes(self) -> list[web.RouteDef]:
+        is_only_embedding = self._services.engine.model_info.supported_kinds == (RequestKind.EMBED,)
+        return [web.post("/", self.extract_features)] if is_only_embedding else []
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),
@@ -173,6 +203,17 @@ class PoolingRoutes(ServiceRoutes):
         [vector], headers, _ = await run_pooling_requests(self._services, request, context, [embedding_input],
                                                           lambda _, said: get_output_vector(said))
         return json_text_response(f'{{"embeddings":{vector_json(vector)}}}', headers)
+
+    async def extract_features(self, request: web.Request) -> web.Response:
+        """Return a list of vectors, also for a single text."""
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        features_request = await read_body(request, FeatureExtractionRequest)
+        features_request.check_supported()
+        inputs = create_embedding_inputs(features_request.inputs, features_request.dimensions, TEXT_PARAMETER_NAMES,
+                                         context)
+        rows, headers, _ = await run_pooling_requests(self._services, request, context, inputs,
+                                                      features_request.vector_row_json)
+        return json_text_response(f"[{','.join(rows)}]", headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
@@ -220,6 +261,20 @@ class PoolingRoutes(ServiceRoutes):
                 for entity in find_entities(
                     text, validated_request.request.prompt, validated_request.char_ranges, token_labels,
                     label_names=self._services.engine.model_info.labels, tokenizer=self._services.validator.tokenizer)]
+
+
+def create_embedding_inputs(texts: Sequence[str | list[int]], dimensions: int | None,
+                            parameter_names: DialectParameterNames, context: RequestContext,
+                            parameters: EmbedParameters | None = None) -> list[GenerationInput]:
+    """Raises InvalidRequest."""
+    if len(texts) > MAX_TEXTS:
+        raise InvalidRequest(f"`{parameter_names.prompt}` must hold at most {MAX_TEXTS} texts, got {len(texts)}",
+                             "batch size exceeded")
+    if dimensions == 0:
+        raise InvalidRequest("`dimensions` must be at least 1, got 0")
+    return [create_embedding_input(text if isinstance(text, str) else tuple(text), parameter_names, parameters,
+                                   context.for_prompt(index))
+            for index, text in enumerate(texts)]
 
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
