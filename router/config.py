@@ -60,8 +60,8 @@ class RouterConfig:
         0, "With --dialect batching: maximum number of requests to /inference that are handled at once, 8 in the "
         "study. Others wait, and their time does not count. 0: no limit.", low=0)
     max_client_batch_size: int = setting(
-        4, "Maximum number of prompts in a request to /v1/completions or /vertex, or of texts in one to "
-        "/classify_batch.", low=1)
+        4, "Maximum number of requests in one to /vertex, of texts in one to /classify_batch, and with --compat tgi of "
+        "prompts in one to /v1/completions.", low=1)
     adapter_source: str = setting(
         "hub", "Source of adapters unless a request names one: the Hugging Face Hub (hub), a folder in "
         "--adapter-root (local), or a bucket (s3). Default with --adapter-root: local, but not with --compat lorax.",

@@ -140,6 +140,19 @@ class RequestStream:
             await arrived.wait()
         return self.take_events()
 
+    async def take_prompt_logprobs(self) -> list[PromptLogprobsEvent]:
+        """Wait until the prompt is computed, then remove and return the events of its logprobs; others stay queued."""
+        found: list[PromptLogprobsEvent] = []
+        others: list[StreamEvent] = []
+        while not others:
+            for event in await self.wait_for_events():
+                if isinstance(event, PromptLogprobsEvent):
+                    found.append(event)
+                else:
+                    others.append(event)
+        self._queued_events[:0] = others
+        return found
+
     def close(self) -> None:
         """Close the reader's side: the client has left or taken everything. Further calls do nothing."""
         if self._is_closed:

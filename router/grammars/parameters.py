@@ -15,10 +15,11 @@ Grammars that are too large, too deep or only partly supported are rejected here
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic_core import from_json
 
@@ -33,6 +34,8 @@ JSON_GRAMMAR_TYPES = ("json", "json_object", "json_schema")
 # Keywords whose value maps names to schemas, and those whose value consists of plain values that are no schemas.
 SCHEMA_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 PLAIN_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
+ANCHOR_KEYWORDS = ("$anchor", "$dynamicAnchor")
+MAX_REFERENCE_CHARS_IN_ERROR = 100
 # Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
 UNSUPPORTED_DIRECTIVES = ("%llguidance", "%json")  # of context-free grammars, for the same reason
@@ -45,6 +48,8 @@ class Grammar:
 
     kind: str  # "json_schema", "regex", or "grammar" (of Lark or of llama.cpp's GBNF)
     source: str
+    # Fault of a JSON schema, for the error if it cannot be compiled: a reference that leads nowhere; empty without one.
+    reference_fault: str = field(default="", compare=False)
 
     @property
     def digest(self) -> bytes:
@@ -119,14 +124,15 @@ def make_json_schema_grammar(path: str, value: object) -> Grammar:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"`{path}` must be a JSON schema: an object, or a string that holds one")
     check_depth(path, schema)
-    for subpath, subschema in iterate_schemas(path, schema):
+    subschemas = [*iterate_schemas(path, schema)]
+    for subpath, subschema in subschemas:
         check_keywords(subpath, subschema)
     try:
         source = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
     check_text(path, source, MAX_CHARACTERS)
-    return Grammar("json_schema", source)
+    return Grammar("json_schema", source, find_reference_fault(path, schema, subschemas))
 
 
 def parse_if_string(path: str, value: object) -> object:
@@ -172,6 +178,38 @@ def check_keywords(path: str, schema: dict[str, Any]) -> None:
     if isinstance(patterns := schema.get("patternProperties"), dict):
         for pattern in patterns:
             check_repetitions(f"{path}.patternProperties", pattern)
+
+
+def find_reference_fault(path: str, schema: dict[str, Any], subschemas: list[tuple[str, dict[str, Any]]]) -> str:
+    """Return a description of the first reference that does not lead to a part of the schema at `path`; empty if there
+    is none, or if a part has an id of its own, which references may be relative to."""
+    if any("$id" in subschema for _, subschema in subschemas):
+        return ""
+    anchors = {subschema.get(key) for _, subschema in subschemas for key in ANCHOR_KEYWORDS
+               if isinstance(subschema.get(key), str)}
+    for subpath, subschema in subschemas:
+        reference = subschema.get("$ref")
+        if isinstance(reference, str) and not is_reference_valid(reference, schema, anchors):
+            place = f"{subpath}.$ref"[len(path) + 1:]  # within the schema: dialects have different names for that
+            return (f"the reference `{reference[:MAX_REFERENCE_CHARS_IN_ERROR]}` at `{place}` leads to no part of the "
+                    "JSON schema")
+    return ""
+
+
+def is_reference_valid(reference: str, schema: dict[str, Any], anchors: Collection[str | None]) -> bool:
+    document, _, fragment = reference.partition("#")
+    if document or (fragment and not fragment.startswith("/")):
+        return not document and fragment in anchors
+    part: Any = schema
+    for token in unquote(fragment).split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict) and key in part:
+            part = part[key]
+        elif isinstance(part, list) and key.isdecimal() and int(key[:9]) < len(part):
+            part = part[int(key[:9])]
+        else:
+            return False
+    return True
 
 
 def check_repetitions(path: str, pattern: str) -> None:

@@ -35,6 +35,7 @@ from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterReque
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
+from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import RequestBody, json_response
@@ -116,7 +117,8 @@ GENERATE_ROUTES = (
                     can_stream=True),
     DocumentedRoute("POST", "/",
                     "As the first servers of text-generation-inference took it: whole, in an array of one, or as a "
-                    "stream.", (CompatGenerateRequest,), can_stream=True),
+                    "stream. A model that only makes embeddings gives those of its `inputs`.",
+                    (CompatGenerateRequest,), can_stream=True),
     DocumentedRoute("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", (ChatRequest,),
                     can_stream=True),
     DocumentedRoute("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.",
@@ -146,6 +148,10 @@ POOLING_ROUTES = (
                     (EmbeddingsRequest,)),
     DocumentedRoute("POST", "/classify", "What a text names, by the labels of its tokens.", (ClassifyRequest,)),
     DocumentedRoute("POST", "/classify_batch", "The same for several texts.", (ClassifyBatchRequest,)),
+    *(DocumentedRoute("POST", path, "Documents, those first whose embeddings are most similar to that of a query.",
+                      (RerankRequest,)) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    *(DocumentedRoute("POST", path, "How similar the embeddings of texts are, as vLLM scores pairs.", (ScoreRequest,))
+      for path in ("/score", "/v1/score")),
 )
 ADAPTER_ROUTES = (
     DocumentedRoute("GET", "/v1/adapters", "The adapters that are known: what they are, and how things are with them.",
@@ -163,6 +169,7 @@ ADAPTER_ROUTES = (
 SERVER_INFO_ROUTES = (
     DocumentedRoute("GET", "/info", "The model, its limits and the version of the server."),
     DocumentedRoute("GET", "/version", "The version, as clients of vLLM ask for it."),
+    DocumentedRoute("GET", "/tokenizer_info", "The configuration of the tokenizer, as clients of vLLM ask for it."),
     DocumentedRoute("GET", "/v1/models",
                     "The model that is served and its adapters, as clients of OpenAI ask for them."),
     DocumentedRoute("GET", "/v1/models/{id}", "One of them.", extra_error_statuses=("404",)),

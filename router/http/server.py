@@ -31,6 +31,7 @@ from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.pooling import PoolingRoutes
+from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
@@ -55,6 +56,7 @@ from router.http.transport.request_context import (
     FAILURE_TYPE,
     REQUEST_COUNTER,
     REQUEST_ID,
+    add_request_id_header,
     create_tracing_middleware,
     request_headers,
 )
@@ -93,14 +95,17 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
                                   allowed_hosts=find_allowed_hosts(config))])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
+    pooling_routes = PoolingRoutes(services)
     for route in [
-        *create_dialect_routes(services), *PoolingRoutes(services).routes(),
+        *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
+        *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
         *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
         first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
     app.add_routes(first_routes.values())
+    app.on_response_prepare.append(add_request_id_header)
     allow_cors_origins(app, config.cors_allow_origin)
     return app
 
@@ -135,6 +140,7 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
     app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
     app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
                     web.route("*", "/{path:.*}", reject_not_ready)])
+    app.on_response_prepare.append(add_request_id_header)
     return app
 
 

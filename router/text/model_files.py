@@ -32,7 +32,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     # The first of three files that has any; without any, the model never ends a text.
     end_tokens = (read_end_token_ids(folder / "generation_config.json") or read_end_token_ids(folder / "config.json")
                   or read_named_end_token(folder / "tokenizer_config.json", tokenizer))
-    return Tokenizer(tokenizer, end_tokens, str(path))
+    config_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
+    config = read_json_object(config_files[-1]) | read_special_tokens(config_files)
+    return Tokenizer(tokenizer, end_tokens, str(path), config)
 
 
 def read_end_token_ids(path: Path) -> frozenset[int]:

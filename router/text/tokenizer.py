@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -17,10 +18,12 @@ MAX_CACHED_PAIRS = 100_000
 class Tokenizer:
     """Tokenizer of a model, with caches for decoding."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int], path: str = "") -> None:
-        """`path` is the path of the tokenizer's file, if it has one."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int], path: str = "",
+                 config: Mapping[str, Any] | None = None) -> None:
+        """`path` is the path of the tokenizer's file, if it has one, and `config` the model's tokenizer_config.json."""
         self._tokenizer = tokenizer
         self._path = path
+        self.config: Mapping[str, Any] = config or {}
         self._token_texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
         self._token_widths: dict[int, int] = {}  # characters of a token by itself, likewise
         # text that a token adds after another, at most MAX_CACHED_PAIRS

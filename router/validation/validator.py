@@ -284,7 +284,9 @@ class RequestValidator:
         try:
             return get_resource("grammar", await self._grammar_compiler.compile(grammar, generation_input.tenant.name))
         except InvalidRequest as error:  # several requests may share one
-            raise InvalidRequest(str(error), param=generation_input.parameter_names.grammar) from error
+            name = generation_input.parameter_names.grammar
+            message = f"`{name}` is refused: {grammar.reference_fault}" if grammar.reference_fault else str(error)
+            raise InvalidRequest(message, param=name) from error
 
     def _make_validated_request(self, generation_input: GenerationInput, sampling: SamplingParams,
                                 prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *,

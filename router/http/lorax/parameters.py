@@ -64,6 +64,11 @@ class LoraxParameters(SharedGenerateParameters):
     cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
     priority: Annotated[Int32, bounds.PRIORITY] = 0
 
+    def find_grammar(self) -> tuple[str, Grammar] | None:
+        """Return the parameter that holds a grammar, and the grammar; None without one. Raises InvalidRequest."""
+        grammar = None if self.response_format is None else self.response_format.to_grammar()
+        return None if grammar is None else (LORAX_PARAMETER_NAMES.grammar, grammar)
+
     @property
     def num_choices(self) -> int:
         return self.best_of or 1
@@ -80,10 +85,12 @@ class LoraxParameters(SharedGenerateParameters):
         return self.temperature is not None and bounds.round_to_float32("temperature", self.temperature) == 0
 
     def to_generation_input(self, prompt: str | Conversation, context: RequestContext,
-                            grammar: Grammar | None) -> GenerationInput:
+                            found_grammar: tuple[str, Grammar] | None) -> GenerationInput:
+        """`found_grammar`: the parameter that holds a grammar, and the grammar."""
+        grammar_name, grammar = found_grammar or (LORAX_PARAMETER_NAMES.grammar, None)
         return replace(
             self.base_generation_input(prompt, context),
-            parameter_names=LORAX_PARAMETER_NAMES,
+            parameter_names=replace(LORAX_PARAMETER_NAMES, grammar=grammar_name),
             greedy=self.is_greedy,
             temperature=None if self.is_greedy else self.temperature,
             frequency_penalty=self.frequency_penalty,

@@ -3,7 +3,7 @@ requests are converted to LoRAX's parameters, whose checks are in parameters.py;
 responses, which on OpenAI's routes has OpenAI's fields with some values of LoRAX's own."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -43,6 +43,7 @@ from router.http.transport.body import (
     json_response,
     json_text_response,
     read_body,
+    report_ignored_fields,
 )
 from router.http.transport.request_context import RequestContext, adapter_headers, request_headers
 from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, ServiceRoutes, Services, generate_best_first
@@ -58,13 +59,19 @@ COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency
                  "top_p", "stop", "seed", "cache_salt")
 
 
+# Fields of OpenAI's routes that LoRAX ignored, unless they have these values: its texts keep stop strings.
+IGNORED_COMPLETION_FIELDS: Mapping[str, Sequence[object]] = {"include_stop_str_in_output": (None, True)}
+IGNORED_CHAT_FIELDS: Mapping[str, Sequence[object]] = {**IGNORED_COMPLETION_FIELDS, "logprobs": (None, False),
+                                                       "top_logprobs": (None, 0)}
+
+
 @dataclass(frozen=True, slots=True)
 class LoraxGenerationInput:
     """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
     parameters: LoraxParameters
-    make_grammar: Callable[[], Grammar | None]
+    find_grammar: Callable[[], tuple[str, Grammar] | None]  # which finds the parameter that holds one, and the grammar
     token_parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of GenerationInput that LoRAX lacks
 
     @property
@@ -84,9 +91,7 @@ class LoraxGenerateRequest(ReportingRequestBody):
 
     @property
     def lorax_generation_input(self) -> LoraxGenerationInput:
-        response_format = self.parameters.response_format
-        return LoraxGenerationInput(self.inputs, self.parameters,
-                                    lambda: None if response_format is None else response_format.to_grammar())
+        return LoraxGenerationInput(self.inputs, self.parameters, self.parameters.find_grammar)
 
 
 class LoraxCompatGenerateRequest(LoraxGenerateRequest):
@@ -143,12 +148,15 @@ class LoraxChatRequest(ChatRequest):
         parameters = to_lorax_parameters(
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
-        return LoraxGenerationInput(self.conversation, parameters, self._make_grammar, self.token_parameters)
+        return LoraxGenerationInput(self.conversation, parameters, self._find_grammar, self.token_parameters)
 
-    def _make_grammar(self) -> Grammar | None:
+    def _find_grammar(self) -> tuple[str, Grammar] | None:
         response_format = self.response_format
         found = self.find_grammar(None if response_format is None else lambda _: response_format.to_grammar())
-        return required_call_grammar(self.tools, self.tool_choice) if found is None else found[1]
+        if found is not None and self.tools is not None:
+            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
+        call_grammar = required_call_grammar(self.tools, self.tool_choice)
+        return found if call_grammar is None else ("tool_choice", call_grammar)
 
 
 class LoraxCompletionRequest(OpenAIBaseRequest):
@@ -168,11 +176,7 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, self._make_grammar, self.token_parameters)
-
-    def _make_grammar(self) -> Grammar | None:
-        found = self.find_grammar(None)
-        return None if found is None else found[1]
+        return LoraxGenerationInput(self.prompt, parameters, lambda: self.find_grammar(None), self.token_parameters)
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
@@ -273,6 +277,7 @@ class LoraxRoutes(ServiceRoutes):
     async def chat(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, LoraxChatRequest)
+        report_ignored_fields(request, chat_request, IGNORED_CHAT_FIELDS)
         generation_request = chat_request.to_lorax_generation_input(self._services)
         if chat_request.stream:
             return await self._respond_streaming(
@@ -292,6 +297,7 @@ class LoraxRoutes(ServiceRoutes):
     async def complete(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         completion_request = await read_body(request, LoraxCompletionRequest)
+        report_ignored_fields(request, completion_request, IGNORED_COMPLETION_FIELDS)
         generation_request = completion_request.to_lorax_generation_input(self._services)
         if completion_request.stream:
             return await self._respond_streaming(
@@ -335,7 +341,7 @@ class LoraxRoutes(ServiceRoutes):
                                  validator.limits):
             raise InvalidRequest(fault)  # LoRAX reports the first
         return await validator.validate(replace(generation_request.parameters.to_generation_input(
-            generation_request.prompt, context, generation_request.make_grammar()),
+            generation_request.prompt, context, generation_request.find_grammar()),
             **generation_request.token_parameters))
 
     def _headers(self, request: web.Request, num_characters: int | None,

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from router.http.ollama.rendering import format_time
 from router.http.ollama.requests import OllamaShowRequest
-from router.http.routes.status import list_adapter_names
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response, read_body
 from router.http.transport.services import ServiceRoutes, Services
@@ -68,7 +67,7 @@ class OllamaModelRoutes(ServiceRoutes):
         return self._services.validator.limits.max_total_tokens
 
     async def _list_names(self) -> list[str]:
-        return [self._services.served_model.name, *await list_adapter_names(self._services)]
+        return [self._services.served_model.name, *await self._services.list_adapter_names()]
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return the entry of a model. The router knows neither files nor architecture, so sizes are 0 and texts are

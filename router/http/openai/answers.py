@@ -37,20 +37,30 @@ COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_
 
 class PartStripper:
     """Strips the whitespace around an answer's reasoning, and around its text if that is asked for, while they come in
-    pieces."""
+    pieces, and counts the tokens of the reasoning: those up to its last piece, without those of other parts."""
 
     def __init__(self, *, strips_text: bool) -> None:
         self._kinds = (ContentPiece, ReasoningPiece) if strips_text else (ReasoningPiece,)
         # Whitespace that is returned once more follows; None before the first other character.
         self._held_back: dict[type[ContentPiece | ReasoningPiece], str | None] = {}
+        self.num_reasoning_tokens = 0
+        self._num_tokens_since_part = 0
 
-    def feed(self, parts: Iterable[ResponsePart]) -> Iterator[ResponsePart]:
-        for part in parts:
-            if isinstance(part, self._kinds):
-                if text := self._strip(type(part), part.text):
-                    yield type(part)(text)
-            else:
-                yield part
+    def feed(self, parts: Iterable[ResponsePart], num_tokens: int = 1) -> list[ResponsePart]:
+        """Return what is left of the parts that `num_tokens` more tokens have brought."""
+        self._num_tokens_since_part += num_tokens
+        return [stripped for part in parts if (stripped := self._strip_part(part)) is not None]
+
+    def _strip_part(self, part: ResponsePart) -> ResponsePart | None:
+        if isinstance(part, self._kinds):
+            text = self._strip(type(part), part.text)
+            if not text:
+                return None
+            part = type(part)(text)
+        if isinstance(part, ReasoningPiece):
+            self.num_reasoning_tokens += self._num_tokens_since_part
+        self._num_tokens_since_part = 0
+        return part
 
     def _strip(self, kind: type[ContentPiece | ReasoningPiece], text: str) -> str:
         held_back = self._held_back.get(kind)
@@ -68,10 +78,11 @@ class PartStripper:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: its parts, in order, and the event that ended it."""
+    """A whole answer: its parts, in order, the event that ended it, and the tokens of its reasoning."""
 
     parts: Sequence[WholePart]
     final_event: FinishedEvent
+    num_reasoning_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -100,10 +111,12 @@ def read_answer(output: GenerationOutput, parser: AnyResponseParser | None,
     if parser is None:
         text = trim_stop_string(output.final_event, trimmed_stop_strings)
         return Answer([ContentPiece(text)] if text else [], output.final_event)
-    pieces = raw_token_texts(output, parser, trimmed_stop_strings)
-    parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]
-    stripper = PartStripper(strips_text=parser.strips_text)
-    return Answer(join_adjacent_parts(stripper.feed(parts)), output.final_event)
+    stripper, parts = PartStripper(strips_text=parser.strips_text), list[ResponsePart]()
+    *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
+    for piece in pieces:
+        parts += stripper.feed(parser.feed(piece))
+    parts += stripper.feed([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
+    return Answer(join_adjacent_parts(parts), output.final_event, stripper.num_reasoning_tokens)
 
 
 class AnswerStreamRenderer(ChoiceStreamRenderer):
@@ -135,7 +148,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         if self._parser is None:
             return self._render_parts([ContentPiece(text)] if text else [], token)
         parts = self._parser.feed(add_special_token_text(text, token))
-        return self._render_parts([*self._stripper.feed(parts)], token)
+        return self._render_parts(self._stripper.feed(parts, 0 if token is None else 1), token)
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
         self._count(event)
@@ -143,7 +156,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
             parts: list[ResponsePart] = [ContentPiece(text)] if text else []
         else:
             last = get_last_token_text(text, token, event, self._parser)
-            parts = [*self._stripper.feed([*self._parser.feed(last), *self._parser.finish()])]
+            parts = self._stripper.feed([*self._parser.feed(last), *self._parser.finish()], 0 if token is None else 1)
         return self._render_parts(parts, token) + self._end_call() + self._render_answer_end(event)
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:  # noqa: ARG002 - for subclasses

@@ -4,7 +4,7 @@ dialects become a `ChatRequest`, too, and go through `validate_chat`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic as clock
@@ -15,6 +15,8 @@ from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
+from router.config import RouterConfig
+from router.engine.stream import RequestStream
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.answers import call_with_parsing
@@ -24,6 +26,7 @@ from router.http.openai.rendering import (
     DONE_EVENT,
     ChatOutputOptions,
     ChoiceStreamRenderer,
+    ContinuousUsageRenderer,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
@@ -35,7 +38,7 @@ from router.http.openai.tools import (
     OpenAIToolChatStreamRenderer,
     Tool,
     ToolCall,
-    get_tool_choice_name,
+    get_tool_choice_option,
     required_call_grammar,
     select_template_tools,
     tool_chat_choice_json,
@@ -49,9 +52,17 @@ from router.http.transport.body import (
     is_base_model,
     json_text_response,
     read_body,
+    report_ignored_fields,
 )
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_all, timing_headers
+from router.http.transport.services import (
+    RequestTurns,
+    ServiceRoutes,
+    Services,
+    gather_or_cancel,
+    generate_all,
+    timing_headers,
+)
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
@@ -86,6 +97,7 @@ REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
     "best_of": (None, 1), "echo": (None, False), "length_penalty": (None, 1), "modalities": (None, ["text"]),
     "prompt_logprobs": (None,), "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
     "truncate_prompt_tokens": (None,)}
+TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
 
 
@@ -108,9 +120,11 @@ KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
 class StreamOptions(ReportingRequestBody):
-    """The field `stream_options`: whether a stream ends with its usage."""
+    """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
+    far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBaseRequest(ConstrainedRequest):
@@ -144,6 +158,10 @@ class OpenAIBaseRequest(ConstrainedRequest):
     @property
     def should_include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
         """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
@@ -208,7 +226,8 @@ class OpenAIBaseRequest(ConstrainedRequest):
 async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
                                       generation_input: GenerationInput,
                                       context: RequestContext) -> list[ValidatedRequest]:
-    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
+    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the names that
+    `/v1/models` lists."""
     if openai_request.model_extra and not services.is_tgi:
         openai_request.check_refused_fields()
     try:
@@ -217,10 +236,8 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
     except AdapterNotFound as error:
         registry = services.validator.adapter_registry
         aliases = {} if registry is None else registry.aliases
-        aliased_names = {reference.name for reference in aliases.values()}
-        local_names = [] if registry is None else await registry.list_local_names()
-        model_names = ", ".join([services.served_model.name, *aliases, *(
-            name for name in local_names if name not in aliased_names)][:MAX_NAMED_MODELS])
+        names = sorted(await services.list_adapter_names(), key=lambda name: name not in aliases)
+        model_names = ", ".join([services.served_model.name, *names][:MAX_NAMED_MODELS])
         raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
                               f"name of an adapter ({error})", param="model") from error
 
@@ -323,7 +340,7 @@ class ChatRequest(OpenAIBaseRequest):
 
     @property
     def needs_tool_call(self) -> bool:
-        return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
+        return self.tool_choice is not None and get_tool_choice_option(self.tool_choice) == "required"
 
     def without_empty_tools(self, *, is_tgi: bool) -> Self:
         """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
@@ -379,6 +396,7 @@ class StreamedChoices:
     renderers: Sequence[ChoiceStreamRenderer]
     num_per_prompt: int
     usage_object_type: str  # of the chunk with their usage; empty: there is none
+    has_continuous_usage: bool = False  # whether the other chunks have the usage so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +430,8 @@ class ChatRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         chat_request = (await read_body(request, ChatRequest)).without_empty_tools(is_tgi=services.is_tgi)
+        if services.is_tgi:
+            report_ignored_fields(request, chat_request, TGI_IGNORED_FIELDS)
         chat = await validate_chat(services, chat_request, context)
         validated_at, choices = clock(), chat.choices
         metadata = ResponseMetadata.create(services, request.path, "chatcmpl", get_echoed_model(services, chat_request))
@@ -419,7 +439,8 @@ class ChatRoutes(ServiceRoutes):
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
             tokenizer=None if services.is_tgi else services.validator.tokenizer,
-            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi))
+            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi),
+            counts_reasoning=services.validator.reasoning_format is not None)
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)
         if not chat_request.stream:
@@ -438,25 +459,41 @@ class ChatRoutes(ServiceRoutes):
             else OpenAIToolChatStreamRenderer(metadata, index, num_prompt_tokens, output_options, parser)
             for index, parser in enumerate(chat.parsers)]
         return await stream_choices(services, request, context, headers, StreamedChoices(
-            metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else ""))
+            metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else "",
+            chat_request.has_continuous_usage))
 
 
 async def stream_choices(services: Services, request: web.Request, context: RequestContext, headers: Mapping[str, str],
                          choices: StreamedChoices) -> web.StreamResponse:
-    """Stream all choices at once, and at the end their usage together, if it was asked for."""
-    metadata, renderers = choices.metadata, choices.renderers
-    with ExitStack() as exit_stack:
-        streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
-                   for choice in choices.validated_requests]
+    """Stream the choices of all prompts, those of a prompt at once, and at the end their usage together, if it was
+    asked for."""
+    metadata, renderers, num_per_prompt = choices.metadata, choices.renderers, choices.num_per_prompt
+    groups = [choices.validated_requests[start:start + num_per_prompt]
+              for start in range(0, len(renderers), num_per_prompt)]
+    with closing(RequestTurns(services, context, groups,
+                              compute_max_concurrent_prompts(services.config, num_per_prompt))) as turns:
+        turns.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
-            await gather_or_cancel(
-                pump_choice(EventPump(stream, renderer, event_stream, services.pump_flusher), renderer)
-                for stream, renderer in zip(streams, renderers, strict=True))
-            usage = (usage_chunk(metadata, choices.usage_object_type, renderers, choices.num_per_prompt)
+            async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
+                start = index * num_per_prompt
+                await gather_or_cancel(
+                    pump_choice(stream, EventPump(
+                        stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
+                        event_stream, services.pump_flusher), renderer)
+                    for stream, renderer in zip(streams, renderers[start:start + num_per_prompt], strict=True))
+
+            await turns.run(pump_prompt)
+            usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)
                      if choices.usage_object_type else "")
             event_stream.write(f"{usage}{DONE_EVENT}".encode())
         return event_stream.response
+
+
+def compute_max_concurrent_prompts(config: RouterConfig, num_choices: int) -> int:
+    """Return how many prompts of one request, each with `num_choices`, may run at once: as many as have half of
+    --max-concurrent-requests, or --max-client-batch-size if that is more, but at least one."""
+    return max(1, max(config.max_client_batch_size, config.max_concurrent_requests // 2) // num_choices)
 
 
 def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:
@@ -475,7 +512,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     if chat_request.needs_tool_call:
         return RequiredCallParser()
     validator = services.validator
-    if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
+    if chat_request.tools and get_tool_choice_option(chat_request.tool_choice) != "none":
         tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
         output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
     elif validator.reasoning_format is not None and not is_compat:
@@ -485,15 +522,16 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
-    max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
+    max_calls = 1 if chat_request.parallel_tool_calls is False else None
     parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
     return parser
 
 
-async def pump_choice(pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
+async def pump_choice(stream: RequestStream, pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
     """Run the pump, then raise the choice's error if it failed: the text before the error is already written."""
+    await renderer.render_prompt(stream)
     await pump.run()
     if renderer.error is not None:
         raise renderer.error

@@ -1,10 +1,11 @@
 """Rendering of completions as OpenAI's JSON, whole or as a stream, with the prompt in front (`echo`) and logprobs."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FinishedEvent, PromptLogprobsEvent, StreamEvent, TokenEvent
+from router.engine.stream import FinishedEvent, PromptLogprobsEvent, RequestStream, StreamEvent, TokenEvent
 from router.http.openai.rendering import (
     ChoiceStreamRenderer,
     ResponseMetadata,
@@ -15,6 +16,7 @@ from router.http.openai.rendering import (
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.services import GenerationOutput
+from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
 
 COMPLETION_TYPE = "text_completion"
@@ -37,6 +39,11 @@ class CompletionDetails:
     prompt: EchoedPrompt | None  # in front of the text
 
 
+def drop_generated(event: FinishedEvent) -> FinishedEvent:
+    """Return the end of a completion that has nothing but its prompt."""
+    return replace(event, text="", num_tokens=0, finish_reason=FinishReason.LENGTH, is_stopped=False)
+
+
 class CompletionLogprobs:
     """Builds the object `logprobs` of a completion, or of a chunk: tokens, their logprobs, the best candidates of each
     with the token itself among them, and the number of characters of the text before each."""
@@ -44,7 +51,7 @@ class CompletionLogprobs:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._num_characters = 0  # of the text so far
-        self._rows: list[tuple[str, str, str, str]] = []  # JSON of each token in the object's four lists
+        self._rows: list[tuple[str, ...]] = []  # JSON of each token, or of several, in the object's four lists
 
     def add_prompt(self, prompt: EchoedPrompt, logprobs: Sequence[float | None],
                    top_logprobs: Sequence[Sequence[tuple[int, float]]]) -> None:
@@ -58,6 +65,8 @@ class CompletionLogprobs:
             self._add(token, name, logprob, ((top, decode(top), top_logprob) for top, top_logprob in tops))
             self._num_characters += len(piece)
         self._num_characters = len(prompt.text)
+        # one row with the lists of all, so that it is quickly taken
+        self._rows = [tuple(map(",".join, zip(*self._rows, strict=True)))] if self._rows else []
 
     def add_token(self, token: TokenEvent) -> None:
         self._add(token.id, token.text, token.logprob, ((top.id, top.text, top.logprob) for top in token.top_tokens))
@@ -145,7 +154,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
 class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
     """Renderer of a completion with logprobs or with its prompt, which is part of the first chunk."""
 
-    __slots__ = ("_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
+    __slots__ = ("_has_prompt_logprobs", "_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  trimmed_stop_strings: Sequence[str], details: CompletionDetails) -> None:
@@ -154,13 +163,28 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         self._logprobs = CompletionLogprobs(details.tokenizer) if details.has_logprobs else None
         self._prompt_logprobs: list[float | None] = [None]
         self._prompt_top_logprobs: list[Sequence[tuple[int, float]]] = []
+        self._has_prompt_logprobs = False  # whether those of the prompt are rendered
+
+    async def render_prompt(self, stream: RequestStream) -> None:
+        if self._prompt is None or self._logprobs is None:
+            return
+        self._keep_prompt_logprobs(await stream.take_prompt_logprobs())
+        if len(self._prompt_logprobs) == len(self._prompt.token_ids):  # not if the request has failed
+            await asyncio.to_thread(self._add_prompt_logprobs, self._prompt, self._logprobs)
 
     def render(self, events: list[StreamEvent]) -> bytes:
+        self._keep_prompt_logprobs(events)
+        return super().render(events)
+
+    def _keep_prompt_logprobs(self, events: Iterable[StreamEvent]) -> None:
         for event in events:
             if isinstance(event, PromptLogprobsEvent):
                 self._prompt_logprobs.extend(event.logprobs)
                 self._prompt_top_logprobs.extend(event.top_logprobs)
-        return super().render(events)
+
+    def _add_prompt_logprobs(self, prompt: EchoedPrompt, logprobs: CompletionLogprobs) -> None:
+        logprobs.add_prompt(prompt, self._prompt_logprobs, self._prompt_top_logprobs)
+        self._has_prompt_logprobs, self._prompt_logprobs, self._prompt_top_logprobs = True, [], []
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         return super()._render_chunk(self._prepend_prompt(text), token)
@@ -173,8 +197,8 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         prompt, self._prompt = self._prompt, None
         if prompt is None:
             return text
-        if self._logprobs is not None:
-            self._logprobs.add_prompt(prompt, self._prompt_logprobs, self._prompt_top_logprobs)
+        if self._logprobs is not None and not self._has_prompt_logprobs:
+            self._add_prompt_logprobs(prompt, self._logprobs)
         return prompt.text + text
 
     def _render_logprobs(self, token: TokenEvent | None) -> str:
@@ -183,3 +207,13 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         if token is not None:
             self._logprobs.add_token(token)
         return self._logprobs.take_json()
+
+
+class PromptStreamRenderer(DetailedCompletionStreamRenderer):
+    """Renderer of a completion that has nothing but its prompt: of the token that is generated nothing is sent."""
+
+    __slots__ = ()
+
+    def render(self, events: list[StreamEvent]) -> bytes:
+        return super().render([drop_generated(event) if isinstance(event, FinishedEvent) else event
+                               for event in events if not isinstance(event, TokenEvent)])

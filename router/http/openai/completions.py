@@ -1,7 +1,8 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from time import monotonic as clock
@@ -9,12 +10,14 @@ from typing import Annotated, Any
 
 from aiohttp import web
 
+from router.engine.stream import RequestStream
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.chat import (
     MAX_TOP_LOGPROBS,
     OpenAIBaseRequest,
     StreamedChoices,
+    compute_max_concurrent_prompts,
     get_echoed_model,
     stream_choices,
     validate_with_model_adapter,
@@ -25,18 +28,32 @@ from router.http.openai.completion_rendering import (
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
     OpenAICompletionStreamRenderer,
+    PromptStreamRenderer,
     completion_json,
+    drop_generated,
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
-from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body
+from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
+from router.http.transport.services import (
+    GenerationOutput,
+    RequestTurns,
+    ServiceRoutes,
+    Services,
+    collect_output,
+    gather_or_cancel,
+    timing_headers,
+)
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import Tokenizer
 from router.validation import bounds
-from router.validation.validator import GenerationInput
+from router.validation.validator import GenerationInput, ValidatedRequest
 
+# With --compat tgi, unless they have these values.
+TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1), "best_of": (None, 1), "echo": (None, False),
+                                                      "logprobs": (None,)}
+MAX_CHOICES = 2048  # of all prompts of a request
 COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="",
                                                    top_n_tokens="logprobs", max_top_n_tokens=MAX_TOP_LOGPROBS)
 
@@ -65,6 +82,11 @@ class CompletionRequest(OpenAIBaseRequest):
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
 
     @property
+    def has_prompt_only(self) -> bool:
+        """Whether the prompt is all that is wanted, such as for its logprobs."""
+        return self.max_tokens == 0 and bool(self.echo)
+
+    @property
     def logprob_parameters(self) -> Mapping[str, Any]:
         """Fields of GenerationInput by which the logprobs are computed."""
         if self.logprobs is None:
@@ -72,14 +94,18 @@ class CompletionRequest(OpenAIBaseRequest):
         prompt_parameters = ({"prompt_logprobs": True, "num_prompt_top_tokens": self.logprobs} if self.echo else {})
         return {"raw_logprobs": True, "top_n_tokens": self.logprobs, **prompt_parameters}
 
-    def to_generation_input(self, prompt: str | tuple[int, ...], context: RequestContext,
-                            num_choices: int, *, is_tgi: bool) -> GenerationInput:
-        """Return the input for one of the prompts. Text-generation-inference gave no logprobs here."""
+    def to_generation_input(self, context: RequestContext, num_choices: int, *, is_tgi: bool) -> GenerationInput:
+        """Return the input without the prompt. Text-generation-inference gave no logprobs here."""
         found = self.find_grammar(None if self.response_format is None
                                   else partial(parse_grammar, value=self.response_format))
         names = COMPLETION_PARAMETER_NAMES if found is None else replace(COMPLETION_PARAMETER_NAMES, grammar=found[0])
-        return replace(self.base_generation_input(prompt, names, context), num_choices=num_choices,
-                       grammar=None if found is None else found[1], **({} if is_tgi else self.logprob_parameters))
+        generation_input = replace(self.base_generation_input("", names, context), num_choices=num_choices,
+                                   grammar=None if found is None else found[1])
+        if is_tgi:
+            return generation_input
+        # The prompt's last token is computed to choose another, which is left out if none is wanted.
+        return replace(generation_input, max_new_tokens=1 if self.has_prompt_only else self.max_tokens,
+                       **self.logprob_parameters)
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:
@@ -98,48 +124,99 @@ class CompletionRoutes(ServiceRoutes):
         return [web.post("/v1/completions", self.complete)]
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        services, tokenizer = self._services, self._services.validator.tokenizer
+        services = self._services
         context = RequestContext.from_request(request, services.engine)
         completion_request = await read_body(request, CompletionRequest)
+        if services.is_tgi:
+            report_ignored_fields(request, completion_request, TGI_IGNORED_FIELDS)
         completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
-        max_requests = services.config.max_concurrent_requests
-        if len(completion_request.prompt) * num_choices > max_requests:
-            raise InvalidRequest(f"`prompt` must hold at most {max_requests // num_choices} texts with `n` "
-                                 f"{num_choices}, since --max-concurrent-requests is {max_requests}, got "
-                                 f"{len(completion_request.prompt)}")
-        choices = [
-            choice for index, prompt in enumerate(completion_request.prompt)
-            for choice in await validate_with_model_adapter(services, completion_request, (
-                completion_request.to_generation_input(prompt if isinstance(prompt, str) else tuple(prompt),
-                                                       context.for_prompt(index), num_choices,
-                                                       is_tgi=services.is_tgi)), context)]
+        choices, all_details = await self._validate_prompts(completion_request, context, num_choices)
         validated_at = clock()
         metadata = ResponseMetadata.create(services, request.path, "cmpl",
                                            get_echoed_model(services, completion_request))
         trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
-        all_details = [None if services.is_tgi else completion_request.completion_details(
-            index // num_choices, choice.request.prompt, tokenizer) for index, choice in enumerate(choices)]
         headers = response_headers(request, services.engine.model_info,
                                    sum(choice.num_prompt_characters for choice in choices[::num_choices]),
                                    choices[0].adapter)
         if not completion_request.stream:
-            outputs = await generate_all(services, choices, context)
+            async def render_output(index: int, output: GenerationOutput) -> str:
+                details = all_details[index]
+                if details is None or not details.has_logprobs:
+                    return output_choice_json(metadata, index, output, trimmed_stop_strings, details)
+                # Logprobs of long prompts take a while to render, so they are rendered off the event loop.
+                return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
+                                               details)
+
+            outputs, choices_json = await generate_in_turns(
+                services, context, choices, num_choices, render_output,
+                collect=collect_prompt if completion_request.has_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
-            # Logprobs of long prompts take a while to render, so they are rendered off the event loop.
-            choices_json = [
-                output_choice_json(metadata, index, output, trimmed_stop_strings, details)
-                if details is None or not details.has_logprobs else await asyncio.to_thread(
-                    output_choice_json, metadata, index, output, trimmed_stop_strings, details)
-                for index, (output, details) in enumerate(zip(outputs, all_details, strict=True))]
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
+        detailed_renderer = (PromptStreamRenderer if completion_request.has_prompt_only
+                             else DetailedCompletionStreamRenderer)
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
-            if details is None else DetailedCompletionStreamRenderer(
+            if details is None else detailed_renderer(
                 metadata, index, len(choice.request.prompt), trimmed_stop_strings, details)
             for index, (choice, details) in enumerate(zip(choices, all_details, strict=True))]
         return await stream_choices(services, request, context, headers, StreamedChoices(
             metadata, choices, renderers, num_choices,
-            COMPLETION_TYPE if completion_request.should_include_usage else ""))
+            COMPLETION_TYPE if completion_request.should_include_usage else "",
+            completion_request.has_continuous_usage))
+
+    async def _validate_prompts(self, completion_request: CompletionRequest, context: RequestContext,
+                                num_choices: int) -> tuple[list[ValidatedRequest], list[CompletionDetails | None]]:
+        """Return the choices of all prompts, prompt by prompt, and the optional parts of each. Raises InvalidRequest
+        and AdapterNotFound."""
+        services, prompts = self._services, completion_request.prompt
+        max_prompts = max(MAX_CHOICES // max(num_choices, 1), 1)
+        if len(prompts) > max_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts with `n` {num_choices}, got "
+                                 f"{len(prompts)}")
+        generation_input = completion_request.to_generation_input(context, num_choices, is_tgi=services.is_tgi)
+        choices: list[ValidatedRequest] = []
+        all_details: list[CompletionDetails | None] = []
+        for index, prompt in enumerate(prompts):
+            if index:  # short prompts are tokenized on the event loop: other tasks may run after each
+                await asyncio.sleep(0)
+            new_choices = await validate_with_model_adapter(services, completion_request, replace(
+                generation_input, prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+                request_id=context.for_prompt(index).request_id), context)
+            details = None if services.is_tgi else completion_request.completion_details(
+                index, new_choices[0].request.prompt, services.validator.tokenizer)
+            choices += new_choices
+            all_details += [details] * len(new_choices)
+        return choices, all_details
+
+
+async def collect_prompt(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
+    """Return the output of a request for its prompt alone."""
+    output = await collect_output(stream, validated_request)
+    return replace(output, tokens=[], final_event=drop_generated(output.final_event))
+
+
+async def generate_in_turns(
+    services: Services, context: RequestContext, choices: Sequence[ValidatedRequest], num_choices: int,
+    render: Callable[[int, GenerationOutput], Awaitable[str]], *,
+    collect: Callable[[RequestStream, ValidatedRequest], Coroutine[None, None, GenerationOutput]],
+) -> tuple[list[GenerationOutput], list[str]]:
+    """Generate the `num_choices` choices of each prompt, a limited number of prompts at a time. Return the outputs,
+    which `collect` makes of streams, and what `render` makes of the output at an index. Tokens are dropped once they
+    are rendered: their logprobs take much more memory than JSON."""
+    outputs, rendered = dict[int, GenerationOutput](), dict[int, str]()
+    groups = [choices[start:start + num_choices] for start in range(0, len(choices), num_choices)]
+
+    async def generate_prompt(group_index: int, streams: Sequence[RequestStream]) -> None:
+        for place, output in enumerate(await gather_or_cancel(map(collect, streams, groups[group_index]))):
+            index = group_index * num_choices + place
+            rendered[index] = await render(index, output)
+            outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())
+
+    with closing(RequestTurns(services, context, groups,
+                              compute_max_concurrent_prompts(services.config, num_choices))) as turns:
+        turns.submit()
+        await turns.run(generate_prompt)
+    return [outputs[index] for index in range(len(choices))], [rendered[index] for index in range(len(choices))]

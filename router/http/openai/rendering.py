@@ -12,7 +12,7 @@ from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Self
 
-from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
+from router.engine.stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
 from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.tgi.rendering import float32_json
@@ -24,6 +24,7 @@ from router.text.tokenizer import Tokenizer
 DONE_EVENT = "data: [DONE]\n\n"
 CHAT_CHUNK_TYPE = "chat.completion.chunk"
 USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
+EMPTY_USAGE_END = b'"usage":null}\n\n'  # of a chunk
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
@@ -44,7 +45,7 @@ class OpenAIWords:
     has_null_content: bool  # whether a message with calls alone has `content`
     stop_precedes_length: bool  # whether a text that stops with its last possible token has stopped
     completion_ends_with_usage: bool  # whether the last chunk of a streamed completion has its usage, unasked
-    has_usage_details: bool  # whether usage says how many of the prompt's tokens were cached, if any were
+    has_usage_details: bool  # whether usage tells the tokens of the prompt that were cached, and those of reasoning
 
 
 OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
@@ -111,21 +112,34 @@ class ChatOutputOptions:
     includes_logprobs: bool = False
     tokenizer: Tokenizer | None = None  # which knows the bytes of tokens in logprobs; None: those of their text
     trimmed_stop_strings: tuple[str, ...] = ()
+    counts_reasoning: bool = False  # whether usage has the tokens of reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChoice:
+    """JSON of one choice of a whole response, and the number of its tokens that are reasoning; None if that is not
+    told."""
+
+    json: str
+    num_reasoning_tokens: int | None = None
 
 
 def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput],
-                         choices: Sequence[str]) -> str:
-    """Return the response to a chat, with the JSON of its choices."""
-    return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choices)}],'
-            f'"usage":{output_usage_json(metadata, outputs, len(outputs))}}}')
+                         choices: Sequence[RenderedChoice]) -> str:
+    """Return the response to a chat, with its choices."""
+    usage = output_usage_json(metadata, outputs, len(outputs),
+                              sum_known([choice.num_reasoning_tokens for choice in choices]))
+    return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choice.json for choice in choices)}],'
+            f'"usage":{usage}}}')
 
 
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatOutputOptions) -> str:
+                          output_options: ChatOutputOptions) -> RenderedChoice:
     text = trim_stop_string(output.final_event, output_options.trimmed_stop_strings)
     message = f'{{"role":"assistant","content":{quoted(text)}{metadata.words.refusal_field}}}'
-    return chat_choice_json(index, output, output_options, message,
-                            metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)])
+    return RenderedChoice(chat_choice_json(
+        index, output, output_options, message,
+        metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)]))
 
 
 def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
@@ -167,16 +181,28 @@ def usage_json(outputs: Sequence[GenerationOutput], num_choices: int = 1, templa
                         sum(output.final_event.num_tokens for output in outputs), template)
 
 
-def output_usage_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int) -> str:
+def output_usage_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
+                      num_reasoning_tokens: int | None = None) -> str:
     """Render the usage of a whole response of OpenAI's routes."""
     num_cached_tokens = sum(output.final_event.timeline.num_prefix_hit_tokens for output in outputs[::num_choices])
-    return add_usage_details(usage_json(outputs, num_choices), metadata.words, num_cached_tokens)
+    return add_usage_details(usage_json(outputs, num_choices), metadata.words, num_cached_tokens, num_reasoning_tokens)
 
 
-def add_usage_details(usage: str, words: OpenAIWords, num_cached_tokens: int) -> str:
-    if not words.has_usage_details or not num_cached_tokens:
+def add_usage_details(usage: str, words: OpenAIWords, num_cached_tokens: int, num_reasoning_tokens: int | None) -> str:
+    """Return the usage with the tokens of the prompt that were cached, if any were, and with those of reasoning, if
+    they are known."""
+    if not words.has_usage_details:
         return usage
-    return f'{usage[:-1]},"prompt_tokens_details":{{"cached_tokens":{num_cached_tokens}}}}}'
+    details = f',"prompt_tokens_details":{{"cached_tokens":{num_cached_tokens}}}' if num_cached_tokens else ""
+    if num_reasoning_tokens is not None:
+        details += f',"completion_tokens_details":{{"reasoning_tokens":{num_reasoning_tokens}}}'
+    return f"{usage[:-1]}{details}}}"
+
+
+def sum_known(numbers: Sequence[int | None]) -> int | None:
+    """Return the sum of the numbers, or None if all are unknown."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
 def format_usage(num_prompt_tokens: int, num_tokens: int, template: str = USAGE_TEMPLATE) -> str:
@@ -240,14 +266,18 @@ class ChunkStreamRenderer:
 class ChoiceStreamRenderer(ChunkStreamRenderer):
     """Renderer of one choice in a stream that may hold several. The end of the stream is not its own."""
 
-    __slots__ = ("error", "num_cached_tokens", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("error", "num_cached_tokens", "num_prompt_tokens", "num_reasoning_tokens", "num_tokens")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
                  trimmed_stop_strings: Sequence[str]) -> None:
         super().__init__(render_error, trimmed_stop_strings)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = self.num_cached_tokens = 0  # known at the end
+        self.num_reasoning_tokens: int | None = None  # known at the end, if usage tells it
         self.error: RequestError | None = None  # ends all choices of the stream, not only this one
+
+    async def render_prompt(self, stream: RequestStream) -> None:
+        """Render what the first chunk has of the prompt, if that may take long, off the event loop."""
 
     def _count(self, event: FinishedEvent) -> None:
         self.num_tokens, self.num_cached_tokens = event.num_tokens, event.timeline.num_prefix_hit_tokens
@@ -288,6 +318,35 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
         return self._render_chunk(text, token)
 
 
+class ContinuousUsageRenderer:
+    """Renderer of a choice's chunks with the usage so far in each of them."""
+
+    def __init__(self, renderer: ChoiceStreamRenderer) -> None:
+        self.is_finished = False
+        self._renderer = renderer
+        self._num_tokens = 0
+
+    def render(self, events: list[StreamEvent]) -> bytes:
+        rendered: list[bytes] = []
+        start = 0
+        for place, event in enumerate(events, 1):
+            if type(event) is not TokenEvent:
+                continue
+            self._num_tokens += 1
+            if place + 1 == len(events) and type(events[-1]) is FinishedEvent:  # they share a chunk
+                break
+            rendered.append(self._render_chunks(events[start:place]))
+            start = place
+        return b"".join([*rendered, self._render_chunks(events[start:])])
+
+    def _render_chunks(self, events: list[StreamEvent]) -> bytes:
+        """Render chunks, in which the text's quotes are escaped: only the end of a chunk is an empty usage."""
+        usage = format_usage(self._renderer.num_prompt_tokens, self._num_tokens)
+        rendered = self._renderer.render(events).replace(EMPTY_USAGE_END, f'"usage":{usage}}}\n\n'.encode())
+        self.is_finished = self._renderer.is_finished
+        return rendered
+
+
 def delta_prefix(metadata: ResponseMetadata, index: int) -> str:
     """Return what a chunk of a chat has before its delta."""
     return f'data: {{{metadata.to_json_fields(CHAT_CHUNK_TYPE)},"choices":[{{"index":{index},"delta":'
@@ -299,5 +358,6 @@ def usage_chunk(metadata: ResponseMetadata, object_type: str, renderers: Sequenc
     usage = format_usage(sum(choice.num_prompt_tokens for choice in renderers[::num_choices]),
                          sum(choice.num_tokens for choice in renderers))
     usage = add_usage_details(usage, metadata.words,
-                              sum(choice.num_cached_tokens for choice in renderers[::num_choices]))
+                              sum(choice.num_cached_tokens for choice in renderers[::num_choices]),
+                              sum_known([choice.num_reasoning_tokens for choice in renderers]))
     return f'data: {{{metadata.to_json_fields(object_type)},"choices":[],"usage":{usage}}}\n\n'

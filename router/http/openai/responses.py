@@ -21,6 +21,7 @@ from router.http.openai.chat import (
     validate_chat,
 )
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
+from router.http.openai.tools import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     Int32,
     ReportingRequestBody,
@@ -42,7 +43,6 @@ RESPONSE_PARAMETER_NAMES = DialectParameterNames(
 MAX_TYPE_CHARS_IN_ERROR = 40
 TEXT_KEYS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # of content parts, by their type
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
-TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
 # Fields that `ChatRequest` has, too, with the same meaning.
 CHAT_FIELDS = ("model", "adapter_source", "api_token", "temperature", "top_p", "top_logprobs", "parallel_tool_calls",
                "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "seed",
@@ -300,10 +300,10 @@ class ResponsesRequest(ReportingRequestBody):
         return bool(self.top_logprobs) or INCLUDED_LOGPROBS in (self.include or ())
 
     @property
-    def chosen_tool(self) -> str:
-        """The name of the function that must be called, or one of TOOL_CHOICE_OPTIONS."""
+    def chat_tool_choice(self) -> str | dict[str, Any] | None:
+        """The `tool_choice` of a chat."""
         choice = self.tool_choice
-        return choice.name if isinstance(choice, FunctionToolChoice) else choice or "auto"
+        return {"function": {"name": choice.name}} if isinstance(choice, FunctionToolChoice) else choice or None
 
     def check_supported(self) -> None:
         """Refuse the fields that would change the response and are not served. Raises InvalidRequest."""
@@ -320,7 +320,7 @@ class ResponsesRequest(ReportingRequestBody):
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in self.input:
             item.add_to(messages)
-        tools = [tool.to_chat_tool() for tool in self.tools or () if self.chosen_tool != "none"]
+        tools = [tool.to_chat_tool() for tool in self.tools or () if self.tool_choice != "none"]
         text_format = None if self.text is None else self.text.format
         response_format = None if text_format is None else text_format.to_response_format()
         if tools and response_format is not None:
@@ -330,11 +330,18 @@ class ResponsesRequest(ReportingRequestBody):
             "max_tokens": self.max_output_tokens,
             "logprobs": self.includes_logprobs,
             "tools": tools or None,
-            "tool_choice": self.chosen_tool if self.tool_choice else None,
+            "tool_choice": self.chat_tool_choice,
             "response_format": response_format,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
         }
         return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+
+    def _echo_tool_choice(self) -> str | dict[str, str]:
+        """Return the choice as the response repeats it; a function that only a text names as an object, too."""
+        choice = self.tool_choice or "auto"
+        if isinstance(choice, str) and choice in TOOL_CHOICE_OPTIONS:
+            return choice
+        return {"type": "function", "name": choice if isinstance(choice, str) else choice.name}
 
     def echoed_fields(self, model: str) -> str:
         """Return the fields of the response that repeat the request, as JSON without braces. Raises InvalidRequest."""
@@ -347,8 +354,7 @@ class ResponsesRequest(ReportingRequestBody):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_logprobs": self.top_logprobs or 0,
             "tools": [tool.model_dump() for tool in self.tools or ()],
-            "tool_choice": (self.chosen_tool if self.chosen_tool in TOOL_CHOICE_OPTIONS
-                            else {"type": "function", "name": self.chosen_tool}),
+            "tool_choice": self._echo_tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"} if text_format is None else text_format.to_echo()},
             "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},

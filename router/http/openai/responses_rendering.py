@@ -137,7 +137,7 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
     """Renderer of a response's stream. An item ends where the next one begins, or with the response; the last item of
     an incomplete response is incomplete, too."""
 
-    __slots__ = ("_events", "_item", "_logprob_tokenizer", "_num_reasoning_tokens", "_tokens")
+    __slots__ = ("_events", "_item", "_logprob_tokenizer", "_tokens")
 
     def __init__(self, events: ResponseEvents, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
                  parser: AnyResponseParser | None, logprob_tokenizer: Tokenizer | None = None) -> None:
@@ -147,7 +147,6 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
         self._logprob_tokenizer = logprob_tokenizer
         self._item: OutputItem | None = None
         self._tokens: list[TokenEvent] = []  # since the last part
-        self._num_reasoning_tokens = 0
 
     def render_opening(self) -> str:
         return (self._events.render_response("created", "in_progress")
@@ -170,7 +169,6 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
         return self._render_delta(MESSAGE, text, self._take_logprobs())
 
     def _render_reasoning(self, text: str) -> str:
-        self._num_reasoning_tokens += len(self._tokens)
         self._tokens.clear()
         return self._render_delta(REASONING, text)
 
@@ -192,7 +190,7 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
             f'{{"input_tokens":{self.num_prompt_tokens},'
             f'"input_tokens_details":{{"cached_tokens":{event.timeline.num_prefix_hit_tokens},"cache_write_tokens":0}},'
             f'"output_tokens":{event.num_tokens},'
-            f'"output_tokens_details":{{"reasoning_tokens":{self._num_reasoning_tokens}}},'
+            f'"output_tokens_details":{{"reasoning_tokens":{self._stripper.num_reasoning_tokens}}},'
             f'"total_tokens":{self.num_prompt_tokens + event.num_tokens}}}')
         return item_end + self._events.render_response(status, status, usage)
 

@@ -5,6 +5,7 @@ the text of the model."""
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +26,7 @@ from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRen
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIWords,
+    RenderedChoice,
     ResponseMetadata,
     chat_choice_json,
     delta_prefix,
@@ -44,6 +46,7 @@ from router.text.response_parser import (
 )
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -118,52 +121,69 @@ class ToolCall(TemplatePassthroughBody):
     function: CalledFunction
 
 
-def get_tool_choice_name(tool_choice: str | NamedToolChoice | None) -> str:
-    """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
-    return tool_choice.function.name if isinstance(tool_choice, NamedToolChoice) else tool_choice or "auto"
+def get_chosen_function(tool_choice: str | NamedToolChoice | None) -> str | None:
+    """Return the name of the function that must be called; None if no certain one is. A text that is no option names a
+    function, too; an object always does, so that a function may have the name of an option."""
+    if isinstance(tool_choice, NamedToolChoice):
+        return tool_choice.function.name
+    return tool_choice if tool_choice and tool_choice not in TOOL_CHOICE_OPTIONS else None
+
+
+def get_tool_choice_option(tool_choice: str | NamedToolChoice | None) -> str:
+    """Return `auto`, `none` or `required`; a call of a certain function is required."""
+    if isinstance(tool_choice, str) and tool_choice in TOOL_CHOICE_OPTIONS:
+        return tool_choice
+    return "required" if tool_choice else "auto"
 
 
 def select_template_tools(tools: list[Tool] | None,
                           tool_choice: str | NamedToolChoice | None) -> tuple[dict[str, Any], ...]:
     """Return the tools for the chat template. Raises InvalidTools for an invalid `tool_choice`."""
-    name, names = get_tool_choice_name(tool_choice), [tool.function.name for tool in tools or ()]
-    if name not in {"auto", "none", "required", *names}:
+    name, names = get_chosen_function(tool_choice), [tool.function.name for tool in tools or ()]
+    option = get_tool_choice_option(tool_choice)
+    if name is not None and name not in names:
         raise InvalidTools(
             f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
             f"({', '.join(names)[:MAX_NAME_CHARS_IN_ERROR] or 'there are none'}), got {name[:MAX_NAME_CHARS_IN_ERROR]}")
-    if name == "required" and not names:
+    if option == "required" and not names:
         raise InvalidTools("`tool_choice` is `required`, but there are no `tools`")
-    return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
+    return () if option == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
 
 
 def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedToolChoice | None) -> Grammar | None:
     """Return the grammar of a required call, an object with `name` and `arguments`; None if no call is required.
     Raises InvalidRequest for parameters that are not a JSON schema."""
-    name = get_tool_choice_name(tool_choice)
-    if name in {"auto", "none"}:
+    if get_tool_choice_option(tool_choice) != "required":
         return None
+    name = get_chosen_function(tool_choice)
     calls: list[dict[str, Any]] = []
+    reference_faults: list[str] = []
     for index, function in enumerate(tool.function for tool in tools or ()):
-        if name in {"required", function.name}:
+        if name in {None, function.name}:
             parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
             # validates, with the location in the error message
-            make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
+            parameters_grammar = make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
+            if fault := parameters_grammar.reference_fault:
+                reference_faults.append(f"{fault} of the function `{function.name[:MAX_NAME_CHARS_IN_ERROR]}`")
             object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                              else {"type": "object"})
             calls.append({"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
                           "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}})
-    return make_json_schema_grammar("tools",
-                                    {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
-                                               for index, call in enumerate(calls)]})
+    grammar = make_json_schema_grammar(
+        "tools", {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
+                            for index, call in enumerate(calls)]})
+    return replace(grammar, reference_fault=next(iter(reference_faults), ""))
 
 
 def prefix_schema_references(schema: Any, prefix: str) -> Any:
-    """Return the schema with `prefix` put before its references, which are relative to the document's root."""
+    """Return the schema with `prefix` put before its references that are relative to the document's root. Names of
+    anchors are not, nor are references within a part that has an id."""
     if isinstance(schema, list):
         return [prefix_schema_references(item, prefix) for item in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
         return schema
-    return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
+    return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and (
+                value in {"", "#"} or value.startswith("#/"))
             else value if key in PLAIN_VALUE_KEYWORDS else prefix_schema_references(value, prefix)
             for key, value in schema.items()}
 
@@ -189,7 +209,7 @@ def reasoning_fields(text: str) -> str:
 
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> str:
+                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> RenderedChoice:
     answer = read_answer(output, parser, output_options.trimmed_stop_strings)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
@@ -201,8 +221,9 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
     if tool_calls:
         fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
     message = f"{{{','.join(fields)}{metadata.words.refusal_field}}}"
-    return chat_choice_json(index, output, output_options, message,
-                            chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
+    finish_reason = chat_finish_reason(output.final_event, len(tool_calls), metadata.words)
+    return RenderedChoice(chat_choice_json(index, output, output_options, message, finish_reason),
+                          answer.num_reasoning_tokens if output_options.counts_reasoning else None)
 
 
 class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
@@ -242,6 +263,8 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
         return f'"tool_calls":[{call}]'
 
     def _render_answer_end(self, event: FinishedEvent) -> str:
+        if self._output_options.counts_reasoning:
+            self.num_reasoning_tokens = self._stripper.num_reasoning_tokens
         return self._render_delta_chunk("", None, f'"{chat_finish_reason(event, self._num_tool_calls, self._words)}"')
 
     def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,

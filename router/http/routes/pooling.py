@@ -7,22 +7,21 @@ at a time. The numbers of texts and `dimensions` are checked here, all other lim
 
 import asyncio
 from base64 import b64encode
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
 from struct import pack
 from time import monotonic as clock
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     AdapterParameters,
@@ -37,17 +36,24 @@ from router.http.transport.request_context import RequestContext, response_heade
 from router.http.transport.services import (
     COMPUTE_TYPE,
     PoolingRequestOutput,
+    RequestTurns,
     ServiceRoutes,
     Services,
-    gather_or_cancel,
     timing_headers,
 )
 from router.request import EmbeddingVector, RequestKind, TokenClassificationOutput
 from router.telemetry.spans import CLASSIFICATION_OPERATION, EMBEDDINGS_OPERATION
 from router.text.entity_aggregation import find_entities
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
-from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS, NON_EMPTY_TEXTS_OR_TOKENS
-from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
+from router.validation.bounds import (
+    AT_LEAST_ONE,
+    FALSE,
+    NON_EMPTY_TEXT,
+    NON_EMPTY_TEXTS,
+    NON_EMPTY_TEXTS_OR_TOKENS,
+    NULL,
+)
+from router.validation.validator import GenerationInput, ValidatedRequest
 
 MAX_CONCURRENT_TEXTS = 32
 
@@ -69,17 +75,26 @@ async def run_pooling_requests(
             await asyncio.sleep(0)
         validated_requests += await services.validator.validate(pooling_input)
     validated_at = clock()
-    num_texts = len(validated_requests)
-    runner = PoolingRequestRunner(services, context, deque(enumerate(validated_requests)), build_result)
-    await gather_or_cancel(runner.run_worker()
-                           for _ in range(min(num_texts, compute_max_concurrent_texts(services.config))))
+    results, outputs = dict[int, T](), list[PoolingRequestOutput]()
+
+    async def build_result_of_text(index: int, streams: Sequence[RequestStream]) -> None:
+        """Build the result as soon as the output arrives, and drop the output: a vector takes much more memory than its
+        JSON."""
+        event = await wait_for_pooling_event(streams[0])
+        results[index] = build_result(index, PoolingRequestOutput(validated_requests[index], event))
+        outputs.append(PoolingRequestOutput(validated_requests[index], replace(event, output=[])))
+
+    with closing(RequestTurns(services, context, [[choice] for choice in validated_requests],
+                              compute_max_concurrent_texts(services.config))) as turns:
+        turns.submit()
+        await turns.run(build_result_of_text)
     total_seconds = clock() - context.arrived_at
     headers = (response_headers(request, services.engine.model_info,
                                 sum(choice.num_prompt_characters for choice in validated_requests))
-               | timing_headers(runner.finished_outputs, validated_at - context.arrived_at, total_seconds))
+               | timing_headers(outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
-    return ([runner.results[index] for index in range(num_texts)], headers,
+    return ([results[index] for index in range(len(results))], headers,
             sum(len(choice.request.prompt) for choice in validated_requests))
 
 
@@ -87,47 +102,6 @@ def compute_max_concurrent_texts(config: RouterConfig) -> int:
     """Return how many texts of one request may run at once: a quarter of --max-concurrent-requests, or
     --max-client-batch-size if that is more, but at most MAX_CONCURRENT_TEXTS."""
     return min(MAX_CONCURRENT_TEXTS, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
-
-
-@dataclass(slots=True)
-class PoolingRequestRunner(Generic[T]):
-    """Runs the texts of one HTTP request as pooling requests, a limited number at a time.
-
-    `build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes
-    much more memory than its JSON.
-    """
-
-    _services: Services
-    _context: RequestContext
-    _queue: deque[tuple[int, ValidatedRequest]]
-    _build_result: Callable[[int, PoolingRequestOutput], T]
-    results: dict[int, T] = field(default_factory=dict)
-    finished_outputs: list[PoolingRequestOutput] = field(default_factory=list)  # finished texts, without their outputs
-    _num_in_flight: int = 0
-
-    async def run_worker(self) -> None:
-        """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
-        if none of them has a text under way."""
-        while self._queue:
-            index, validated_request = self._queue.popleft()
-            if self._context.deadline is not None:  # earlier texts have used a part of the time
-                validated_request = replace(validated_request, request=replace(
-                    validated_request.request, timeout=remaining_seconds(self._context.deadline)))
-            try:
-                stream = self._services.submit(validated_request, self._context)
-            except Overloaded:
-                if not self._num_in_flight:
-                    raise
-                self._queue.appendleft((index, validated_request))
-                return
-            self._num_in_flight += 1
-            try:
-                with closing(stream):
-                    output = PoolingRequestOutput(validated_request, await wait_for_pooling_event(stream))
-            finally:
-                self._num_in_flight -= 1
-            self.results[index] = self._build_result(index, output)
-            self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
 
 
 async def wait_for_pooling_event(stream: RequestStream) -> PoolingEvent:
@@ -161,14 +135,7 @@ class EmbeddingsRequest(ReportingRequestBody):
     parameters: EmbedParameters | None = None
 
     def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
-        if len(self.input) > MAX_TEXTS:
-            raise InvalidRequest(f"`input` must hold at most {MAX_TEXTS} texts, got {len(self.input)}",
-                                 "batch size exceeded")
-        if self.dimensions == 0:
-            raise InvalidRequest("`dimensions` must be at least 1, got 0")
-        return [create_embedding_input(text if isinstance(text, str) else tuple(text), INPUT_PARAMETER_NAMES,
-                                       self.parameters, context.for_prompt(index))
-                for index, text in enumerate(self.input)]
+        return create_embedding_inputs(self.input, self.dimensions, INPUT_PARAMETER_NAMES, context, self.parameters)
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
         vector = get_output_vector(output)
@@ -177,6 +144,31 @@ class EmbeddingsRequest(ReportingRequestBody):
         value = (f'"{b64encode(pack(f"<{len(vector)}f", *vector)).decode()}"' if self.encoding_format == "base64"
                  else vector_json(vector))
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
+
+
+class FeatureExtractionRequest(ReportingRequestBody):
+    """Body of `/` for a model that only makes embeddings: text-embeddings-inference's, which the Hub's client sends."""
+
+    inputs: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
+    dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    normalize: bool | None = None  # None: as the model's folder says
+    truncate: Annotated[bool | None, FALSE] = None
+    prompt_name: Annotated[str | None, NULL] = None
+
+    def check_supported(self) -> None:
+        """Raises InvalidRequest."""
+        if self.truncate:
+            raise InvalidRequest("`truncate` must be false, got true: texts are never cut here")
+        if self.prompt_name is not None:
+            raise InvalidRequest("`prompt_name` is given, but there are no named prompts here; put the prompt in front "
+                                 "of the text")
+        if self.dimensions is not None and self.normalize is False:
+            raise InvalidRequest("`normalize` must not be false with `dimensions`: cut vectors have unit length")
+
+    def vector_row_json(self, _: int, output: PoolingRequestOutput) -> str:
+        vector = get_output_vector(output)
+        return vector_json(truncate_vector(vector, self.dimensions or len(vector))
+                           if self.normalize or self.dimensions is not None else vector)
 
 
 class ClassifyRequest(ReportingRequestBody):
@@ -192,7 +184,12 @@ class ClassifyBatchRequest(ReportingRequestBody):
 
 
 class PoolingRoutes(ServiceRoutes):
-    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`."""
+    """Handlers of `/embed`, `/v1/embeddings`, `/classify` and `/classify_batch`, and for models that only make
+    embeddings of `/`."""
+
+    def root_routes(self) -> list[web.RouteDef]:
+        is_only_embedding = self._services.engine.model_info.supported_kinds == (RequestKind.EMBED,)
+        return [web.post("/", self.extract_features)] if is_only_embedding else []
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),
@@ -206,6 +203,17 @@ class PoolingRoutes(ServiceRoutes):
         [vector], headers, _ = await run_pooling_requests(self._services, request, context, [embedding_input],
                                                           lambda _, said: get_output_vector(said))
         return json_text_response(f'{{"embeddings":{vector_json(vector)}}}', headers)
+
+    async def extract_features(self, request: web.Request) -> web.Response:
+        """Return a list of vectors, also for a single text."""
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        features_request = await read_body(request, FeatureExtractionRequest)
+        features_request.check_supported()
+        inputs = create_embedding_inputs(features_request.inputs, features_request.dimensions, TEXT_PARAMETER_NAMES,
+                                         context)
+        rows, headers, _ = await run_pooling_requests(self._services, request, context, inputs,
+                                                      features_request.vector_row_json)
+        return json_text_response(f"[{','.join(rows)}]", headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
@@ -253,6 +261,20 @@ class PoolingRoutes(ServiceRoutes):
                 for entity in find_entities(
                     text, validated_request.request.prompt, validated_request.char_ranges, token_labels,
                     label_names=self._services.engine.model_info.labels, tokenizer=self._services.validator.tokenizer)]
+
+
+def create_embedding_inputs(texts: Sequence[str | list[int]], dimensions: int | None,
+                            parameter_names: DialectParameterNames, context: RequestContext,
+                            parameters: EmbedParameters | None = None) -> list[GenerationInput]:
+    """Raises InvalidRequest."""
+    if len(texts) > MAX_TEXTS:
+        raise InvalidRequest(f"`{parameter_names.prompt}` must hold at most {MAX_TEXTS} texts, got {len(texts)}",
+                             "batch size exceeded")
+    if dimensions == 0:
+        raise InvalidRequest("`dimensions` must be at least 1, got 0")
+    return [create_embedding_input(text if isinstance(text, str) else tuple(text), parameter_names, parameters,
+                                   context.for_prompt(index))
+            for index, text in enumerate(texts)]
 
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,

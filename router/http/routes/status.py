@@ -18,7 +18,7 @@ from router.http.anthropic.rendering import model_json
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
-from router.http.transport.services import ServiceRoutes, Services
+from router.http.transport.services import ServiceRoutes
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.phase_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
@@ -130,7 +130,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def _model_list(self, request: web.Request) -> list[dict[str, Any]]:
         base, limits, adapters = (self._services.served_model.name, self._services.validator.limits,
-                                  await list_adapter_names(self._services))
+                                  await self._services.list_adapter_names())
         if ANTHROPIC_HEADER in request.headers:
             return [model_json(name, limits.max_input_tokens) for name in (base, *adapters)]
         base_model = {"id": base, "object": "model", "created": 0, "owned_by": base, "root": base, "parent": None,
@@ -171,23 +171,6 @@ class InfoRoutes(ServiceRoutes):
         record = replace(record, timeline=record.timeline.copy())
         # In a thread, since long timelines of many requests take a good part of a second.
         return json_response(await asyncio.to_thread(explain_request, record, others, clock()))
-
-
-async def list_adapter_names(services: Services) -> dict[str, str]:
-    """Return the names of adapters at their source, by the names that clients use.
-
-    Lists of models are open without a key, so a private adapter is listed only under an alias. If the server has API
-    keys, this holds for every adapter: other names would reveal what tenants use.
-    """
-    registry, config = services.validator.adapter_registry, services.config
-    if registry is None:
-        return {}
-    source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
-    if config.api_key or config.api_keys:
-        return source_names_by_alias
-    used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
-    return {name: name for name in (*used_names, *await registry.list_local_names())
-            if name not in source_names_by_alias.values()} | source_names_by_alias
 
 
 @dataclass(frozen=True, slots=True)

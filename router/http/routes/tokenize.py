@@ -1,4 +1,4 @@
-"""Routes of the tokenizer: `/tokenize`, `/chat_tokenize` and `/detokenize`. `/tokenize` answers as
+"""Routes of the tokenizer: `/tokenize`, `/chat_tokenize`, `/detokenize` and `/tokenizer_info`. `/tokenize` answers as
 text-generation-inference does, with offsets that count bytes, and to the fields of vLLM as vLLM does. The JSON of a
 token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces."""
 
@@ -16,14 +16,18 @@ from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import ReportingRequestBody, RequestBody, UInt32, json_response, read_body
 from router.http.transport.request_context import request_headers
 from router.http.transport.services import ServiceRoutes, Services
-from router.text.chat_template import Conversation
+from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
+from router.text.tokenizer import Tokenizer
 from router.validation import bounds
 
 PARAMETER_NAMES = DialectParameterNames(truncate="")  # prompts are never truncated
 PROMPT_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", truncate="")
 TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
 MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; a conversation may be far longer
+
+DEFAULT_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, which reads every tokenizer.json
+PATH_FIELDS = frozenset({"name_or_path", "_name_or_path"})  # beside those that end with `_file`
 
 TokenJson = dict[str, Any]
 
@@ -52,11 +56,11 @@ class DetokenizeRequest(ReportingRequestBody):
 
 
 class TokenizeRoutes(ServiceRoutes):
-    """Handlers of `/tokenize`, `/chat_tokenize` and `/detokenize`."""
+    """Handlers of `/tokenize`, `/chat_tokenize`, `/detokenize` and `/tokenizer_info`."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize),
-                web.post("/detokenize", self.detokenize)]
+                web.post("/detokenize", self.detokenize), web.get("/tokenizer_info", self.tokenizer_info)]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         fields = await read_body(request, TokenizedFields)
@@ -82,10 +86,25 @@ class TokenizeRoutes(ServiceRoutes):
         text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens))
         return json_response({"prompt": text}, request_headers(request))
 
+    async def tokenizer_info(self, _: web.Request) -> web.Response:
+        return json_response(make_tokenizer_info(self._services.validator.tokenizer,
+                                                 self._services.validator.chat_template))
+
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
         chat_request = await read_body(request, ChatRequest)
         return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                          render_chat_tokens)
+
+
+def make_tokenizer_info(tokenizer: Tokenizer, template: ChatTemplate | None) -> dict[str, Any]:
+    """Return vLLM's JSON of a tokenizer: tokenizer_config.json without paths of the server, with special tokens as
+    texts, and with the chat template that is in use."""
+    info = {name: value for name, value in tokenizer.config.items()
+            if name not in PATH_FIELDS and not name.endswith("_file")}
+    if not info.get("eos_token") and tokenizer.end_tokens:
+        info["eos_token"] = tokenizer.decode_token(min(tokenizer.end_tokens))
+    return {"tokenizer_class": DEFAULT_TOKENIZER_CLASS, **info,
+            "chat_template": None if template is None else template.source}
 
 
 async def respond_with_tokens(services: Services, request: web.Request, text: str | Conversation,

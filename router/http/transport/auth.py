@@ -20,6 +20,7 @@ MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list
 ANTHROPIC_KEY_HEADER = "x-api-key"
 PORT_PATTERN, ADDRESS_PATTERN = re.compile(r":\d+$"), re.compile(r"[\d.]+|\[[\da-f:.]+\]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")  # of names that lead to no website
+ANTHROPIC_PATH_PREFIX = "/v1/messages"  # of routes whose clients know that header
 HUB_TOKEN_PREFIXES = ("hf_", "api_")
 READ_METHODS = frozenset({"GET", "HEAD"})
 
@@ -48,8 +49,9 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     key = get_request_key(request)
     tenant = api_keys.find_tenant(key)
     if tenant is None:
-        raise web.HTTPUnauthorized(
-            text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
+        other_header = f" or `{ANTHROPIC_KEY_HEADER}: KEY`" if request.path.startswith(ANTHROPIC_PATH_PREFIX) else ""
+        raise web.HTTPUnauthorized(text=f"a key is needed, sent as `Authorization: Bearer KEY`{other_header}",
+                                   headers={"WWW-Authenticate": "Bearer"})
     source_token = key if key.startswith(HUB_TOKEN_PREFIXES) and not api_keys.are_required else ""
     request[CLIENT] = AuthenticatedClient(tenant, api_keys.is_admin(key), source_token)
 

@@ -89,6 +89,14 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     return body
 
 
+def report_ignored_fields(request: web.Request, body: RequestBody,
+                          neutral_values: Mapping[str, Sequence[object]]) -> None:
+    """Report known fields that this route ignores, too, unless they have one of these values, which change nothing."""
+    names = [name for name, values in neutral_values.items() if getattr(body, name) not in values]
+    if names:
+        request[IGNORED_FIELDS] = ", ".join(filter(None, (request.get(IGNORED_FIELDS), format_field_names(names))))
+
+
 def format_field_names(names: Sequence[str]) -> str:
     """Return the names as text for a header or the log: few, short, and with `?` for unusual characters."""
     shown = ", ".join(UNUSUAL_NAME_CHARACTERS.sub("?", name)[:MAX_FIELD_NAME_LENGTH]

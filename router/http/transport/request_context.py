@@ -1,5 +1,5 @@
-"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
-it (request id, ignored fields, model, adapter), and the tracing middleware, which ends the span that
+"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the headers of responses (request id,
+ignored fields, model, adapter), and the tracing middleware, which ends the span that
 `RequestContext.from_request` begins: only requests that run the model have one."""
 
 import re
@@ -51,10 +51,9 @@ class RequestContext:
     def from_request(cls, request: web.Request, engine: Engine,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
         arrived_at, client = clock(), request.get(CLIENT, KEYLESS_CLIENT)
-        request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
-        if not (1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isascii() and request_id.isprintable()
-                and engine.can_use_request_id(request_id, client.tenant)):
-            request_id = secrets.token_hex(16)
+        request_id = get_client_request_id(request)
+        if not request_id or not engine.can_use_request_id(request_id, client.tenant):
+            request_id = create_request_id()
         request[REQUEST_ID] = request_id
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
@@ -83,17 +82,34 @@ class RequestContext:
         return self.arrived_at + seconds
 
 
+def get_client_request_id(request: web.Request) -> str:
+    """Return the id that the client has given the request; empty without a valid one."""
+    request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
+    is_valid = len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+    return request_id if is_valid else ""
+
+
+def create_request_id() -> str:
+    return secrets.token_hex(16)
+
+
+async def add_request_id_header(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the id of the request to a response that is about to be sent, also to errors and streams. A request that does
+    not run the model has the client's id, or a new one."""
+    response.headers["x-request-id"] = (request.get(REQUEST_ID) or get_client_request_id(request)
+                                        or create_request_id())
+
+
 def request_headers(request: web.Request) -> dict[str, str]:
-    """Return the headers about a request itself: its id, if it has one already, and the fields that were ignored."""
-    headers = {"x-request-id": request[REQUEST_ID]} if REQUEST_ID in request else {}
-    return headers | {"x-ignored-fields": request[IGNORED_FIELDS]} if IGNORED_FIELDS in request else headers
+    """Return the header about the request's body: the fields that were ignored, if any were."""
+    return {"x-ignored-fields": request[IGNORED_FIELDS]} if IGNORED_FIELDS in request else {}
 
 
 def response_headers(request: web.Request, model_info: ModelInfo, num_characters: int,
                      adapter: AdapterReference | ResolvedAdapter | None = None) -> dict[str, str]:
     """Return the headers with the number and type of devices, the length of the prompt in characters, whether results
-    are exact (independent of the batch), the request's id, ignored fields, and the adapter in use; names of merged
-    adapters are joined by commas."""
+    are exact (independent of the batch), ignored fields, and the adapter in use; names of merged adapters are joined by
+    commas."""
     headers = {
         "x-compute-type": f"{model_info.world_size}-{model_info.device}",
         "x-compute-characters": str(num_characters),

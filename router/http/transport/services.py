@@ -3,9 +3,10 @@ requests with them and report their outputs and times."""
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic as clock
 from typing import TypeVar
 
@@ -19,10 +20,11 @@ from router.engine.stream import (
     RequestStream,
     TokenEvent,
 )
+from router.errors import Overloaded
 from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import PumpFlusher
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.validation.validator import RequestValidator, ValidatedRequest
+from router.validation.validator import RequestValidator, ValidatedRequest, remaining_seconds
 
 T = TypeVar("T")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
@@ -55,6 +57,22 @@ class Services:
         assert record is not None, "it was opened just now"
         context.request_span.add_sequence(validated_request, record)
         return stream
+
+    async def list_adapter_names(self) -> dict[str, str]:
+        """Return the names of adapters at their source, by the names that clients use.
+
+        Lists of models are open without a key, so a private adapter is listed only under an alias. If the server has
+        API keys, this holds for every adapter: other names would reveal what tenants use.
+        """
+        registry = self.validator.adapter_registry
+        if registry is None:
+            return {}
+        source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
+        if self.config.api_key or self.config.api_keys:
+            return source_names_by_alias
+        used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
+        return {name: name for name in (*used_names, *await registry.list_local_names())
+                if name not in source_names_by_alias.values()} | source_names_by_alias
 
     @property
     def is_tgi(self) -> bool:
@@ -130,6 +148,83 @@ async def generate_all(services: Services, validated_requests: Sequence[Validate
         streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
                    for choice in validated_requests]
         return await gather_or_cancel(map(collect_output, streams, validated_requests))
+
+
+class RequestTurns:
+    """Groups of requests that one HTTP request makes. A limited number of groups is submitted at a time, in order; the
+    others wait here, where they take no place of other clients' requests. `close` cancels what is unfinished."""
+
+    def __init__(self, services: Services, context: RequestContext, groups: Iterable[Sequence[ValidatedRequest]],
+                 max_groups: int) -> None:
+        self._services = services
+        self._context = context
+        self._waiting = deque(enumerate(groups))
+        self._max_groups = max_groups
+        self._submitted: dict[int, list[RequestStream]] = {}  # unfinished groups, by index
+
+    def submit(self) -> list[tuple[int, list[RequestStream]]]:
+        """Submit the groups that have room, and return their indices and streams. Raises what the engine raises, but
+        Overloaded only if no earlier group is unfinished, whose end would make room."""
+        submitted: list[tuple[int, list[RequestStream]]] = []
+        while self._waiting and len(self._submitted) < self._max_groups:
+            index, group = self._waiting[0]
+            try:
+                self._submitted[index] = self._submit_group(group)
+            except Overloaded:
+                if not self._submitted:
+                    raise
+                break
+            submitted.append((index, self._submitted[index]))
+            self._waiting.popleft()
+        return submitted
+
+    async def run(self, handle: Callable[[int, Sequence[RequestStream]], Awaitable[object]]) -> None:
+        """Call `handle` with the index and the streams of each group, and submit a waiting one when it returns. Raises
+        the first failure."""
+        submitted = [*self._submitted.items()]
+        if len(submitted) == 1 and not self._waiting:
+            await handle(*submitted[0])
+            return
+
+        async def run_group(index: int, streams: Sequence[RequestStream]) -> None:
+            await handle(index, streams)
+            close_streams(self._submitted.pop(index))
+            start_tasks(self.submit())
+
+        def start_tasks(groups: Iterable[tuple[int, Sequence[RequestStream]]]) -> None:
+            for index, streams in groups:
+                tasks.create_task(run_group(index, streams))
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                start_tasks(submitted)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def close(self) -> None:
+        for streams in self._submitted.values():
+            close_streams(streams)
+
+    def _submit_group(self, group: Sequence[ValidatedRequest]) -> list[RequestStream]:
+        streams: list[RequestStream] = []
+        try:
+            for choice in group:
+                streams.append(self._services.submit(self._with_remaining_time(choice), self._context))  # noqa: PERF401 - those before an error are closed
+        except Exception:
+            close_streams(streams)
+            raise
+        return streams
+
+    def _with_remaining_time(self, choice: ValidatedRequest) -> ValidatedRequest:
+        """Return the request with the time that earlier ones have left to it. Raises TimedOut if there is none."""
+        if (deadline := self._context.deadline) is None:
+            return choice
+        return replace(choice, request=replace(choice.request, timeout=remaining_seconds(deadline)))
+
+
+def close_streams(streams: Iterable[RequestStream]) -> None:
+    for stream in streams:
+        stream.close()
 
 
 async def generate_best_first(services: Services, validated_requests: Sequence[ValidatedRequest],

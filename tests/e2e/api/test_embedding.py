@@ -55,6 +55,10 @@ def test_embeddings_match_transformers(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as threads:
             answers = threads.map(lambda text: post_json(weft, "/embed", {"inputs": text})[1]["embeddings"], TEXTS * 5)
             assert list(answers) == alone * 5
+        assert post_json(weft, "/", {"inputs": TEXTS})[1] == alone
+        scores = post_json(weft, "/score", {"text_1": TEXTS[0], "text_2": TEXTS})[1]["data"]
+        similarities = torch.cosine_similarity(torch.tensor(alone[:1]), torch.tensor(alone))
+        assert [row["score"] for row in scores] == pytest.approx(similarities.tolist(), abs=1e-6)
         status, error = post_json(weft, "/generate", {"inputs": "x"})
         assert (status, error["error_type"]) == (422, "validation")
         assert "does not generate text; it makes embeddings" in error["error"]

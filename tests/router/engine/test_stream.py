@@ -56,6 +56,21 @@ def test_burst_of_events_wakes_the_reader_once():
     run_scenario(scenario)
 
 
+def test_logprobs_of_the_prompt_can_be_taken_before_other_events():
+    async def scenario(stream):
+        reader = asyncio.create_task(stream.take_prompt_logprobs())
+        pieces = [PromptLogprobsEvent(start, (-1.0,)) for start in range(1, 4)]
+        for burst in (pieces[:1], [*pieces[1:], TOKEN_EVENT]):
+            for event in burst:
+                stream.put(event)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        stream.put(FINAL_EVENT)
+        assert await reader == pieces
+        assert stream.take_events() == [TOKEN_EVENT, FINAL_EVENT]
+    run_scenario(scenario)
+
+
 def test_listener_is_called_once_until_its_events_are_taken():
     async def scenario(stream):
         calls = []

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequest
-from router.grammars.parameters import MAX_CHARACTERS, MAX_DEPTH, MAX_REPETITIONS, Grammar, parse_grammar
+from router.grammars.parameters import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_REPETITIONS,
+    Grammar,
+    make_json_schema_grammar,
+    parse_grammar,
+)
 
 LOOM_SCHEMA = {"type": "object", "properties": {"loom": {"type": "integer"}}, "required": ["loom"]}
 LOOM_GRAMMAR = Grammar("json_schema", json.dumps(LOOM_SCHEMA, separators=(",", ":")))
@@ -133,3 +140,26 @@ def test_property_names_and_values_may_equal_unsupported_keywords() -> None:
     schema = {"properties": {"extends": {"type": "string"}}, "default": {"disallow": 1}, "examples": [{"extends": 2}],
               "enum": [{"x-guidance": 1}], "const": {"divisibleBy": 2}}
     assert read_schema_grammar(schema) is not None
+
+
+@pytest.mark.parametrize(("schema", "fault"), [
+    ({"$ref": "#/$defs/x"}, "`#/$defs/x` at `$ref`"),
+    ({"properties": {"a": {"items": {"$ref": "#/$defs/x"}}}, "$defs": {"y": {}}},
+     "`#/$defs/x` at `properties.a.items.$ref`"),
+    ({"properties": {"a": {"$ref": "#/anyOf/1"}}, "anyOf": [{}]}, "`#/anyOf/1` at `properties.a.$ref`"),
+    ({"properties": {"a": {"$ref": "#name"}}}, "`#name` at `properties.a.$ref`"),
+    ({"$ref": "http://x.org/y"}, "`http://x.org/y` at `$ref`"),
+    ({"$ref": "#/" + "x" * 200}, f"`#/{'x' * 98}` at `$ref`")])
+def test_reference_that_leads_nowhere_is_described_with_its_path(schema: Any, fault: str) -> None:
+    assert make_json_schema_grammar("response_format.schema", schema).reference_fault == (
+        f"the reference {fault} leads to no part of the JSON schema")
+
+
+@pytest.mark.parametrize("schema", [
+    {"$ref": "#"}, {"$ref": ""}, {"properties": {"a": {"$ref": "#/$defs/x~1y%20z"}}, "$defs": {"x/y z": {}}},
+    {"properties": {"a": {"$ref": "#/anyOf/0"}}, "anyOf": [{}]}, {"enum": [{"$ref": "#/x"}]},
+    {"properties": {"a": {"$ref": "#name"}}, "$defs": {"x": {"$anchor": "name"}}},
+    {"properties": {"a": {"$ref": "y"}}, "$defs": {"x": {"$id": "y"}}}, {"properties": {"$ref": {"type": "string"}}},
+    {"$ref": 5}])
+def test_other_references_are_left_to_the_compiler(schema: Any) -> None:
+    assert not make_json_schema_grammar("schema", schema).reference_fault

@@ -52,7 +52,7 @@ def test_get_routes_that_require_a_key_are_explain_and_adapters(serve):
     protected_routes = {(method, path) for method, path in ROUTES_BY_METHOD_AND_PATH
                         if method != "GET" or not is_public(path)}
     assert ({path for method, path in protected_routes if method == "GET"}
-            == {"/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters"})
+            == {"/tokenizer_info", "/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters"})
     assert {path for _, path in ROUTES_BY_METHOD_AND_PATH} >= PUBLIC_PATHS
 
 

@@ -48,6 +48,41 @@ def test_unknown_paths_and_wrong_methods_return_errors(serve):
     serve(scenario)
 
 
+@pytest.mark.parametrize("dialect", [{}, {"compat": "tgi"}, {"compat": "lorax"}, {"dialect": "batching"}])
+def test_every_answer_has_the_id_of_its_request(serve, dialect, tmp_path, monkeypatch):
+    """Also errors, streams, probes, preflight answers, and the answer to a request without a key."""
+    config = RouterConfig(**dialect, api_key="secret", cors_allow_origin=(PAGE_ORIGIN,))
+    monkeypatch.chdir(tmp_path)
+    key = {"Authorization": "Bearer secret"}
+
+    async def scenario(client, engine):
+        routes = {(route.method, route.resource.canonical) for route in client.app.router.routes()}
+        answers = [("OPTIONS", "/generate", PREFLIGHT_HEADERS), ("GET", "/nowhere", key), ("PUT", "/generate", key),
+                   *((method, path, headers) for method, path in sorted(routes) for headers in (key, {}))]
+        for number, (method, path, headers) in enumerate(answers):
+            own_id = f"mine {number}"
+            async with client.request(method, path, headers=headers | {"x-request-id": own_id}) as answer:
+                assert (answer.headers["x-request-id"], path) == (own_id, path)
+            async with client.request(method, path, headers=headers) as answer:
+                assert len(answer.headers["x-request-id"]) == 32
+        for path in ("/generate_stream", "/v1/chat/completions"):
+            body = {"inputs": "x", "messages": [{"role": "user", "content": "x"}], "stream": True}
+            async with client.post(path, json=body, headers=key | {"x-request-id": path}) as answer:
+                assert (answer.status, answer.headers.getall("x-request-id")) == (200, [path])
+    serve(scenario, config=config)
+
+
+def test_stand_in_server_repeats_request_ids(serve):
+    async def scenario(_, engine):
+        stand_in_server = StandInServer.from_config(LOCAL_CONFIG)
+        await stand_in_server.start_during_shutdown(engine)
+        async with connect_to(stand_in_server) as client:
+            for path in ("/health", "/generate"):
+                async with client.get(path, headers={"x-request-id": "mine"}) as answer:
+                    assert answer.headers["x-request-id"] == "mine"
+    serve(scenario)
+
+
 @pytest.mark.parametrize(("config", "lines"), [
     (RouterConfig(), ["POST /generate 200", "POST /generate_stream 200", "POST /generate 422 validation",
                       "POST /generate 429 overloaded"]),

@@ -56,6 +56,13 @@ def test_end_tokens_come_from_the_first_file_that_names_any(write_model_folder, 
     assert read_tokenizer(write_model_folder(**files)).end_tokens == tokens
 
 
+def test_configuration_has_the_texts_of_special_tokens(write_model_folder):
+    folder = write_model_folder(tokenizer_config={"eos_token": {"content": "<|end|>"}, "model_max_length": 9},
+                                special_tokens_map={"pad_token": {"content": "<pad>"}, "eos_token": "old"})
+    assert read_tokenizer(folder).config == {"eos_token": "<|end|>", "model_max_length": 9, "pad_token": "<pad>"}
+    assert create_byte_tokenizer().config == {}
+
+
 @pytest.mark.parametrize(("files", "message"), [
     ({"tokenizer": "{}"}, "/tokenizer.json holds no tokenizer that can be read: "),
     ({"generation_config": "{"}, "/generation_config.json is no JSON: "),

@@ -101,6 +101,19 @@ class InProcessWeft:
         override_methods(self.scheduler, **{method_name: watched})
         return called_numbers
 
+    def record_num_unfinished(self) -> list[int]:
+        """Return a list that gets the number of unfinished requests at each submission."""
+        numbers: list[int] = []
+        submit = self.engine.submit
+
+        def submit_and_record(*submit_args: Any) -> RequestStream:
+            stream = submit(*submit_args)
+            numbers.append(len(self.engine._client_streams))
+            return stream
+
+        self.engine.submit = submit_and_record  # type: ignore[method-assign]
+        return numbers
+
     @property
     def scheduler(self) -> Any:
         return self.engine._scheduler

@@ -180,4 +180,6 @@ def test_failure_within_a_stream_is_its_last_event(post):
 def test_key_is_read_from_either_header(post, header):
     config = RouterConfig(api_key="sk-loom")
     assert post(MESSAGES_PATH, **BODY, config=config, headers=header)[0] == 200
-    assert post_and_get_error(post, config=config)[:2] == (401, "authentication_error")
+    status, error_type, message = post_and_get_error(post, config=config)
+    assert (status, error_type) == (401, "authentication_error")
+    assert message == "a key is needed, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`"

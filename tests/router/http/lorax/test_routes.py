@@ -255,6 +255,44 @@ def test_tools_and_response_format_are_mutually_exclusive(post):
                              '"error_type":"tool_error"}')
 
 
+GUIDED_FIELDS = {"guided_regex": "[ab]+", "guided_json": {"type": "object"}, "guided_choice": ["a"],
+                 "guided_grammar": 'start: "a"', "structured_outputs": {"regex": "a"}}
+
+
+@pytest.mark.parametrize("field", GUIDED_FIELDS)
+@pytest.mark.parametrize("path", BODY_BY_PATH)
+def test_grammar_in_another_field_is_named_in_errors(post, path, field):
+    """Regression: errors named `response_format`."""
+    status, _, text = post(path, config=LORAX_CONFIG, **BODY_BY_PATH[path], **{field: GUIDED_FIELDS[field]})
+    assert (status, f"`{field}` is given, but this model is served without grammars" in text) == (422, True), text
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize("field", GUIDED_FIELDS)
+def test_tools_and_a_grammar_are_mutually_exclusive(post, field, tool_choice):
+    """Regression: the grammar replaced that of a required call, and the answer was read as a call."""
+    status, _, text = post("/v1/chat/completions", config=LORAX_CONFIG, tools=PAINT_TOOLS, tool_choice=tool_choice,
+                           template=TOOL_TEMPLATE, **CHAT_BODY, **{field: GUIDED_FIELDS[field]})
+    assert (status, json.loads(text)["error"]) == (422, "Tool error: Grammar and tools are mutually exclusive")
+
+
+def test_ignored_fields_of_openai_are_named(post):
+    for body, ignored in (({"logprobs": True, "top_logprobs": 2, "include_stop_str_in_output": False, "x": 1},
+                           "x, include_stop_str_in_output, logprobs, top_logprobs"),
+                          ({"logprobs": False, "include_stop_str_in_output": True}, None)):
+        headers = post("/v1/chat/completions", config=LORAX_CONFIG, **CHAT_BODY, **body)[1]
+        assert headers.get("x-ignored-fields") == ignored
+
+
+def test_only_the_first_call_is_returned_if_calls_must_not_be_parallel(post):
+    text = TOOL_CALL_TEXT * 2
+    script = [TokenEvent(97, text, -1.0, False), FinishedEvent(FinishReason.LENGTH, text, 1, make_finished_timeline())]
+    for fields, num_calls in (({}, 2), ({"parallel_tool_calls": False}, 1)):
+        answer = post("/v1/chat/completions", [*script], config=LORAX_CONFIG, template=TOOL_TEMPLATE, tools=PAINT_TOOLS,
+                      **CHAT_BODY, **fields)[2]
+        assert len(json.loads(answer)["choices"][0]["message"]["tool_calls"]) == num_calls
+
+
 def test_missing_chat_template_is_reported(post):
     status, _, text = post("/v1/chat/completions", config=LORAX_CONFIG, template=None, **CHAT_BODY)
     assert (status, json.loads(text)["error_type"]) == (422, "template_error")

@@ -118,6 +118,8 @@ def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(snippets, cuts, 
     lines = [json.loads(line) for line in b"".join(bursts).splitlines()]
     parts, ends = read_lines(lines)
     assert [*parts] == [*answer.parts]
+    assert renderer._stripper.num_reasoning_tokens == answer.num_reasoning_tokens <= len(tokens)
+    assert answer.reasoning or not answer.num_reasoning_tokens
     assert ends == [*["call end"] * len(answer.tool_calls), "end"]
     assert lines[-1] == ["end", str(reason)]
     assert (renderer.num_tokens, renderer.is_finished) == (len(tokens), True)

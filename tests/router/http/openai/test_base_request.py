@@ -283,3 +283,19 @@ def test_grammar_that_cannot_be_compiled_names_its_field(serve, constraint):
             assert (answer.status, [error["param"]]) == (400, [*constraint])
             assert "the grammar is refused: " in error["message"]
     serve(scenario, grammars=True)
+
+
+@pytest.mark.parametrize(("fields", "param", "place"), [
+    ({"response_format": {"type": "json_object", "schema": {"$ref": "#/$defs/x"}}}, "response_format", "$ref"),
+    ({"guided_json": {"items": {"$ref": "#/$defs/x"}}}, "guided_json", "items.$ref"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/x"}}}}}],
+      "tool_choice": "required"}, "tool_choice", "properties.a.$ref")])
+def test_reference_that_leads_nowhere_is_named_with_its_path(serve, fields, param, place):  # type: ignore[no-untyped-def]
+    async def scenario(client, engine):  # type: ignore[no-untyped-def]
+        body = {"messages": [{"role": "user", "content": "x"}], **fields}
+        async with client.post("/v1/chat/completions", json=body) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["param"]) == (400, param)
+        assert error["message"].startswith(
+            f"`{param}` is refused: the reference `#/$defs/x` at `{place}` leads to no part of the JSON schema")
+    serve(scenario, grammars=True)

@@ -565,6 +565,49 @@ def test_cached_tokens_of_the_prompt_are_in_the_usage(post, path, compat, num_ca
         assert [found[name] for name in found if name == "prompt_tokens_details"] == details
 
 
+REASONING_TEMPLATE = ChatTemplate("{{ messages | tojson }}<think><tool_call>", {})
+REASONING_TEXT = "<think>so it is</think>yes"
+REASONING_SCRIPT = [*(TokenEvent(97, text, -1.0, False) for text in ("<think>", "so it", " is", "</think>", "yes")),
+                    FinishedEvent(FinishReason.LENGTH, REASONING_TEXT, 5, make_finished_timeline())]
+
+
+@pytest.mark.parametrize(("script", "count"), [(REASONING_SCRIPT, 3), (END_TOKEN_SCRIPT, 0)])
+@pytest.mark.parametrize("fields", [{}, {"tools": [PAINT_TOOL]}, {"n": 2}])
+def test_usage_of_a_model_that_reasons_has_the_tokens_of_its_reasoning(post, script, count, fields):
+    scripts = [[*script] for _ in range(fields.get("n", 1))]
+    whole = post_chat(post, *map(list, scripts), template=REASONING_TEMPLATE, **fields)
+    *_, last = stream_chat(post, *scripts, template=REASONING_TEMPLATE, stream_options={"include_usage": True},
+                           **fields)
+    assert whole["usage"] == last["usage"]
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": count * len(scripts)}
+
+
+def test_other_models_and_tgi_compat_have_no_reasoning_tokens(post):
+    tgi = RouterConfig(compat="tgi")
+    for answer in (post_chat(post), post_chat(post, template=TOOL_TEMPLATE, tools=[PAINT_TOOL]),
+                   post_chat(post, template=REASONING_TEMPLATE, config=tgi)):
+        assert "completion_tokens_details" not in answer["usage"]
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+@pytest.mark.parametrize(("path", "fields"), [
+    (CHAT_PATH, {"messages": MESSAGES}), (CHAT_PATH, {"messages": MESSAGES, "template": REASONING_TEMPLATE}),
+    ("/v1/completions", {"prompt": "x"}), ("/v1/completions", {"prompt": "x", "logprobs": 0})])
+def test_continuous_usage_is_in_every_chunk(post, path, fields, include_usage):
+    script = [TokenEvent(97, "a", -1.0, False), TokenEvent(98, "b", -1.0, False), TokenEvent(99, "c", -1.0, False),
+              FinishedEvent(FinishReason.LENGTH, "abc", 3, make_finished_timeline())]
+    options = {"include_usage": include_usage, "continuous_usage_stats": True}
+    status, headers, text = post(path, script, stream=True, stream_options=options, **fields)
+    assert (status, "x-ignored-fields" in headers) == (200, False)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert sorted({*counts}) == [1, 2, 3]
+    assert counts == sorted(counts)
+    assert all(chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + count
+               for chunk, count in zip(chunks, counts, strict=True))
+    assert ([] in [chunk["choices"] for chunk in chunks]) == include_usage
+
+
 def test_half_a_character_within_json_of_a_call_is_refused(post):
     """Regression: templates render arguments as an object, so the text of the prompt held what the body did not."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":"\\ud800"}'}}

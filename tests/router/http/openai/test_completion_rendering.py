@@ -1,13 +1,16 @@
 """Completions with logprobs and with their prompt: streamed and whole ones have the same content."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
+from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.errors import Cancelled, GenerationFailed
 from router.http.openai.completion_rendering import (
     CompletionDetails,
     CompletionLogprobs,
@@ -119,3 +122,51 @@ def test_logprobs_are_asked_of_the_shards(serve):
                  request.num_prompt_top_tokens) for request in engine.requests] == [
             (False, 0, False, 0), (True, 0, False, 0), (True, 3, False, 0), (False, 0, False, 0), (True, 2, True, 2)]
     serve(scenario)
+
+
+def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
+    """Regression: the logprobs of a long prompt were rendered on the event loop, with the first token."""
+    threads, add_prompt = [], CompletionLogprobs.add_prompt
+
+    def add_prompt_and_record_thread(*arguments):
+        threads.append(threading.current_thread())
+        add_prompt(*arguments)
+
+    monkeypatch.setattr(CompletionLogprobs, "add_prompt", add_prompt_and_record_thread)
+    output = make_output([(97, -4, 1), (98, -4, 1)], with_prompt=True)
+    details = CompletionDetails(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
+    renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
+
+    async def render():
+        stream = RequestStream(output.validated_request.request, 1000, *[lambda: None] * 3)
+        task = asyncio.create_task(renderer.render_prompt(stream))
+        for event in (PromptLogprobsEvent(1, (-1.0,), output.prompt_top_logprobs[:1]),
+                      PromptLogprobsEvent(2, (-2.0,), output.prompt_top_logprobs[1:]), *output.tokens):
+            stream.put(event)
+            await asyncio.sleep(0)
+        await task
+        stream.put(output.final_event)
+        return renderer.render(stream.take_events())
+
+    chunks = [json.loads(line.removeprefix("data: "))["choices"][0]
+              for line in asyncio.run(render()).decode().split("\n\n")[:-1]]
+    assert [thread is threading.main_thread() for thread in threads] == [False]
+    whole = render_whole(output, details)
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    assert {name: [value for chunk in chunks for value in chunk["logprobs"][name]]
+            for name in whole["logprobs"]} == whole["logprobs"]
+
+
+@pytest.mark.parametrize("error", [GenerationFailed("broken"), Cancelled("left")])
+def test_failure_before_the_end_of_the_prompt_is_kept(error):
+    details = CompletionDetails(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
+    renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
+
+    async def render():
+        stream = RequestStream(Request("0", PROMPT_TOKENS, 50), 1000, *[lambda: None] * 3)
+        stream.put(PromptLogprobsEvent(1, (-1.0,), [[]]))
+        stream.put(FailedEvent(error))
+        await renderer.render_prompt(stream)
+        return renderer.render(stream.take_events())
+
+    assert (asyncio.run(render()), renderer.error) == (b"", error)

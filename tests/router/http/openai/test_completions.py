@@ -1,12 +1,14 @@
 """OpenAI's completions route over a scripted engine."""
 
+import asyncio
 import json
 
 import pytest
 from support.servers.expected_streams import make_finished_timeline, make_text_events
+from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import GenerationFailed, NotReady, Overloaded
 from router.request import FinishReason
 
@@ -81,17 +83,17 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 
 @pytest.mark.parametrize(("body", "param", "words"), [
     ({"suffix": "x"}, "suffix", "`suffix`"),
-    ({"prompt": ["a"] * 129}, "prompt", "at most 128 texts with `n` 1, since --max-concurrent-requests is 128"),
+    ({"prompt": ["a"] * 2049}, "prompt", "`prompt` must hold at most 2048 texts with `n` 1, got 2049"),
     ({"n": 33}, "n", "`n` must be at least 1 and at most 32 (--max-choices, --max-concurrent-requests), got 33"),
     ({"n": 0}, "n", "`n` must be at least 1"), ({"top_k": -2}, "top_k", "`top_k` must be at least -1, got -2"),
-    ({"n": 32, "prompt": ["a"] * 5}, "prompt", "at most 4 texts with `n` 32"),
+    ({"n": 32, "prompt": ["a"] * 65}, "prompt", "at most 64 texts with `n` 32"),
     ({"best_of": 3, "n": 2}, "best_of", "`best_of` must be 1 or as `n`, got 3: all choices are returned"),
     ({"echo": 1}, "echo", "`echo`"), ({"logprobs": 21}, "logprobs", "`logprobs` must be at most 20"),
     ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
     ({"prompt": [[1], []]}, "prompt", "`prompt.1"), ({"prompt": [1, "a"]}, "prompt", "`prompt.0"),
     ({"prompt": [-1]}, "prompt", "`prompt.0"), ({"prompt": [1.5]}, "prompt", "`prompt.0"),
     ({"prompt": [512]}, "prompt", "`prompt` holds token 512; this model knows those below 512"),
-    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
+    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"), ({"max_tokens": 0, "echo": False}, "max_tokens", "`max"),
     ({"max_tokens": -1}, "max_tokens", "max_tokens"), ({"temperature": -1}, "temperature", "`temperature`"),
     ({"stop": ["a"] * 5}, "stop", "`stop`"), ({"stream_options": 5}, "stream_options", "stream_options"),
     ({"stop": ["a" * 1025]}, "stop", "a string in `stop`"),
@@ -179,6 +181,41 @@ def test_tgi_compat_keeps_tgi_quirks(post):
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == ["", "eos_token"]
 
 
+@pytest.mark.parametrize(("path", "fields", "ignored"), [
+    (COMPLETIONS_PATH, {"prompt": "hi", "n": 3, "echo": True, "logprobs": 0, "best_of": 1}, "n, echo, logprobs"),
+    (COMPLETIONS_PATH, {"prompt": "hi", "n": 1, "echo": False}, None),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2, "x": 1}, "x, n")])
+def test_fields_that_tgi_ignored_are_named(post, path, fields, ignored):
+    assert post(path, config=TGI_CONFIG, **fields)[1].get("x-ignored-fields") == ignored
+
+
+PROMPT_SCRIPT = [PromptLogprobsEvent(1, (-2.0,), [[(104, -0.5)]]),
+                 TokenEvent(97, "a", -1.0, False), FinishedEvent(FinishReason.STOP_STRING, "a", 1,
+                                                                 make_finished_timeline(), is_stopped=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_no_tokens_with_echo_return_the_prompt_alone(post, stream, logprobs):
+    fields = {"prompt": ["hi", "ho"], "echo": True, "max_tokens": 0, "logprobs": logprobs}
+    scripts = [[*PROMPT_SCRIPT] for _ in range(2)]
+    if stream:
+        *chunks, last = stream_completion(post, *scripts, **fields, stream_options={"include_usage": True})
+        choices, usage = [choices_of_prompt(chunks, index) for index in range(2)], last["usage"]
+        assert [len(parts) for parts in choices] == [1, 1]
+        choices = [parts[0] for parts in choices]
+    else:
+        headers, answer = post_completion(post, *scripts, **fields)
+        choices, usage = answer["choices"], answer["usage"]
+        assert headers["x-generated-tokens"] == "0"
+    assert usage == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("hi", "length"), ("ho", "length")]
+    for choice, letter in zip(choices, "io", strict=True):
+        assert choice["logprobs"] == (None if logprobs is None else {
+            "tokens": ["h", letter], "token_logprobs": [None, -2.0],
+            "top_logprobs": [None, {letter: -2.0, "h": -0.5}], "text_offset": [0, 1]})
+
+
 def test_choices_of_several_prompts_come_prompt_by_prompt(serve):
     async def scenario(client, engine):
         answer = await (await client.post(COMPLETIONS_PATH, json={"prompt": ["a", "bb"], "n": 2, "best_of": 2,
@@ -200,10 +237,76 @@ def test_prompts_may_be_token_ids(serve, prompt, prompts):
     serve(scenario)
 
 
-def test_more_choices_than_may_ever_run_are_refused_as_too_many(post):
-    status, _, text = post(COMPLETIONS_PATH, prompt=["a"] * 4, n=4, config=RouterConfig(max_concurrent_requests=15))
-    assert status == 400
-    assert "`prompt` must hold at most 3 texts with `n` 4, since --max-concurrent-requests is 15, got 4" in text
+MANY_PROMPTS = [f"prompt {number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("num_choices", "max_requests", "max_unfinished"), [(1, 20, 10), (3, 20, 9), (3, 2048, 120),
+                                                                             (1, 3, 3)])
+def test_prompts_run_in_turns_with_half_of_the_places(tmp_path, stream, num_choices, max_requests, max_unfinished):
+    async def scenario(weft):
+        seen = weft.record_num_unfinished()
+        async with weft.http_session.post(COMPLETIONS_PATH, json={
+            "prompt": MANY_PROMPTS, "n": num_choices, "temperature": 0, "max_tokens": 3, "stream": stream}) as answer:
+            texts = [""] * num_choices * len(MANY_PROMPTS)
+            for piece in await read_completions(answer):
+                for choice in piece["choices"]:
+                    texts[choice["index"]] += choice["text"]
+        assert (len(seen), max(seen)) == (len(texts), max_unfinished)
+        for index, prompt in enumerate(MANY_PROMPTS):
+            async with weft.http_session.post(COMPLETIONS_PATH, json={
+                "prompt": prompt, "temperature": 0, "max_tokens": 3}) as answer:
+                expected = json.loads(await answer.read())["choices"][0]["text"]
+            assert texts[index * num_choices:(index + 1) * num_choices] == [expected] * num_choices
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, max_concurrent_requests=max_requests)
+
+
+async def read_completions(answer):
+    assert answer.status == 200
+    text = (await answer.read()).decode()
+    if not text.startswith("data: "):
+        return [json.loads(text)]
+    *lines, done, _ = text.split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_other_clients_find_places_beside_a_request_of_many_prompts(tmp_path):
+    async def scenario(weft):
+        many = asyncio.create_task(weft.http_session.post(COMPLETIONS_PATH, json={
+            "prompt": MANY_PROMPTS, "max_tokens": 3}).__aenter__())
+        await weft.wait_for_steps_in_flight()
+        streams = [weft.submit("in the house", 3) for _ in range(5)]
+        weft.gate.release_all()
+        async with await many as answer:
+            assert (answer.status, len(json.loads(await answer.read())["choices"])) == (200, len(MANY_PROMPTS))
+        for stream in streams:
+            stream.close()
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, gated=True, max_concurrent_requests=10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_of_many_prompts_is_rejected_if_no_place_is_free(tmp_path, stream):
+    async def scenario(weft):
+        first = weft.submit("in the house", 3)
+        async with weft.http_session.post(COMPLETIONS_PATH, json={"prompt": MANY_PROMPTS, "stream": stream}) as answer:
+            assert (answer.status, "Retry-After" in answer.headers) == (429, True)
+        weft.gate.release_all()
+        first.close()
+        await weft.check_idle()
+
+    play_scenario(scenario, tmp_path, http=True, gated=True, max_concurrent_requests=1)
+
+
+def test_failure_of_a_prompt_cancels_those_that_run_and_drops_those_that_wait(serve):
+    async def scenario(client, engine):
+        answer = await client.post(COMPLETIONS_PATH, json={"prompt": MANY_PROMPTS})
+        assert (answer.status, len(engine.requests), len(engine.disconnected_requests)) == (500, 5, 4)
+    serve(scenario, FAILURE_SCRIPT, [], [], [], [], config=RouterConfig(max_concurrent_requests=10))
 
 
 def test_prompt_counts_once_in_headers(serve):

@@ -10,6 +10,7 @@ from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     ChatOutputOptions,
+    ContinuousUsageRenderer,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
@@ -110,6 +111,31 @@ def test_usage_chunk_counts_a_prompt_once_for_its_choices(num_choices, num_promp
     [usage] = parse_chunks(usage_chunk(METADATA, CHAT_CHUNK_TYPE, renderers, num_choices))
     assert usage == METADATA_JSON | {"object": "chat.completion.chunk", "choices": [], "usage": {
         "prompt_tokens": num_prompt_tokens, "completion_tokens": 4, "total_tokens": num_prompt_tokens + 4}}
+
+
+def render_with_usage(*bursts):
+    renderer = ContinuousUsageRenderer(OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions()))
+    chunks = parse_chunks(b"".join(renderer.render(burst) for burst in bursts).decode())
+    assert renderer.is_finished
+    return chunks
+
+
+@pytest.mark.parametrize("bursts", [
+    ([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh")]), ([TOKEN_EVENT, TOKEN_EVENT, make_final_event("hh")],),
+    ([PromptLogprobsEvent(1, (-2.0,))], [TOKEN_EVENT, TOKEN_EVENT], [make_final_event("hh")])])
+def test_continuous_usage_counts_the_tokens_so_far(bursts):
+    chunks, plain_chunks = render_with_usage(*bursts), render_chunks(*bursts)
+    counts = [1, 2, 2] if len(bursts) == 3 else [1, 2]
+    assert [chunk.pop("usage") for chunk in chunks] == [
+        {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": 3 + count} for count in counts]
+    assert {chunk.pop("usage") for chunk in plain_chunks} == {None}
+    assert chunks == plain_chunks
+
+
+def test_text_that_looks_like_a_usage_is_sent_unchanged():
+    text = '"usage":null}\n\n'
+    [chunk] = render_with_usage([TokenEvent(1, text, -0.5, False), make_final_event(text, 1)])
+    assert chunk_contents([chunk]) == [text]
 
 
 def test_prompt_logprobs_are_not_sent():

@@ -9,6 +9,7 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed, Overloaded
+from router.http.openai.responses import ResponsesRequest
 from router.request import FinishReason
 from router.text.chat_template import ChatTemplate
 
@@ -260,3 +261,11 @@ def test_error_in_a_stream_is_its_last_event(post):
     assert status == 200
     types = [line.removeprefix("event: ") for line in text.split("\n") if line.startswith("event: ")]
     assert types[-3:] == ["response.output_text.delta", "response.failed", "error"]
+
+
+def test_function_of_a_choice_may_have_the_name_of_an_option():
+    tools = [TOOL | {"name": "none"}]
+    body = {"input": "x", "tools": tools, "tool_choice": {"type": "function", "name": "none"}}
+    chat_request = ResponsesRequest.model_validate(body).to_chat_request()
+    assert (chat_request.needs_tool_call, len(chat_request.tools)) == (True, 1)
+    assert ResponsesRequest.model_validate(body | {"tool_choice": "none"}).to_chat_request().tools is None

@@ -8,6 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidRequest, InvalidTools
+from router.grammars.compiler_process import compile_grammar, load_tokenizer
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
 from router.http.openai.tools import (
     Function,
@@ -22,6 +23,7 @@ from router.http.openai.tools import (
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.response_parser import HERMES_FORMAT, StreamingResponseParser
+from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
 
 PAINT_PARAMETERS = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}},
@@ -61,12 +63,45 @@ def test_arguments_follow_the_schema_and_allow_no_others() -> None:
     assert get_allowed_calls([make_tool("x", opened)], "required")[0]["arguments"] == {"type": "object", **opened}
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_function_may_have_the_name_of_an_option(name: str) -> None:
+    tools = [make_tool("paint"), make_tool(name)]
+    choice = NamedToolChoice.model_validate({"function": {"name": name}})
+    assert len(select_template_tools(tools, choice)) == 2
+    [call] = get_allowed_calls(tools, choice)
+    assert call["name"] == {"const": name}
+    with pytest.raises(InvalidTools, match=f"one of the tools .paint., got {name}"):
+        select_template_tools(tools[:1], choice)
+
+
 def test_schema_references_are_moved_into_the_call_grammar() -> None:
     place = "#/anyOf/1/properties/arguments/$defs/colour"
     _, paint = get_allowed_calls([make_tool("stop"), make_tool("paint", PAINT_PARAMETERS)], "required")
     assert paint["arguments"]["properties"]["colour"] == {"$ref": place}
     values = {"properties": {"a": {"enum": [{"$ref": "#/x"}]}}}
     assert get_allowed_calls([make_tool("x", values)], "x")[0]["arguments"]["properties"] == values["properties"]
+
+
+@pytest.mark.parametrize(("schema", "reference"), [
+    ({"properties": {"a": {"$ref": "#name"}}, "$defs": {"x": {"$anchor": "name"}}}, "#name"),
+    ({"$id": "http://x.org/y", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}}, "#/$defs/x"),
+    ({"properties": {"a": {"$ref": ""}}}, "#/anyOf/0/properties/arguments"),
+    ({"properties": {"a": {"$ref": "#"}}}, "#/anyOf/0/properties/arguments")], ids=str)
+def test_only_references_to_the_root_are_moved(schema: dict[str, Any], reference: str) -> None:
+    """Regression: names of anchors were moved, too, and lost."""
+    grammar = required_call_grammar([make_tool("paint", schema)], "required")
+    assert grammar is not None
+    assert json.loads(grammar.source)["anyOf"][0]["properties"]["arguments"]["properties"]["a"]["$ref"] == reference
+    compile_grammar(load_tokenizer(create_byte_tokenizer().path_or_content), grammar.kind, grammar.source)
+
+
+def test_reference_fault_names_the_place_in_the_tool() -> None:
+    """Regression: the error named a place in the grammar of the call."""
+    tools = [make_tool("stop"), make_tool("paint", {"properties": {"a": {"$ref": "#/$defs/x"}}})]
+    grammar = required_call_grammar(tools, "required")
+    assert grammar is not None
+    assert grammar.reference_fault == ("the reference `#/$defs/x` at `properties.a.$ref` leads to no part of the JSON "
+                                       "schema of the function `paint`")
 
 
 def test_invalid_tool_schema_is_rejected_with_its_path() -> None:
@@ -98,7 +133,7 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
     return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(**output_options),
-                                            StreamingResponseParser(HERMES_FORMAT, prompt)))
+                                            StreamingResponseParser(HERMES_FORMAT, prompt)).json)
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
@@ -189,7 +224,7 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                                  StreamingResponseParser(HERMES_FORMAT, ""))
+                                                  StreamingResponseParser(HERMES_FORMAT, "")).json
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                           StreamingResponseParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])
@@ -201,7 +236,7 @@ def test_stop_token_at_the_length_limit_is_no_content():
     token_events = [TokenEvent(7, "Hi", -0.5, False), stop_token]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     choice = json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                              StreamingResponseParser(HERMES_FORMAT, "")))
+                                              StreamingResponseParser(HERMES_FORMAT, "")).json)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "stop")
     renderer = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
                                             StreamingResponseParser(HERMES_FORMAT, ""))

@@ -206,3 +206,46 @@ def test_embedding_request_can_time_out(tmp_path):
         (await first).close()
 
     play_scenario(scenario, tmp_path, http=True, gated=True, look_ahead=1)
+
+
+ONLY_EMBEDDINGS = {"embeddings": True, "generation": False}
+
+
+def post_to_root(serve, **body):
+    async def scenario(client, engine):
+        async with client.post("/", json=body) as answer:
+            return answer.status, await answer.json(), [request.prompt for request in engine.requests]
+    return serve(scenario, **ONLY_EMBEDDINGS)
+
+
+@pytest.mark.parametrize(("inputs", "prompts"), [
+    ("abc", [b"abc"]), (["abc", "d"], [b"abc", b"d"]), ([5, 6], [(5, 6)]), (["abc", [5, 6]], [b"abc", (5, 6)])])
+def test_root_of_an_embedding_model_returns_a_list_of_vectors(serve, inputs, prompts):
+    status, vectors, found = post_to_root(serve, inputs=inputs)
+    assert (status, found) == (200, [tuple(prompt) for prompt in prompts])
+    assert vectors == [[float(len(prompt)), *[0.0] * 15] for prompt in prompts]
+
+
+@pytest.mark.parametrize(("fields", "vector"), [
+    ({"normalize": True}, [1.0, *[0.0] * 15]), ({"normalize": False, "truncate": False}, [2.0, *[0.0] * 15]),
+    ({"dimensions": 3}, [1.0, 0.0, 0.0])])
+def test_root_of_an_embedding_model_normalizes_on_request(serve, fields, vector):
+    assert post_to_root(serve, inputs="ab", **fields)[:2] == (200, [vector])
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"inputs": []}, "`inputs`"), ({"inputs": ["a", ""]}, "`inputs` must not be an empty"), ({"inputs": 5}, "`inputs"),
+    ({"inputs": ["a"] * 2049}, "`inputs` must hold at most 2048 texts, got 2049"),
+    ({"truncate": True}, "`truncate` must be false, got true"), ({"prompt_name": "query"}, "`prompt_name` is given"),
+    ({"dimensions": 3, "normalize": False}, "`normalize` must not be false"), ({"dimensions": 0}, "`dimensions`"),
+    ({"dimensions": 17}, "`dimensions` must be at most 16")])
+def test_root_of_an_embedding_model_names_invalid_fields(serve, fields, words):
+    status, answer, _ = post_to_root(serve, **{"inputs": "a"} | fields)
+    assert (status, words in answer["error"]) == (422, True), answer
+
+
+def test_root_of_a_model_that_generates_too_is_that_of_tgi(serve):
+    async def scenario(client, engine):
+        async with client.post("/", json={"inputs": "a"}) as answer:
+            assert await answer.json() == [{"generated_text": "aweft"}]
+    serve(scenario, embeddings=True)

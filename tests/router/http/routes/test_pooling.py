@@ -33,26 +33,13 @@ async def read_embeddings(answer):
     return [row["embedding"] for row in json.loads(await answer.read())["data"]]
 
 
-def record_num_unfinished(engine):
-    """Record the number of unfinished requests at each submission."""
-    seen, submit = [], engine.submit
-
-    def submit_and_record(*submit_args):
-        stream = submit(*submit_args)
-        seen.append(len(engine._client_streams))
-        return stream
-
-    engine.submit = submit_and_record
-    return seen
-
-
 def get_request_ids(requests):
     return {request.id for request in requests}
 
 
 def test_all_texts_are_answered_in_order_with_bounded_concurrency(tmp_path):
     async def scenario(weft):
-        seen = record_num_unfinished(weft.engine)
+        seen = weft.record_num_unfinished()
         async with post_embeddings(weft.http_session, MANY_TEXTS) as answer:
             assert await read_embeddings(answer) == expected_vectors(weft.model, MANY_TEXTS)
         assert (len(seen), max(seen)) == (len(MANY_TEXTS), MAX_CONCURRENT_TEXTS)
@@ -71,7 +58,7 @@ def test_one_client_may_use_a_quarter_of_the_concurrency_limit(settings, expecte
 
 def test_texts_without_a_free_slot_wait_for_earlier_ones(tmp_path):
     async def scenario(weft):
-        seen = record_num_unfinished(weft.engine)
+        seen = weft.record_num_unfinished()
         async with post_embeddings(weft.http_session, MANY_TEXTS) as answer:
             assert await read_embeddings(answer) == expected_vectors(weft.model, MANY_TEXTS)
         assert max(seen) == 2

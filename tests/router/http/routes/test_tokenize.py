@@ -8,9 +8,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.config import RouterConfig
-from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, send_json
+from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, make_tokenizer_info, send_json
 from router.http.server import abort_connection
 from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -147,3 +148,19 @@ def test_invalid_tokens_are_rejected(post, tokens, words):
     status, _, text = post("/detokenize", tokens=tokens)
     assert status == 422
     assert words in json.loads(text)["error"]
+
+
+def test_tokenizer_info_has_end_token_and_template(serve):
+    async def scenario(client, engine):
+        async with client.get("/tokenizer_info") as answer:
+            assert answer.status == 200
+            assert await answer.json() == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>",
+                                           "chat_template": "{{ messages }}"}
+    serve(scenario, template=ChatTemplate("{{ messages }}", {}))
+
+
+def test_tokenizer_info_has_the_configuration_without_paths():
+    known = {"tokenizer_class": "LlamaTokenizerFast", "eos_token": "</s>", "model_max_length": 512}
+    paths = {"name_or_path": "/home/me", "_name_or_path": "/home/me", "vocab_file": "/home/me/vocab.txt"}
+    tokenizer = Tokenizer(create_byte_tokenizer()._tokenizer, [256], config={**known, **paths, "chat_template": "old"})
+    assert make_tokenizer_info(tokenizer, None) == {**known, "chat_template": None}

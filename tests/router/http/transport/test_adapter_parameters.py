@@ -1,6 +1,7 @@
 """Adapter names in requests and response headers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -122,6 +123,19 @@ def test_unknown_model_error_lists_the_available_models(post, path):
         error = json.loads(text)["error"]
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
         assert "`model` may be loom, mine, b, secret or the name of an adapter (" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_unknown_model_error_names_no_more_than_the_list_of_models(serve, path):
+    """With keys, `/v1/models` has only aliases: others would reveal what tenants use."""
+    async def scenario(client, _):
+        key = {"Authorization": "Bearer sk-one"}
+        async with client.post(path, json=body_with_adapter(path, "b"), headers=key) as answer:
+            assert answer.status == 200
+        async with client.post(path, json=body_with_adapter(path, "c"), headers=key) as answer:
+            message = (await answer.json())["error"]["message"]
+        assert "`model` may be loom, mine or the name of an adapter (" in message
+    serve(scenario, store=FakeAdapterStore(), config=replace(PRELOADED_CONFIG, api_key="sk-one"))
 
 
 def test_model_with_another_adapter_source_is_echoed_as_requested(post):

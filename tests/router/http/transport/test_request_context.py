@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from support.servers.expected_streams import make_text_events
 from support.servers.span_sender import RecordingSpanSender
@@ -11,7 +12,12 @@ from support.servers.span_sender import RecordingSpanSender
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
 from router.http.transport.auth import CLIENT, AuthenticatedClient
-from router.http.transport.request_context import REQUEST_COUNTER, RequestContext, request_headers, response_headers
+from router.http.transport.request_context import (
+    REQUEST_COUNTER,
+    RequestContext,
+    add_request_id_header,
+    response_headers,
+)
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
@@ -55,11 +61,24 @@ def test_request_id_in_use_is_replaced():
     assert make_context(accounts, x_request_id="mine").request_id != "mine"
 
 
-def test_response_headers_contain_the_request_id():
+def prepare_response(request):
+    response = web.Response()
+    asyncio.run(add_request_id_header(request, response))
+    return response.headers["x-request-id"]
+
+
+def test_response_has_the_id_of_the_request():
     request = make_mocked_request("POST", "/", {"x-request-id": "mine"})
-    assert request_headers(request) == {}
-    RequestContext.from_request(request, RequestRecordStore())
-    assert request_headers(request) == {"x-request-id": "mine"}
+    assert prepare_response(request) == "mine"
+    accounts = RequestRecordStore()
+    accounts.add_unfinished(RequestRecord("mine", "", 1, 0.0, RequestTimeline(0.0)))
+    context = RequestContext.from_request(request, accounts)
+    assert prepare_response(request) == context.request_id != "mine"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "é", "a\tb"])
+def test_response_repeats_no_invalid_id(name):
+    assert len(prepare_response(make_mocked_request("GET", "/", {"x-request-id": name}))) == 32
 
 
 def test_tenant_comes_from_the_api_key():
