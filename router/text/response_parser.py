@@ -1,6 +1,5 @@
-"""Parser of a model's output into content, reasoning and tool calls. The format of the output (`OutputFormat`) is data:
-the `response_template` of tokenizer_config.json, as in transformers, or one of those below, chosen by strings in the
-chat template. Output that does not fit its format is content."""
+"""Parsers of a model's output into content, reasoning and tool calls, by its format (output_formats.py). Output that
+does not fit its format is content."""
 
 import json
 import re
@@ -10,94 +9,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-OutputFormat = Mapping[str, Any]
-TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
-CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
-# Repetitions in patterns are bounded: each piece of the output is searched again from where a match may begin.
-# Invalid calls are rejected one by one, by `parse_tool_call`: the parser would also drop valid ones of the same piece.
-JSON_CALLS = {"content": "json", "content_args": {"allow_non_json": True}}
-HERMES_FORMAT: OutputFormat = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}<tool_call>", "close": "</tool_call>", "repeats": True,
-                       "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
-    },
-}
-QWEN_CODER_FORMAT: OutputFormat = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {"content": "xml-inline", "content_args": {
-                           "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>"},
-                       "open_pattern": r"\s{0,16}<tool_call>\s{0,16}<function=(?P<name>[^>\n]{1,128})>",
-                       "close_pattern": r"</function>\s{0,16}</tool_call>", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
-    },
-}
-LLAMA_FORMAT: OutputFormat = {
-    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "fields": {
-        "tool_calls": {**JSON_CALLS,
-                       "open_pattern": r"\s{0,16}<\|python_tag\|>\s{0,16}|\A\s{0,16}(?=\{\s{0,16}\"name\")",
-                       "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>", "repeats": True,
-                       "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}(?:<\|eom_id\|>|<\|eot_id\|>)"},
-    },
-}
-MISTRAL_FORMAT: OutputFormat = {
-    "start_anchor": "[/INST]",
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\]\s{0,16}", "close": "</s>"},
-        "content": {**CONTENT, "close": "</s>"},
-    },
-}
-MISTRAL_NAMED_FORMAT: OutputFormat = {
-    "start_anchor": "[/INST]",
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\](?P<name>[^\[\s]{1,128})\s{0,16}"
-                                                     r"(?:\[ARGS\])\s{0,16}",
-                       "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {**CONTENT, "close": "</s>"},
-    },
-}
-DEEPSEEK_FORMAT: OutputFormat = {
-    "start_anchor": "<\uff5cAssistant\uff5c>",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {**JSON_CALLS,
-                       "open_pattern": r"\s{0,16}(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s{0,16}"
-                                       r"<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>"
-                                       r"(?P<name>[^\n]{1,128})\n```json\n",
-                       "close": "\n```<\uff5ctool\u2581call\u2581end\uff5c>", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "after_calls": {"open": "<\uff5ctool\u2581calls\u2581end\uff5c>",
-                        "close": "<\uff5cend\u2581of\u2581sentence\uff5c>"},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\uff5cend\u2581of\u2581sentence\uff5c>"},
-    },
-}
-# For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
-BARE_JSON_FORMAT: OutputFormat = {
-    "start_anchor": "\0",  # occurs in no prompt
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s{0,16}(?:```(?:json)?\s{0,16})?(?=\{\s{0,16}\"name\")",
-                       "close_pattern": r"\s{0,16}```|\Z", "repeats": True},
-        "content": CONTENT,
-    },
-}
-# The first of these strings that a chat template contains determines the format of its model's output.
-FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat] = {
-    "<function=": QWEN_CODER_FORMAT, "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT,
-    "[TOOL_CALLS]": MISTRAL_FORMAT,
-    "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
-}
+from router.text.output_formats import (
+    REASONING_FIELDS,
+    SYNTAX_KEY,
+    TOOL_CALLS_FIELD,
+    OutputFormat,
+    find_answer_beginning,
+    has_json_calls,
+    without_tool_calls,
+)
 
-# Beginning of a required call, up to its arguments.
-CALL_OPENING_PATTERN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
-                                  r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+# Beginning of the JSON of a call, up to its arguments.
+CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+                        r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +62,6 @@ ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening 
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
-def detect_output_format(template: str) -> OutputFormat | None:
-    return next((output_format for marker, output_format in FORMAT_BY_TEMPLATE_MARKER.items() if marker in template),
-                None)
-
-
-def find_reasoning_format(output_format: OutputFormat | None, template: str) -> OutputFormat | None:
-    """Return the format of answers without tool calls if the model's template knows reasoning, else None."""
-    if output_format is None:
-        return None
-    fields = output_format["fields"]
-    openings = [fields[name].get("open", "") for name in REASONING_FIELDS if name in fields]
-    return without_tool_calls(output_format) if any(opening in template for opening in openings) else None
-
-
-def without_tool_calls(output_format: OutputFormat) -> OutputFormat:
-    return {**output_format, "fields": {name: field for name, field in output_format["fields"].items()
-                                        if name != TOOL_CALLS_FIELD}}
-
-
 def import_chat_parsing() -> Any:
     """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
     return import_module("transformers.utils.chat_parsing")
@@ -177,8 +82,7 @@ class StreamingResponseParser:
         self._call_end = compile_call_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
         self._output_format = output_format
-        _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
-        self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
+        self._response_prefix = find_answer_beginning(output_format, prompt)
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
@@ -256,27 +160,41 @@ class RequiredCallParser:
 
     strips_text = True
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning_parser: "StreamingResponseParser | None" = None, opening: str = "") -> None:
+        """`reasoning_parser` sets apart the reasoning before the call, if there may be any. `opening`: text that may
+        precede the JSON."""
+        self._reasoning_parser = reasoning_parser
+        self._opening_pattern = re.compile(rf"\s*(?:{re.escape(opening.strip())})?{CALL_OPENING_PATTERN}")
         self._text = ""  # that was not returned yet
         self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
+        if self._reasoning_parser is None:
+            return self._feed_call(text)
+        return self._feed_parts(self._reasoning_parser.feed(text))
+
+    def closes_field(self, token: str) -> bool:
+        """Return whether this token closes the reasoning: the JSON itself tells where the call ends."""
+        return self._reasoning_parser is not None and self._reasoning_parser.closes_field(token)
+
+    def finish(self) -> list[ResponsePart]:
+        parts = [] if self._reasoning_parser is None else self._feed_parts(self._reasoning_parser.finish())
+        return [*parts, *[ContentPiece(self._text)] * bool(self._text)]
+
+    def _feed_parts(self, parts: Iterable[ResponsePart]) -> list[ResponsePart]:
+        return [new for part in parts
+                for new in (self._feed_call(part.text) if isinstance(part, ContentPiece) else [part])]
+
+    def _feed_call(self, text: str) -> list[ResponsePart]:
         self._text += text
         parts: list[ResponsePart] = []
         if self._arguments_end is None:
-            if (match := CALL_OPENING_PATTERN.match(self._text)) is None:
+            if (match := self._opening_pattern.match(self._text)) is None:
                 return parts
             self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
         arguments, self._text = self._arguments_end.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
-
-    def closes_field(self, _token: str) -> bool:
-        """Return False: the JSON itself tells where the call ends."""
-        return False
-
-    def finish(self) -> list[ResponsePart]:
-        return [ContentPiece(self._text)] if self._text else []
 
 
 class ObjectEndFinder:
@@ -308,21 +226,11 @@ class ObjectEndFinder:
 AnyResponseParser = StreamingResponseParser | RequiredCallParser
 
 
-def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
-    """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
-    field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
-    if field.get("content") != "json" or not field.get("repeats"):
-        return ""
-    pattern = re.sub(r"^\\s(?:\*|\{0,16\})|\\s(?:\*|\{0,16\})$", "", field.get("open_pattern", ""))
-    unescaped = re.sub(r"\\(\W)", r"\1", pattern)
-    text = str(field.get("open") or (unescaped if re.escape(unescaped) == pattern else ""))
-    return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
-
-
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
     """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters."""
     typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
-    return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix, tools=typed_tools)
+    template = {key: value for key, value in output_format.items() if key != SYNTAX_KEY}
+    return import_chat_parsing().ResponseParser(template, prefix=prefix, tools=typed_tools)
 
 
 def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
@@ -332,11 +240,6 @@ def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
         return re.compile(close)
     except re.error:  # transformers' parser has another dialect of patterns
         return re.compile("")
-
-
-def has_json_calls(output_format: OutputFormat) -> bool:
-    """Return whether calls are JSON, which tells by itself whether a call is whole."""
-    return bool(output_format["fields"].get(TOOL_CALLS_FIELD, {}).get("content") == "json")
 
 
 def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) -> ParsedToolCall:

@@ -18,6 +18,7 @@ from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_a
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.answers import call_with_parsing
+from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
 from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -55,11 +56,10 @@ from router.http.transport.services import ServiceRoutes, Services, gather_or_ca
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
+from router.text.output_formats import BARE_JSON_FORMAT, OutputFormat
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.response_parser import (
-    BARE_JSON_FORMAT,
     AnyResponseParser,
-    OutputFormat,
     RequiredCallParser,
     StreamingResponseParser,
     import_chat_parsing,
@@ -322,6 +322,10 @@ class ChatRequest(OpenAIBaseRequest):
         return self.continue_final_message
 
     @property
+    def may_call_tool(self) -> bool:
+        return bool(self.tools) and get_tool_choice_name(self.tool_choice) != "none"
+
+    @property
     def needs_tool_call(self) -> bool:
         return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
 
@@ -330,7 +334,10 @@ class ChatRequest(OpenAIBaseRequest):
         return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
 
     def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
-        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
+        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty. A
+        grammar beside tools is refused."""
+        if self.tools is not None and (found := self._find_format()) is not None:
+            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
         generation_input = plain_request.to_generation_input(context)
         names = replace(generation_input.parameter_names, max_top_n_tokens=0)
@@ -349,19 +356,19 @@ class ChatRequest(OpenAIBaseRequest):
                        raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
-        """Return the parameter that constrains the answer, by default that of formats, and its grammar."""
-        found = None
-        if self.response_format is not None:
-            found = self.find_grammar(partial(parse_grammar, value=self.response_format))
-        elif not CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set):
-            found = self.find_grammar(None)
-        if found is not None and self.tools is not None:
-            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
-        if found is not None:
-            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
+        """Return the parameter that constrains the answer, by default that of formats, and its grammar. A required call
+        has no format: a format is that of the text."""
+        found = self._find_format()
         if self.needs_tool_call:
             return "tool_choice", required_call_grammar(self.tools, self.tool_choice)
+        if found is not None:
+            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
         return parameter_names.grammar, None
+
+    def _find_format(self) -> tuple[str, Grammar] | None:
+        if self.response_format is not None:
+            return self.find_grammar(partial(parse_grammar, value=self.response_format))
+        return None if CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set) else self.find_grammar(None)
 
     def resolve_max_new_tokens(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -389,13 +396,24 @@ class ValidatedChat:
     parsers: Sequence[AnyResponseParser | None]
 
 
+def constrain_answer(services: Services, chat_request: ChatRequest,
+                     generation_input: GenerationInput) -> GenerationInput:
+    """Return a chat whose grammar is that of the model's whole output. Raises InvalidRequest and InvalidTools."""
+    template, needs_call = services.validator.chat_template, chat_request.needs_tool_call
+    generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
+    if generation_input.grammar is None or needs_call or not chat_request.may_call_tool:
+        return generation_input
+    return allow_calls(generation_input, template, chat_request.tools or (),
+                       has_one_call=chat_request.parallel_tool_calls is False)
+
+
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
     is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
-    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi
-                        else chat_request.to_generation_input(context, parameter_names))
+    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi else constrain_answer(
+        services, chat_request, chat_request.to_generation_input(context, parameter_names)))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
                                    for choice in choices])
@@ -472,21 +490,23 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
                                  is_compat: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
     With `is_compat`, read all calls and no reasoning without tools, as TGI and LoRAX."""
-    if chat_request.needs_tool_call:
-        return RequiredCallParser()
-    validator = services.validator
-    if chat_request.tools and get_tool_choice_name(chat_request.tool_choice) != "none":
+    validator, needs_call = services.validator, chat_request.needs_tool_call
+    reasoning_format = None if is_compat else validator.reasoning_format
+    tools: Sequence[Mapping[str, Any]] | None = None
+    if chat_request.may_call_tool and not needs_call:
         tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
-        output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
-    elif validator.reasoning_format is not None and not is_compat:
-        tools, output_format = None, validator.reasoning_format
+        output_format: OutputFormat | None = validator.output_format or BARE_JSON_FORMAT
     else:
-        return None
+        output_format = reasoning_format
+    if output_format is None:
+        return RequiredCallParser() if needs_call else None
     await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
     max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
     parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
+    if needs_call and validator.chat_template is not None:
+        return RequiredCallParser(parser, validator.chat_template.tool_call_opening)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
     return parser

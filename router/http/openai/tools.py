@@ -4,7 +4,7 @@ the text of the model."""
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal, Self
 
@@ -142,19 +142,28 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
     name = get_tool_choice_name(tool_choice)
     if name in {"auto", "none"}:
         return None
-    calls: list[dict[str, Any]] = []
-    for index, function in enumerate(tool.function for tool in tools or ()):
-        if name in {"required", function.name}:
+    return make_call_grammar(iterate_arguments_schemas(tools or (), None if name == "required" else name))
+
+
+def make_call_grammar(schemas: Iterable[tuple[str, Any]], arguments_key: str = "arguments") -> Grammar:
+    """Return the grammar of the JSON of a call. `schemas`: functions with the schemas of their arguments."""
+    calls = [{"type": "object", "required": ["name", arguments_key], "additionalProperties": False,
+              "properties": {"name": {"const": name}, arguments_key: schema}} for name, schema in schemas]
+    return make_json_schema_grammar("tools", {"anyOf": [
+        prefix_schema_references(call, f"#/anyOf/{index}/properties/{arguments_key}")
+        for index, call in enumerate(calls)]})
+
+
+def iterate_arguments_schemas(tools: Sequence[Tool], name: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield functions with the schemas of their arguments, by default all of them. Raises InvalidRequest with the place
+    in the request."""
+    for index, function in enumerate(tool.function for tool in tools):
+        if name in {None, function.name}:
             parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
-            # validates, with the location in the error message
             make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
             object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                              else {"type": "object"})
-            calls.append({"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-                          "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}})
-    return make_json_schema_grammar("tools",
-                                    {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
-                                               for index, call in enumerate(calls)]})
+            yield function.name, object_schema | parameters
 
 
 def prefix_schema_references(schema: Any, prefix: str) -> Any:

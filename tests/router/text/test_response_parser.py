@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.response_parser import (
+from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
     HERMES_FORMAT,
@@ -16,6 +16,11 @@ from router.text.response_parser import (
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
     QWEN_CODER_FORMAT,
+    detect_output_format,
+    find_call_opening,
+    find_reasoning_format,
+)
+from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
@@ -23,9 +28,6 @@ from router.text.response_parser import (
     RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
-    detect_output_format,
-    find_call_opening,
-    find_reasoning_format,
     join_adjacent_parts,
     parse_complete_response,
 )

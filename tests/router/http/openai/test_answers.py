@@ -20,8 +20,8 @@ from router.http.openai.answers import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
+from router.text.output_formats import HERMES_FORMAT, without_tool_calls
 from router.text.response_parser import (
-    HERMES_FORMAT,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
@@ -30,7 +30,6 @@ from router.text.response_parser import (
     StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,
-    without_tool_calls,
 )
 from router.validation.validator import ValidatedRequest
 

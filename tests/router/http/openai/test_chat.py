@@ -303,7 +303,8 @@ def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}, "template": ChatTemplate("<|tool_call>", {})},
+     "`response_format` and `tools` are given, but no grammar can be made of calls in this model's format"),
     ({"tools": [PAINT_TOOL], "tool_choice": "draw"}, "`tool_choice` must be"),
     ({"tools": [PAINT_TOOL], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
     ({"tool_choice": "draw"}, "there are none"),

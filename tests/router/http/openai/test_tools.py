@@ -21,7 +21,8 @@ from router.http.openai.tools import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.response_parser import HERMES_FORMAT, StreamingResponseParser
+from router.text.output_formats import HERMES_FORMAT
+from router.text.response_parser import StreamingResponseParser
 from router.validation.validator import ValidatedRequest
 
 PAINT_PARAMETERS = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}},
