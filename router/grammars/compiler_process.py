@@ -11,10 +11,13 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
+
+from router.grammars.output_grammar_writer import OutputGrammarWriter
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
@@ -32,6 +35,7 @@ GRAMMAR_READERS: Mapping[str, Callable[[str], str]] = {
     "regex": lambda source: LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/"),
     "grammar": lambda source: LLMatcher.grammar_from_lark(convert_to_lark(source)),
 }
+OUTPUT_KIND = "output"  # of grammars that are made of others
 
 
 class GrammarCompileError(Exception):
@@ -53,11 +57,21 @@ def load_tokenizer(tokenizer: str) -> LLTokenizer:
         raise GrammarCompileError(f"grammars do not go with this model's tokenizer: {error}") from error
 
 
+@lru_cache(1)
+def find_special_tokens(tokenizer: LLTokenizer) -> Mapping[str, int]:
+    """Return the tokens that no text stands for, by their names. Others call some of them added tokens."""
+    return {tokenizer.decode_str([token]): token for token in range(tokenizer.vocab_size)
+            if tokenizer.is_special_token(token)}
+
+
 def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     """Return the grammar in the form that shards load. Raises GrammarCompileError for errors, for warnings (partial
     support), and if the first step fails or allows no token."""
     try:
-        grammar = GRAMMAR_READERS[kind](source)
+        if kind == OUTPUT_KIND:
+            grammar = OutputGrammarWriter(find_special_tokens(tokenizer), GRAMMAR_READERS).write_all(json.loads(source))
+        else:
+            grammar = GRAMMAR_READERS[kind](source)
     except ValueError as error:
         raise GrammarCompileError(str(error)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))

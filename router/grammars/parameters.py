@@ -24,6 +24,7 @@ from urllib.parse import unquote
 from pydantic_core import from_json
 
 from router.errors import InvalidRequest
+from router.grammars.output_grammar_writer import quote_for_lark
 from router.text.prompt_encoder import check_text
 
 MAX_CHARACTERS = 262_144
@@ -44,9 +45,10 @@ REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escape
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON schema, regular expression or context-free grammar that the output of a request must match."""
+    """A JSON schema, regular expression, context-free grammar or tree of these (output_grammar.py) that the output of a
+    request must match."""
 
-    kind: str  # "json_schema", "regex", or "grammar" (of Lark or of llama.cpp's GBNF)
+    kind: str  # "json_schema", "regex", "grammar" (of Lark or of llama.cpp's GBNF) or "output"
     source: str
     # Fault of a JSON schema, for the error if it cannot be compiled: a reference that leads nowhere; empty without one.
     reference_fault: str = field(default="", compare=False)
@@ -83,10 +85,7 @@ def make_choice_grammar(path: str, choices: object) -> Grammar:
     """Return the grammar of an output that is one of these texts."""
     if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
         raise InvalidRequest(f"`{path}` must be a list of texts that are not empty")
-    # Control characters behind ASCII need an escape in Lark, but not in JSON.
-    source = "start: " + " | ".join(
-        re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
-        for text in dict.fromkeys(choices))
+    source = "start: " + " | ".join(map(quote_for_lark, dict.fromkeys(choices)))
     check_text(path, source, MAX_CHARACTERS)
     return Grammar("grammar", source)
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.text.jinja_sandbox import SandboxedTemplate, new_deadline, tojson
-from router.text.response_parser import (
+from router.text.output_formats import (
     OutputFormat,
+    ReasoningState,
     detect_output_format,
     find_call_opening,
     find_reasoning_format,
+    find_reasoning_state,
 )
 
 # marks the end of a partial answer while rendering; no template changes digits
@@ -36,7 +38,9 @@ class Conversation:
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_prompt: str = ""
-    must_call_tool: bool = False  # the answer is the JSON of a call; the text that precedes it is part of the prompt
+    must_call_tool: bool = False  # the answer is the JSON of a call
+    # Whether reasoning may precede a required call; else the text that precedes its JSON is part of the prompt
+    may_reason: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # further ones, such as `enable_thinking`
     adds_generation_prompt: bool = True
     # Whether the last message is a partial answer, to be continued; None: if it is an answer with text
@@ -54,7 +58,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
-        self._tool_call_opening = find_call_opening(self.output_format, source)
+        self.tool_call_opening = find_call_opening(self.output_format, source)
 
     @property
     def takes_tools(self) -> bool:
@@ -64,8 +68,18 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed. A partial answer as the last
         message is continued: what the template appends to it is cut off, and so is trailing whitespace."""
-        conversation = self._add_tools_as_text(conversation)
-        opening = self._tool_call_opening if conversation.must_call_tool else ""
+        prompt = self._render_answer_beginning(self._add_tools_as_text(conversation))
+        if not conversation.must_call_tool or self.find_reasoning_state(conversation, prompt) != ReasoningState.CLOSED:
+            return prompt
+        return prompt + self.tool_call_opening
+
+    def find_reasoning_state(self, conversation: Conversation, prompt: str) -> ReasoningState:
+        """Return whether the answer to a rendered prompt begins with reasoning."""
+        if self.reasoning_format is None or not conversation.may_reason:
+            return ReasoningState.CLOSED
+        return find_reasoning_state(self.reasoning_format, prompt)
+
+    def _render_answer_beginning(self, conversation: Conversation) -> str:
         deadline = new_deadline()
         if conversation.continues_answer is not False and has_partial_answer(conversation.messages):
             *earlier, last = conversation.messages
@@ -73,8 +87,8 @@ class ChatTemplate:
             prompt, marker, _ = self._run_template(replace(conversation, messages=messages), deadline,
                                                    continues_answer=True).rpartition(CONTINUATION_MARKER)
             if marker:  # some templates render a message more than once
-                return prompt.replace(CONTINUATION_MARKER, "").rstrip() + opening
-        return self._run_template(conversation, deadline) + opening
+                return prompt.replace(CONTINUATION_MARKER, "").rstrip()
+        return self._run_template(conversation, deadline)
 
     def _add_tools_as_text(self, conversation: Conversation) -> Conversation:
         """Append to the last message what the template does not render: the tools (if it takes none) and `tool_prompt`.

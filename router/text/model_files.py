@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from router.text.chat_template import ChatTemplate
-from router.text.response_parser import OutputFormat
+from router.text.output_formats import OutputFormat
 from router.text.tokenizer import Tokenizer
 
 # Names by which templates may use special tokens.

@@ -1,103 +1,36 @@
-"""Parser of a model's output into content, reasoning and tool calls. The format of the output (`OutputFormat`) is data:
-the `response_template` of tokenizer_config.json, as in transformers, or one of those below, chosen by strings in the
-chat template. Output that does not fit its format is content."""
+"""Parsers of a model's output into content, reasoning and tool calls, by its format (output_formats.py). Output that
+does not fit its format is content."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
-OutputFormat = Mapping[str, Any]
-TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
-CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
-# Repetitions in patterns are bounded: each piece of the output is searched again from where a match may begin.
-# Invalid calls are rejected one by one, by `parse_tool_call`: the parser would also drop valid ones of the same piece.
-JSON_CALLS = {"content": "json", "content_args": {"allow_non_json": True}}
-HERMES_FORMAT: OutputFormat = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}<tool_call>", "close": "</tool_call>", "repeats": True,
-                       "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
-    },
-}
-QWEN_CODER_FORMAT: OutputFormat = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {"content": "xml-inline", "content_args": {
-                           "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>"},
-                       "open_pattern": r"\s{0,16}<tool_call>\s{0,16}<function=(?P<name>[^>\n]{1,128})>",
-                       "close_pattern": r"</function>\s{0,16}</tool_call>", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\|im_end\|>"},
-    },
-}
-LLAMA_FORMAT: OutputFormat = {
-    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "fields": {
-        "tool_calls": {**JSON_CALLS,
-                       "open_pattern": r"\s{0,16}<\|python_tag\|>\s{0,16}|\A\s{0,16}(?=\{\s{0,16}\"name\")",
-                       "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>", "repeats": True,
-                       "transform": {"function": "{content}"}},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}(?:<\|eom_id\|>|<\|eot_id\|>)"},
-    },
-}
-MISTRAL_FORMAT: OutputFormat = {
-    "start_anchor": "[/INST]",
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\]\s{0,16}", "close": "</s>"},
-        "content": {**CONTENT, "close": "</s>"},
-    },
-}
-MISTRAL_NAMED_FORMAT: OutputFormat = {
-    "start_anchor": "[/INST]",
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s{0,16}\[TOOL_CALLS\](?P<name>[^\[\s]{1,128})\s{0,16}"
-                                                     r"(?:\[ARGS\])\s{0,16}",
-                       "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {**CONTENT, "close": "</s>"},
-    },
-}
-DEEPSEEK_FORMAT: OutputFormat = {
-    "start_anchor": "<\uff5cAssistant\uff5c>",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s{0,16}"},
-        "tool_calls": {**JSON_CALLS,
-                       "open_pattern": r"\s{0,16}(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s{0,16}"
-                                       r"<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>"
-                                       r"(?P<name>[^\n]{1,128})\n```json\n",
-                       "close": "\n```<\uff5ctool\u2581call\u2581end\uff5c>", "repeats": True,
-                       "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "after_calls": {"open": "<\uff5ctool\u2581calls\u2581end\uff5c>",
-                        "close": "<\uff5cend\u2581of\u2581sentence\uff5c>"},
-        "content": {**CONTENT, "close_pattern": r"\s{0,16}<\uff5cend\u2581of\u2581sentence\uff5c>"},
-    },
-}
-# For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
-BARE_JSON_FORMAT: OutputFormat = {
-    "start_anchor": "\0",  # occurs in no prompt
-    "fields": {
-        "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s{0,16}(?:```(?:json)?\s{0,16})?(?=\{\s{0,16}\"name\")",
-                       "close_pattern": r"\s{0,16}```|\Z", "repeats": True},
-        "content": CONTENT,
-    },
-}
-# The first of these strings that a chat template contains determines the format of its model's output.
-FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat] = {
-    "<function=": QWEN_CODER_FORMAT, "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT,
-    "[TOOL_CALLS]": MISTRAL_FORMAT,
-    "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
-}
+from router.text.output_formats import (
+    REASONING_FIELDS,
+    SYNTAX_KEY,
+    TOOL_CALLS_FIELD,
+    OutputFormat,
+    OutputSyntax,
+    ReasoningState,
+    find_answer_beginning,
+    has_json_calls,
+    without_tool_calls,
+)
 
-# Beginning of a required call, up to its arguments.
-CALL_OPENING_PATTERN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
-                                  r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+# Beginning of the JSON of a call, up to its arguments.
+CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+                        r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
+CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
+MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
+# How formats make a call of JSON; of others the arguments come in one piece.
+CALL_TRANSFORM: Any = {"function": "{content}"}
+NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +71,19 @@ ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening 
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
-def detect_output_format(template: str) -> OutputFormat | None:
-    return next((output_format for marker, output_format in FORMAT_BY_TEMPLATE_MARKER.items() if marker in template),
-                None)
+class AnyResponseParser(Protocol):
+    """Parser of one answer."""
 
+    strips_text: bool  # whether whitespace around the text separates it from calls
 
-def find_reasoning_format(output_format: OutputFormat | None, template: str) -> OutputFormat | None:
-    """Return the format of answers without tool calls if the model's template knows reasoning, else None."""
-    if output_format is None:
-        return None
-    fields = output_format["fields"]
-    openings = [fields[name].get("open", "") for name in REASONING_FIELDS if name in fields]
-    return without_tool_calls(output_format) if any(opening in template for opening in openings) else None
+    def feed(self, text: str) -> list[ResponsePart]:
+        """Add text, including that of special tokens; return the parts that are certain by now."""
 
+    def closes_field(self, token: str) -> bool:
+        """Return whether this token belongs to the answer though it ends it."""
 
-def without_tool_calls(output_format: OutputFormat) -> OutputFormat:
-    return {**output_format, "fields": {name: field for name, field in output_format["fields"].items()
-                                        if name != TOOL_CALLS_FIELD}}
+    def finish(self) -> list[ResponsePart]:
+        """Return the remaining parts, at the end of the answer."""
 
 
 def import_chat_parsing() -> Any:
@@ -164,26 +93,28 @@ def import_chat_parsing() -> Any:
 
 class StreamingResponseParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
-    From the first invalid call on, calls are no longer parsed but returned as text."""
+    A call whose name is known and whose arguments have begun is returned as it comes, and stays a call whatever
+    follows. From the first other invalid call on, calls are no longer parsed but returned as text."""
 
     def __init__(self, output_format: OutputFormat, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None,
-                 max_calls: int | None = None) -> None:
+                 max_calls: int | None = None, *, streams_calls: bool = True) -> None:
         """`tools`: those that may be called (None: any), as chat templates take them; a call of another is text. Calls
-        beyond `max_calls` are left out."""
+        beyond `max_calls` are left out. Without `streams_calls`, all calls come whole."""
         self._tool_names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._num_calls_left = max_calls
         calls = output_format["fields"].get(TOOL_CALLS_FIELD)
         self.strips_text = calls is not None  # whether whitespace around the text separates it from calls
         self._call_end = compile_call_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
+        self._has_streamed_calls, self._streams_calls = has_streamed_calls(output_format), streams_calls
+        self._wraps_calls = calls is not None and "transform" not in calls
         self._output_format = output_format
-        _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
-        self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
+        self._response_prefix = find_answer_beginning(output_format, prompt)
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
         self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
-        self._call_body = ""  # body of the call that is being read
+        self._call = JsonCallReader(None, ())  # that is being read
 
     def feed(self, text: str) -> list[ResponsePart]:
         """Add text, including that of special tokens; return the parts that are certain by now."""
@@ -227,27 +158,95 @@ class StreamingResponseParser:
         return new_parts
 
     def _parse_event(self, event: Mapping[str, Any], *, is_finished: bool) -> Iterator[ResponsePart]:
-        field, is_text = event["field"], event["type"] == "region_chunk"
-        if field == TOOL_CALLS_FIELD and is_text:
-            self._call_body += event["text"]
-        elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
-            if is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):
-                raise ValueError("a call in tags that the answer does not close is cut off")
-            items = event["value"] if isinstance(event["value"], list) else [event["value"]]
-            calls = [parse_tool_call(item.get("function", item), self._tool_names) for item in items]
-            if self._call_body:
-                self._text_since_call = self._text_since_call.partition(self._call_body)[2]
-            call_end = self._call_end.search(self._text_since_call)
-            self._text_since_call = self._text_since_call[0 if call_end is None else call_end.end():]
-            self._call_body, self._response_prefix, self._num_returned = "", "", Counter()
-            if self._num_calls_left is not None:
-                calls = calls[:self._num_calls_left]
-                self._num_calls_left -= len(calls)
+        field, kind = event["field"], event["type"]
+        if field != TOOL_CALLS_FIELD:
+            if kind == "region_chunk" and event["text"]:
+                part_type = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
+                self._num_returned[part_type] += len(event["text"])
+                yield part_type(event["text"])
+        elif kind == "region_open":
+            can_begin = self._has_streamed_calls and self._streams_calls and self._num_calls_left != 0
+            self._call = JsonCallReader(event["captures"].get("name"), self._tool_names if can_begin else ())
+        elif kind == "region_chunk":
+            yield from self._call.feed(event["text"])
+        else:
+            calls = self._finish_call(event, is_finished=is_finished)
+            # The call stands behind the text that was returned, which may hold the same JSON.
+            body_end = (self._text_since_call.find(self._call.body, self._num_returned.total())
+                        + len(self._call.body))
+            call_end = self._call_end.search(self._text_since_call, body_end)
+            self._text_since_call = self._text_since_call[body_end if call_end is None else call_end.end():]
+            self._response_prefix, self._num_returned = "", Counter()
             yield from calls
-        elif is_text and event["text"]:
-            kind = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
-            self._num_returned[kind] += len(event["text"])
-            yield kind(event["text"])
+
+    def _finish_call(self, event: Mapping[str, Any], *, is_finished: bool) -> Sequence[ResponsePart]:
+        """Return what was not returned of a call, or of a list of calls, that ends here. Raises ValueError if there is
+        an invalid one."""
+        parts: Sequence[ResponsePart]
+        if self._call.has_begun:
+            num_calls, parts = 1, self._call.finish()
+        elif is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):
+            raise ValueError("a call in tags that the answer does not close is cut off")
+        else:
+            value = self._call.read_value() if self._has_streamed_calls else event["value"]
+            items = [item.get("function", item) if self._wraps_calls or not self._has_streamed_calls else item
+                     for item in (value if isinstance(value, list) else [value])]
+            parts = [parse_tool_call(item, self._tool_names) for item in items][:self._num_calls_left]
+            num_calls = len(parts)
+        if self._num_calls_left is not None:
+            self._num_calls_left -= num_calls
+        return parts
+
+
+class JsonCallReader:
+    """Reader of the text of a call in JSON. `name`: of the function, if it stands before the JSON. Arguments of
+    functions among `tool_names` (None: of any) are returned as they come."""
+
+    def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
+        self.body = ""
+        self._name, self._tool_names = name, tool_names
+        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+        self._rest = ""  # text behind the arguments
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the opening of the call was returned."""
+        return self._arguments_end is not None
+
+    def feed(self, text: str) -> list[ResponsePart]:
+        num_characters = len(self.body)
+        self.body += text
+        parts: list[ResponsePart] = []
+        if self._arguments_end is None:
+            if num_characters > MAX_OPENING_CHARACTERS:
+                return parts
+            match = (CALL_OPENING if self._name is None else ARGUMENTS_OPENING).match(self.body)
+            if match is None or match.end() > MAX_OPENING_CHARACTERS:
+                return parts
+            name = json.loads(match[1]) if self._name is None else self._name
+            if self._tool_names is not None and name not in self._tool_names:
+                return parts
+            self._arguments_end, text = ObjectEndFinder(), self.body[match.end():]
+            parts.append(ToolCallOpening(name))
+        arguments = self._arguments_end.take(text)
+        self._rest += text[len(arguments):]
+        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
+
+    def read_value(self) -> Any:
+        """Return the value of the JSON, with the name that stands before it. Raises ValueError."""
+        value = json.loads(self.body)
+        return value if self._name is None else {"name": self._name, "arguments": value}
+
+    def finish(self) -> list[ResponsePart]:
+        """Return the text behind a call that has begun, if it is none of the call's."""
+        rest = self._rest.lstrip() if self._name is not None else self._rest.lstrip().removeprefix("}")
+        if not rest.strip():
+            return []
+        try:
+            self.read_value()
+        except (ValueError, RecursionError):
+            return [ContentPiece(rest)]
+        return []
 
 
 class RequiredCallParser:
@@ -256,27 +255,60 @@ class RequiredCallParser:
 
     strips_text = True
 
-    def __init__(self) -> None:
+    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
+                 opening: str = "") -> None:
+        """`state`: whether reasoning as in `syntax` precedes the call. `opening`: text that may precede the JSON."""
+        syntax = OutputSyntax() if syntax is None else syntax
+        self._reasoning_state = state if syntax.thoughts is not None else ReasoningState.CLOSED
+        self._thoughts_opening, self._thoughts_closing = syntax.thoughts or ("", "")
+        marks = [mark.strip() for mark in (syntax.thoughts_end, syntax.answer_opening, opening)]
+        self._opening_pattern = re.compile(
+            "".join(rf"\s*(?:{re.escape(mark)})?" for mark in marks if mark) + CALL_OPENING_PATTERN)
         self._text = ""  # that was not returned yet
         self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
-        parts: list[ResponsePart] = []
-        if self._arguments_end is None:
-            if (match := CALL_OPENING_PATTERN.match(self._text)) is None:
-                return parts
-            self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
-            parts.append(ToolCallOpening(json.loads(match[1])))
-        arguments, self._text = self._arguments_end.take(self._text), ""
-        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
+        reasoning: list[ResponsePart] = [] if self._reasoning_state is ReasoningState.CLOSED else self._take_reasoning()
+        return reasoning + (self._take_call() if self._reasoning_state is ReasoningState.CLOSED else [])
 
     def closes_field(self, _token: str) -> bool:
         """Return False: the JSON itself tells where the call ends."""
         return False
 
     def finish(self) -> list[ResponsePart]:
-        return [ContentPiece(self._text)] if self._text else []
+        part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
+        return [part_type(self._text)] if self._text else []
+
+    def _take_reasoning(self) -> list[ResponsePart]:
+        """Return the reasoning that is certain by now, which ends with the first closing."""
+        if self._reasoning_state is ReasoningState.POSSIBLE:
+            text = self._text.lstrip()
+            if text.startswith(self._thoughts_opening):
+                self._reasoning_state, self._text = ReasoningState.OPEN, text.removeprefix(self._thoughts_opening)
+            elif not self._thoughts_opening.startswith(text):
+                self._reasoning_state = ReasoningState.CLOSED
+        if self._reasoning_state is not ReasoningState.OPEN:
+            return []
+        reasoning, closing, rest = self._text.partition(self._thoughts_closing)
+        if closing:
+            self._reasoning_state = ReasoningState.CLOSED
+        else:  # its end may be the beginning of the closing
+            num_held = next(length for length in range(len(self._thoughts_closing) - 1, -1, -1)
+                            if reasoning.endswith(self._thoughts_closing[:length]))
+            reasoning, rest = reasoning[:len(reasoning) - num_held], reasoning[len(reasoning) - num_held:]
+        self._text = rest
+        return [ReasoningPiece(reasoning)] if reasoning else []
+
+    def _take_call(self) -> list[ResponsePart]:
+        parts: list[ResponsePart] = []
+        if self._arguments_end is None:
+            if (match := self._opening_pattern.match(self._text)) is None:
+                return parts
+            self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
+            parts.append(ToolCallOpening(json.loads(match[1])))
+        arguments, self._text = self._arguments_end.take(self._text), ""
+        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
 
 class ObjectEndFinder:
@@ -305,24 +337,34 @@ class ObjectEndFinder:
         return piece
 
 
-AnyResponseParser = StreamingResponseParser | RequiredCallParser
-
-
-def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
-    """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
-    field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
-    if field.get("content") != "json" or not field.get("repeats"):
-        return ""
-    pattern = re.sub(r"^\\s(?:\*|\{0,16\})|\\s(?:\*|\{0,16\})$", "", field.get("open_pattern", ""))
-    unescaped = re.sub(r"\\(\W)", r"\1", pattern)
-    text = str(field.get("open") or (unescaped if re.escape(unescaped) == pattern else ""))
-    return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
-
-
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
-    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters."""
+    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters. Calls that are
+    returned as they come are text to it."""
+    template = {key: value for key, value in output_format.items() if key != SYNTAX_KEY}
+    if has_streamed_calls(output_format):
+        field = template["fields"][TOOL_CALLS_FIELD] | {"content": "text", "content_args": {"strip": False}}
+        template["fields"] = template["fields"] | {TOOL_CALLS_FIELD: field}
     typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
-    return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix, tools=typed_tools)
+    return get_parser_class()(template, prefix=prefix, tools=typed_tools)
+
+
+@cache
+def get_parser_class() -> Any:
+    class CapturingResponseParser(import_chat_parsing().ResponseParser):  # type: ignore[misc]  # imported on first use
+        """Parser whose events of opened fields have what their patterns captured."""
+
+        def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
+            super()._open_explicit(events, field, match)
+            events[-1]["captures"] = match.groupdict()
+
+    return CapturingResponseParser
+
+
+def has_streamed_calls(output_format: OutputFormat) -> bool:
+    """Return whether calls are plain JSON, so that their arguments can be returned as they come."""
+    field = output_format["fields"].get(TOOL_CALLS_FIELD, {})
+    return (field.get("content") == "json" and field.get("content_args", {}).keys() <= {"allow_non_json"}
+            and field.get("transform") in (None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM))
 
 
 def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
@@ -332,11 +374,6 @@ def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
         return re.compile(close)
     except re.error:  # transformers' parser has another dialect of patterns
         return re.compile("")
-
-
-def has_json_calls(output_format: OutputFormat) -> bool:
-    """Return whether calls are JSON, which tells by itself whether a call is whole."""
-    return bool(output_format["fields"].get(TOOL_CALLS_FIELD, {}).get("content") == "json")
 
 
 def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) -> ParsedToolCall:

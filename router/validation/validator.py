@@ -14,6 +14,7 @@ from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.compiler_client import GrammarCompiler
+from router.grammars.output_grammar import ChatGrammar
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
 from router.request import (
@@ -26,6 +27,7 @@ from router.request import (
     hash_namespace,
 )
 from router.text.chat_template import ChatTemplate
+from router.text.output_formats import ReasoningState
 from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
 from router.text.tokenizer import Tokenizer
 from router.validation.bounds import (
@@ -90,7 +92,7 @@ class GenerationInput(PromptInput):
     top_n_tokens: int | None = None
     prompt_logprobs: bool = False
     num_prompt_top_tokens: int = 0  # best candidates wanted beside each prompt logprob
-    grammar: Grammar | None = None
+    grammar: Grammar | ChatGrammar | None = None
     adapter: RequestedAdapter | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
@@ -161,7 +163,7 @@ class RequestValidator:
             cache_namespace = hash_namespace(tenant, NO_ADAPTER_DIGEST if adapter is None else adapter.digest,
                                              generation_input.cache_salt or "")
         prompt = await self.prompt_encoder.encode(generation_input, cache_namespace)
-        grammar = await self._resolve_grammar(generation_input)
+        grammar = await self._resolve_grammar(generation_input, prompt.reasoning_state)
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
                                              cache_namespace=cache_namespace, index=index)
                 for index in range(generation_input.best_of or generation_input.num_choices)]
@@ -269,9 +271,12 @@ class RequestValidator:
             raise InvalidRequest("`allowed_token_ids` must hold a token that does not end the text, since `min_tokens` "
                                  f"is {sampling.min_tokens}")
 
-    async def _resolve_grammar(self, generation_input: GenerationInput) -> LoadableResource | None:
+    async def _resolve_grammar(self, generation_input: GenerationInput,
+                               reasoning_state: ReasoningState) -> LoadableResource | None:
         if (grammar := generation_input.grammar) is None:
             return None
+        if isinstance(grammar, ChatGrammar):
+            grammar = grammar.behind_reasoning(reasoning_state)
         get_resource, reason = self._get_resource, ""
         if self._config.disable_grammar_support:
             reason = "grammars are switched off (--disable-grammar-support)"

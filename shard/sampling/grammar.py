@@ -21,6 +21,10 @@ MATCHER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max
 BYTE_VALUES, BIT_INDICES = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
 UNPACKED_BITS_BY_BYTE = (BYTE_VALUES[:, None] >> BIT_INDICES & 1).view(torch.int64)[:, 0]
 
+# Text of the token that ends a grammar. With an empty text it would be the beginning of every special token, and fit
+# wherever one of them does.
+END_OF_GRAMMAR = b"end of the grammar"
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +42,7 @@ class GrammarTokenizer:
         known_tokens = range(min(self._model_tokenizer.vocab_size, vocabulary_size))
         self.eos_token_id = vocabulary_size
         self.tokens = ([self._model_tokenizer.decode_bytes([token]) for token in known_tokens]
-                       + [b""] * (vocabulary_size + 1 - len(known_tokens)))
+                       + [b""] * (vocabulary_size - len(known_tokens)) + [END_OF_GRAMMAR])
         self.special_token_ids = [*filter(self._model_tokenizer.is_special_token, known_tokens), vocabulary_size]
         self.llguidance_tokenizer = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
-from router.errors import InvalidRequest, InvalidTools
+from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
 from router.http.openai.chat import ChatRequest, TextPart
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR
@@ -229,9 +229,6 @@ class AnthropicCountTokensRequest(ReportingRequestBody):
         if self.output_config is not None and (effort := self.output_config.effort) is not None:
             fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
         if self.output_config is not None and (output_format := self.output_config.format) is not None:
-            if self.tools:
-                raise InvalidRequest("`output_config.format` and `tools` are given, but an answer cannot follow a "
-                                     "format and call tools; leave one of them out")
             make_json_schema_grammar("output_config.format.schema", output_format.answer_schema)
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": output_format.answer_schema}}
         return fields

@@ -200,8 +200,6 @@ class OllamaChatRequest(OllamaGenerationRequest):
         return not self.messages
 
     def to_chat_request(self) -> ChatRequest:
-        if self.tools and self.format:
-            raise InvalidRequest("`format` and `tools` are given, but exclude each other; leave one of them out")
         return self.build_chat_request([message.to_chat_message() for message in self.messages or ()],
                                        self.tools or None)
 

@@ -20,6 +20,7 @@ from router.engine.stream import RequestStream
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.answers import call_with_parsing
+from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
 from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -66,11 +67,16 @@ from router.http.transport.services import (
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
-from router.text.prompt_encoder import DialectParameterNames, RawPrompt
-from router.text.response_parser import (
+from router.text.output_formats import (
     BARE_JSON_FORMAT,
+    PYTHONIC_FORMAT,
+    find_reasoning_state,
+    get_output_syntax,
+)
+from router.text.prompt_encoder import DialectParameterNames, RawPrompt
+from router.text.pythonic_calls import PythonicCallParser
+from router.text.response_parser import (
     AnyResponseParser,
-    OutputFormat,
     RequiredCallParser,
     StreamingResponseParser,
     import_chat_parsing,
@@ -308,7 +314,7 @@ class ChatRequest(OpenAIBaseRequest):
             tuple(message.to_template_message() for message in self.messages),
             (() if self.tools is None and self.tool_choice is None
              else select_template_tools(self.tools, self.tool_choice)),
-            self.tool_prompt or "", self.needs_tool_call)
+            self.tool_prompt or "", self.needs_tool_call, may_reason=True)
         if self.model_fields_set.isdisjoint(TEMPLATE_FIELDS):
             return conversation
         return replace(conversation, template_variables=self._template_variables,
@@ -339,6 +345,10 @@ class ChatRequest(OpenAIBaseRequest):
         return self.continue_final_message
 
     @property
+    def may_call_tool(self) -> bool:
+        return bool(self.tools) and get_tool_choice_option(self.tool_choice) != "none"
+
+    @property
     def needs_tool_call(self) -> bool:
         return self.tool_choice is not None and get_tool_choice_option(self.tool_choice) == "required"
 
@@ -347,11 +357,15 @@ class ChatRequest(OpenAIBaseRequest):
         return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
 
     def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
-        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
+        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty. A
+        grammar beside tools is refused."""
+        if self.tools is not None and (found := self._find_format()) is not None:
+            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
         generation_input = plain_request.to_generation_input(context)
         names = replace(generation_input.parameter_names, max_top_n_tokens=0)
-        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names)
+        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names,
+                                   prompt=replace(self.conversation, may_reason=False))
         return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
                 else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
 
@@ -366,19 +380,19 @@ class ChatRequest(OpenAIBaseRequest):
                        raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
-        """Return the parameter that constrains the answer, by default that of formats, and its grammar."""
-        found = None
-        if self.response_format is not None:
-            found = self.find_grammar(partial(parse_grammar, value=self.response_format))
-        elif not CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set):
-            found = self.find_grammar(None)
-        if found is not None and self.tools is not None:
-            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
-        if found is not None:
-            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
+        """Return the parameter that constrains the answer, by default that of formats, and its grammar. A required call
+        has no format: a format is that of the text."""
+        found = self._find_format()
         if self.needs_tool_call:
             return "tool_choice", required_call_grammar(self.tools, self.tool_choice)
+        if found is not None:
+            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
         return parameter_names.grammar, None
+
+    def _find_format(self) -> tuple[str, Grammar] | None:
+        if self.response_format is not None:
+            return self.find_grammar(partial(parse_grammar, value=self.response_format))
+        return None if CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set) else self.find_grammar(None)
 
     def resolve_max_new_tokens(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -407,13 +421,26 @@ class ValidatedChat:
     parsers: Sequence[AnyResponseParser | None]
 
 
+def constrain_answer(services: Services, chat_request: ChatRequest,
+                     generation_input: GenerationInput) -> GenerationInput:
+    """Return a chat whose grammar is that of the model's whole output. Raises InvalidRequest and InvalidTools."""
+    template, needs_call = services.validator.chat_template, chat_request.needs_tool_call
+    if generation_input.grammar is None:
+        return generation_input
+    generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
+    if needs_call or not chat_request.may_call_tool:
+        return generation_input
+    return allow_calls(generation_input, template, chat_request.tools or (),
+                       has_one_call=chat_request.parallel_tool_calls is False)
+
+
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
     is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
-    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi
-                        else chat_request.to_generation_input(context, parameter_names))
+    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi else constrain_answer(
+        services, chat_request, chat_request.to_generation_input(context, parameter_names)))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
                                    for choice in choices])
@@ -508,22 +535,28 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
                                  is_compat: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
-    With `is_compat`, read all calls and no reasoning without tools, as TGI and LoRAX."""
-    if chat_request.needs_tool_call:
-        return RequiredCallParser()
+    With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
     validator = services.validator
-    if chat_request.tools and get_tool_choice_option(chat_request.tool_choice) != "none":
-        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
-        output_format: OutputFormat = validator.output_format or BARE_JSON_FORMAT
-    elif validator.reasoning_format is not None and not is_compat:
-        tools, output_format = None, validator.reasoning_format
-    else:
+    reasoning_format = None if is_compat else validator.reasoning_format
+    if reasoning_format is None and not chat_request.may_call_tool:
         return None
-    await asyncio.to_thread(import_chat_parsing)
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
+    if chat_request.needs_tool_call:
+        if reasoning_format is None or validator.chat_template is None:
+            return RequiredCallParser()
+        state = find_reasoning_state(reasoning_format, prompt_end)
+        return RequiredCallParser(get_output_syntax(reasoning_format), state, validator.chat_template.tool_call_opening)
+    if reasoning_format is not None and not chat_request.may_call_tool:
+        tools, output_format = None, reasoning_format
+    else:
+        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
+        output_format = validator.output_format or BARE_JSON_FORMAT
     max_calls = 1 if chat_request.parallel_tool_calls is False else None
-    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
+    if output_format is PYTHONIC_FORMAT:
+        return PythonicCallParser(tools, max_calls)
+    await asyncio.to_thread(import_chat_parsing)
+    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls, streams_calls=not is_compat)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
     return parser

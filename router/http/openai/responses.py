@@ -323,8 +323,6 @@ class ResponsesRequest(ReportingRequestBody):
         tools = [tool.to_chat_tool() for tool in self.tools or () if self.tool_choice != "none"]
         text_format = None if self.text is None else self.text.format
         response_format = None if text_format is None else text_format.to_response_format()
-        if tools and response_format is not None:
-            raise InvalidRequest("`text.format` must be `text` where the model may call `tools`; leave one of them out")
         fields = {name: getattr(self, name) for name in CHAT_FIELDS} | {
             "messages": messages,
             "max_tokens": self.max_output_tokens,

@@ -4,10 +4,10 @@ the text of the model."""
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -155,24 +155,41 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
     Raises InvalidRequest for parameters that are not a JSON schema."""
     if get_tool_choice_option(tool_choice) != "required":
         return None
-    name = get_chosen_function(tool_choice)
-    calls: list[dict[str, Any]] = []
-    reference_faults: list[str] = []
-    for index, function in enumerate(tool.function for tool in tools or ()):
+    return make_call_grammar(iterate_function_schemas(tools or (), get_chosen_function(tool_choice)))
+
+
+class FunctionSchema(NamedTuple):
+    """A function with the JSON schema of its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+    reference_fault: str  # that of the schema, as in Grammar
+
+
+def make_call_grammar(functions: Iterable[FunctionSchema], arguments_key: str = "arguments") -> Grammar:
+    """Return the grammar of the JSON of a call of one of these functions."""
+    functions = [*functions]
+    calls = [{"type": "object", "required": ["name", arguments_key], "additionalProperties": False,
+              "properties": {"name": {"const": function.name}, arguments_key: function.arguments}}
+             for function in functions]
+    grammar = make_json_schema_grammar("tools", {"anyOf": [
+        prefix_schema_references(call, f"#/anyOf/{index}/properties/{arguments_key}")
+        for index, call in enumerate(calls)]})
+    faults = (function.reference_fault for function in functions if function.reference_fault)
+    return replace(grammar, reference_fault=next(faults, ""))
+
+
+def iterate_function_schemas(tools: Sequence[Tool], name: str | None = None) -> Iterator[FunctionSchema]:
+    """Yield the functions with this name, by default all. Raises InvalidRequest with the place in the request."""
+    for index, function in enumerate(tool.function for tool in tools):
         if name in {None, function.name}:
             parameters = function.parameters or EMPTY_PARAMETERS_SCHEMA
             # validates, with the location in the error message
-            parameters_grammar = make_json_schema_grammar(f"tools.{index}.function.parameters", parameters)
-            if fault := parameters_grammar.reference_fault:
-                reference_faults.append(f"{fault} of the function `{function.name[:MAX_NAME_CHARS_IN_ERROR]}`")
+            fault = make_json_schema_grammar(f"tools.{index}.function.parameters", parameters).reference_fault
             object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                              else {"type": "object"})
-            calls.append({"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-                          "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}})
-    grammar = make_json_schema_grammar(
-        "tools", {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
-                            for index, call in enumerate(calls)]})
-    return replace(grammar, reference_fault=next(iter(reference_faults), ""))
+            yield FunctionSchema(function.name, object_schema | parameters, fault and (
+                f"{fault} of the function `{function.name[:MAX_NAME_CHARS_IN_ERROR]}`"))
 
 
 def prefix_schema_references(schema: Any, prefix: str) -> Any:
@@ -227,8 +244,8 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
 
 
 class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
-    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call that is required is sent as its
-    arguments come, any other in one chunk, when it is known to be a call."""
+    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call is sent as its arguments
+    come, where the parser returns them so."""
 
     __slots__ = ("_delta_prefix", "_output_options", "_role_field", "_words")
 

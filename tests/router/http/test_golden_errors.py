@@ -102,9 +102,6 @@ OPENAI_ERROR_CASES = {
                  openai_error(f"`messages.0.content`: {CONTENT_RULE}", "messages")),
     "a message without content": (CHAT_PATH, {"messages": [{"role": "user"}]}, 400, openai_error(
         "a message of the role `user` has neither `content` nor `tool_calls`", "messages")),
-    "a grammar and tools": (CHAT_PATH, {"messages": MESSAGES, "response_format": JSON_FORMAT, "tools": [
-        {"type": "function", "function": {"name": "paint"}}]}, 400,
-        openai_error("Grammar and tools are mutually exclusive", "response_format")),
     "a schema that is missing": (
         CHAT_PATH, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400, openai_error(
             "`response_format.json_schema` is missing: it holds the JSON schema", "response_format")),

@@ -7,7 +7,7 @@ import pytest
 
 from router.text.chat_template import Conversation
 from router.text.model_files import read_chat_template, read_tokenizer
-from router.text.response_parser import MISTRAL_FORMAT
+from router.text.output_formats import MISTRAL_FORMAT
 from router.text.tokenizer import create_byte_tokenizer
 
 BYTE_TOKENIZER = create_byte_tokenizer()._tokenizer

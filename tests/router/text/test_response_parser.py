@@ -1,6 +1,7 @@
 """Parsing of model output: every response format, pieces of every size, and text that fits no format."""
 
 import json
+import re
 import re._parser as re_parser
 from typing import Any
 
@@ -8,14 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.response_parser import (
+from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
+    DEEPSEEK_LATER_FORMAT,
+    FUNCTION_GEMMA_FORMAT,
+    GEMMA_FORMAT,
+    GRANITE_FORMAT,
+    GRANITE_HERMES_FORMAT,
+    HARMONY_FORMAT,
     HERMES_FORMAT,
+    LLAMA_4_FORMAT,
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
+    PYTHONIC_FORMAT,
     QWEN_CODER_FORMAT,
+    ReasoningState,
+    detect_output_format,
+    find_call_opening,
+    find_reasoning_format,
+    find_reasoning_state,
+    get_output_syntax,
+)
+from router.text.response_parser import (
+    MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
@@ -23,9 +41,6 @@ from router.text.response_parser import (
     RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
-    detect_output_format,
-    find_call_opening,
-    find_reasoning_format,
     join_adjacent_parts,
     parse_complete_response,
 )
@@ -121,7 +136,13 @@ def test_deeply_nested_json_is_plain_text() -> None:
 @pytest.mark.parametrize(("template", "shape"),
                          [("{{ '<tool_call>' }}", HERMES_FORMAT), ("[TOOL_CALLS]", MISTRAL_FORMAT),
                           ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED_FORMAT), ("<|start_header_id|>", LLAMA_FORMAT),
-                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None)])
+                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None),
+                          ("<|channel|>analysis", HARMONY_FORMAT), ("<|start_of_role|> <|tool_call|>", GRANITE_FORMAT),
+                          ("<|start_of_role|> <tool_call>", GRANITE_HERMES_FORMAT), ("<|tool_call>", GEMMA_FORMAT),
+                          ("<\uff5cAssistant\uff5c>", DEEPSEEK_FORMAT), ("<|header_start|>", LLAMA_4_FORMAT),
+                          ("<\uff5cAssistant\uff5c> f<\uff5ctool\u2581sep\uff5c>{}", DEEPSEEK_LATER_FORMAT),
+                          ("<start_function_call>", FUNCTION_GEMMA_FORMAT), ("[THINK]", MISTRAL_NAMED_FORMAT),
+                          ("<|start_header_id|>[func_name1(a=b)]", PYTHONIC_FORMAT)])
 def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
     assert detect_output_format(template) == shape
 
@@ -166,6 +187,21 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
     assert parser.feed("}}") == [ArgumentsPiece("}")]
     assert [*parser.feed("more"), *parser.finish()] == []
+
+
+@pytest.mark.parametrize(("state", "text", "parts"), [
+    ("possible", "<think>\nHm</think>\n<tool_call>\n" + STOP_JSON, [ReasoningPiece("\nHm"), STOP_CALL]),
+    ("possible", STOP_JSON, [STOP_CALL]), ("open", f"H</thi</think>{STOP_JSON}", [ReasoningPiece("H</thi"), STOP_CALL]),
+    ("open", "Hm</th", [ReasoningPiece("Hm</th")]), ("possible", " <th", [ContentPiece(" <th")]),
+    ("possible", "<think>a</think><tool", [ReasoningPiece("a"), ContentPiece("<tool")]),
+    ("closed", f"<tool_call>{STOP_JSON}", [STOP_CALL]),
+    ("possible", '{"name": "g", "arguments": {"a": "<think></think>"}}',
+     [ParsedToolCall("g", '{"a": "<think></think>"}')])])
+def test_reasoning_precedes_a_required_call(state: str, text: str, parts: list[Any]) -> None:
+    """What looks like reasoning within the arguments belongs to them."""
+    for pieces in ([text], [*text], [text[:7], text[7:]]):
+        parser = RequiredCallParser(get_output_syntax(HERMES_FORMAT), ReasoningState(state), "<tool_call>\n")
+        assert parse_complete_response(parser, pieces) == parts
 
 
 # -- tools that are offered
@@ -243,13 +279,64 @@ def test_unfinished_and_unknown_calls_of_qwen3_coder_are_text(text: str) -> None
     assert parse_complete_response(parser, [text]) == [ContentPiece(text)]
 
 
-def test_arguments_that_json_cannot_express_are_text() -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'
-    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
+@pytest.mark.parametrize(("body", "parts"), [
+    ('{"name": "get_weather", "arguments": {"a": NaN}}', [ParsedToolCall("get_weather", '{"a": NaN}')]),
+    ('{"name": "get_weather", "arguments": {"a": [1,', [ParsedToolCall("get_weather", '{"a": [1,')]),
+    ('{"name": "get_weather", "arguments": {"a": 1}', [ParsedToolCall("get_weather", '{"a": 1}')]),
+    ('{"name": "get_weather", "parameters": { }, "id": "1"}', [ParsedToolCall("get_weather", "{ }")]),
+    ('{"name": "get_weather", "arguments": {"a": 1}} {',
+     [ParsedToolCall("get_weather", '{"a": 1}'), ContentPiece(" {")]),
+    ('{"name": "get_weather", "arguments": {}}{"name": "stop"}',
+     [ParsedToolCall("get_weather", "{}"), ContentPiece('{"name": "stop"}')]),
+    ('{"name": "get_weather", "arguments": {"a": ' + "[" * 9999 + "}}",
+     [ParsedToolCall("get_weather", '{"a": ' + "[" * 9999 + "}}")])])
+def test_call_that_breaks_after_its_arguments_began_stays_a_call(body: str, parts: list[Any]) -> None:
+    """Its beginning was sent, and cannot be taken back."""
+    text = f"Well.\n<tool_call>\n{body}</tool_call>"
+    for size in (1, 3, len(text)):
+        pieces = [text[place:place + size] for place in range(0, len(text), size)]
+        parser = StreamingResponseParser(HERMES_FORMAT, "", OFFERED)
+        assert parse_complete_response(parser, pieces) == [ContentPiece("Well."), *parts]
+
+
+def collect_parts_by_piece(shape: Any, pieces: list[str], **options: Any) -> list[list[Any]]:
+    parser = StreamingResponseParser(shape, shape["start_anchor"], OFFERED, **options)
+    return [parser.feed(piece) for piece in pieces] + [parser.finish()]
+
+
+def test_arguments_of_a_call_are_returned_as_they_come() -> None:
+    assert collect_parts_by_piece(HERMES_FORMAT, [
+        "<tool_call>\n", '{"name": "st', 'op", "arguments": {', '"a"', ": [1", "]}", "}\n", "</tool_call>"]) == [
+        [], [], [], [ToolCallOpening("stop"), ArgumentsPiece('{"a"')], [ArgumentsPiece(": [1")], [ArgumentsPiece("]}")],
+        [], [], []]
+    assert collect_parts_by_piece(MISTRAL_NAMED_FORMAT, ["[TOOL_CALLS]stop", '[ARGS]{"', 'a"', ": 1}", "</s>"]) == [
+        [], [ToolCallOpening("stop"), ArgumentsPiece('{"')], [ArgumentsPiece('a"')], [ArgumentsPiece(": 1}")], [], []]
+    assert collect_parts_by_piece(LLAMA_FORMAT, ['{"name": "stop", ', '"parameters": {"a": ', "2}}"])[1:] == [
+        [ToolCallOpening("stop"), ArgumentsPiece('{"a": ')], [ArgumentsPiece("2}")], []]
+
+
+def test_call_beyond_the_maximum_never_begins() -> None:
+    call = f"<tool_call>{WEATHER_JSON}</tool_call>"
+    assert [part for parts in collect_parts_by_piece(HERMES_FORMAT, [*call, *call], max_calls=1) for part in parts
+            if isinstance(part, ToolCallOpening)] == [ToolCallOpening("get_weather")]
+
+
+def test_calls_come_whole_if_they_are_not_to_be_streamed() -> None:
+    text = f"<tool_call>{WEATHER_JSON}</tool_call>"
+    parts = collect_parts_by_piece(HERMES_FORMAT, [*text], streams_calls=False)
+    assert [part for some in parts for part in some] == [WEATHER_CALL]
+
+
+def test_call_that_begins_late_comes_whole() -> None:
+    text = '<tool_call>{"name":' + " " * MAX_OPENING_CHARACTERS + '"stop", "arguments": {"a":1}}</tool_call>'
+    for pieces in ([text], [*text]):
+        assert [part for parts in collect_parts_by_piece(HERMES_FORMAT, pieces) for part in parts] == [
+            ParsedToolCall("stop", '{"a": 1}')]
 
 
 @pytest.mark.parametrize("output_format", [HERMES_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, MISTRAL_NAMED_FORMAT,
-                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT])
+                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT, HARMONY_FORMAT,
+                                           GRANITE_FORMAT, GRANITE_HERMES_FORMAT, GEMMA_FORMAT, FUNCTION_GEMMA_FORMAT])
 def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any]) -> None:
     """Regression: whitespace without end was searched again with each piece, in time that grew with its cube."""
     for field in output_format["fields"].values():
@@ -283,3 +370,114 @@ def test_text_behind_a_call_that_is_no_call_follows_it_unchanged(shape: Any, cal
         first, *others = parse_complete_response(StreamingResponseParser(shape, "", [CODER_TOOL]), pieces)
         assert first == ParsedToolCall("plan", "{}")
         assert "".join(part.text for part in others if isinstance(part, ContentPiece)) == rest
+
+
+def test_text_that_holds_the_json_of_a_call_is_not_returned_again() -> None:
+    """Regression: the text before a call came twice if it held the same JSON and a broken call followed."""
+    call, rest = '<tool_call>{"name": "plan"}</tool_call>', '\n<tool_call>{"name":</tool_call>'
+    text = f'As {{"name": "plan"}}: {call}{rest}'
+    for pieces in ([text], [*text]):
+        parser = StreamingResponseParser(HERMES_FORMAT, "", [CODER_TOOL])
+        assert parse_complete_response(parser, pieces) == [
+            ContentPiece('As {"name": "plan"}:'), ParsedToolCall("plan", "{}"), ContentPiece(rest)]
+
+
+# -- further formats, as the templates of their models write them
+
+OFFERED = [{"function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+           for name in ("get_weather", "stop")]
+GEMMA_ARGUMENTS = ('{city:<|"|>Paris<|"|>,days:2,note:<|"|>a "b" </tool_cal {x} \u00e9<|"|>}')
+ESCAPED_ARGUMENTS = GEMMA_ARGUMENTS.replace('<|"|>', "<escape>")
+HARMONY_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+ROLE_CALL = " to=functions.{}<|channel|>commentary json<|message|>{}<|call|>"
+ARGUMENTS_JSON = to_json(**ARGUMENTS)
+ANALYSIS, START = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant"
+CALLS_MARK, SEPARATOR_MARK = "<\uff5ctool\u2581{}\u2581{}\uff5c>", "<\uff5ctool\u2581sep\uff5c>"
+# By the format: two calls, what stands between them, and text with reasoning, as a template writes it and as its parts.
+FORMAT_CASES: dict[str, tuple[Any, str, str, str, str, list[Any]]] = {
+    "hermes": (HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>", f"<tool_call>\n{STOP_JSON}\n</tool_call>",
+               "\n", "<think>\nHm.\n</think>\n\nHi.<|im_end|>", [ReasoningPiece("\nHm.\n"), ContentPiece("Hi.")]),
+    "mistral": (MISTRAL_NAMED_FORMAT, f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS_JSON}",
+                "[TOOL_CALLS]stop[CALL_ID]123456789[ARGS]{}", "", "[THINK]Hm.[/THINK]Hi.</s>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "harmony": (HARMONY_FORMAT, HARMONY_CALL.format("get_weather", ARGUMENTS_JSON),
+                START + HARMONY_CALL.format("stop", "{}"), "",
+                f"{ANALYSIS}{START}<|channel|>final<|message|>Hi.<|return|>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "harmony with the recipient first": (
+        HARMONY_FORMAT, ROLE_CALL.format("get_weather", ARGUMENTS_JSON), START + ROLE_CALL.format("stop", "{}"), "",
+        f"{ANALYSIS}{START}<|channel|>commentary<|message|>Hi.<|end|>", [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "later deepseek": (
+        DEEPSEEK_LATER_FORMAT, f"{CALLS_MARK.format('calls', 'begin')}{CALLS_MARK.format('call', 'begin')}get_weather"
+        f"{SEPARATOR_MARK}{ARGUMENTS_JSON}{CALLS_MARK.format('call', 'end')}",
+        f"{CALLS_MARK.format('call', 'begin')}stop{SEPARATOR_MARK}{{}}{CALLS_MARK.format('call', 'end')}"
+        f"{CALLS_MARK.format('calls', 'end')}", "", "<think>Hm.</think>Hi.<\uff5cend\u2581of\u2581sentence\uff5c>",
+        [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "llama 4": (LLAMA_4_FORMAT, f"<|python_start|>{to_json(name='get_weather', parameters=ARGUMENTS)}<|python_end|>",
+                '<|python_start|>{"name": "stop", "parameters": {}}<|python_end|>', "", "Hi.<|eot|>",
+                [ContentPiece("Hi.")]),
+    "granite 4": (GRANITE_HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>",
+                  f"<tool_call>\n{STOP_JSON}\n</tool_call>", "\n", "Hi.<|end_of_text|>", [ContentPiece("Hi.")]),
+    "gemma 4": (GEMMA_FORMAT, f"<|tool_call>call:get_weather{GEMMA_ARGUMENTS}<tool_call|>",
+                "<|tool_call>call:stop{}<tool_call|>", "", "<|channel>thought\nHm.\n<channel|>Hi.<turn|>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "function gemma": (FUNCTION_GEMMA_FORMAT,
+                       f"<start_function_call>call:get_weather{ESCAPED_ARGUMENTS}<end_function_call>",
+                       "<start_function_call>call:stop{}<end_function_call>", "", "Hi.<end_of_turn>",
+                       [ContentPiece("Hi.")]),
+}
+
+
+def parse_cut_anywhere(shape: Any, text: str) -> list[Any]:
+    """Return the parts of an answer, which are the same cut at every place."""
+    whole = parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), [text])
+    for pieces in ([text[:place], text[place:]] for place in range(len(text))):
+        assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), pieces) == whole
+    assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), text) == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_calls_of_each_format_are_parsed(name: str) -> None:
+    shape, call, second, between, text, parts = FORMAT_CASES[name]
+    assert parse_cut_anywhere(shape, call) == [WEATHER_CALL]
+    assert parse_cut_anywhere(shape, call + between + second) == [WEATHER_CALL, STOP_CALL]
+    assert parse_cut_anywhere(shape, text) == parts
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_broken_and_unknown_calls_of_each_format_are_text(name: str) -> None:
+    shape, call, *_ = FORMAT_CASES[name]
+    for text in (call.replace("get_weather", "other"), call.replace("{", "{[", 1)):
+        kept = re.sub(r"^<\|channel\|>commentary<\|message\|>|<\|call\|>$", "", text)
+        [part] = parse_cut_anywhere(shape, text)
+        assert isinstance(part, ContentPiece)
+        assert kept in part.text
+
+
+def test_granite_writes_a_list_of_calls_and_wraps_its_answer() -> None:
+    text = f"<think>Hm.</think><response>Hi.</response><|tool_call|>[{WEATHER_JSON}, {STOP_JSON}]<|end_of_text|>"
+    assert parse_cut_anywhere(GRANITE_FORMAT, text) == [ReasoningPiece("Hm."), ContentPiece("Hi."), WEATHER_CALL,
+                                                        STOP_CALL]
+    unknown = '<|tool_call|>[{"name": "other", "arguments": {}}]'
+    assert parse_cut_anywhere(GRANITE_FORMAT, unknown) == [ContentPiece(unknown)]
+
+
+def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
+    text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
+            f"{START}<|channel|>final<|message|>Then.<|return|>")
+    assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
+
+
+@pytest.mark.parametrize(("shape", "prompt", "state"), [
+    (HERMES_FORMAT, "<|im_start|>assistant\n", "possible"), (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n", "open"),
+    (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n\n</think>\n\n", "closed"),
+    (HERMES_FORMAT, "<|im_start|>user\n<think>\n<|im_start|>assistant\nWell", "closed"),
+    (HERMES_FORMAT, "<other>model\n", "possible"), (HERMES_FORMAT, "<other>model\n<think>\n", "open"),
+    (HERMES_FORMAT, "<other>model\n<think>\n\n</think>\n\n", "closed"),
+    (DEEPSEEK_FORMAT, "<\uff5cAssistant\uff5c></think>", "closed"), (HARMONY_FORMAT, "<|start|>assistant", "possible"),
+    (LLAMA_FORMAT, "<think>", "closed"),
+    ({"start_anchor": "A:", "fields": {"thinking": {"open": "(", "close": ")"}}}, "A:(", "open"),
+    ({"start_anchor": "A:", "fields": {"thinking": {"open_pattern": "(", "close": ")"}}}, "A:(", "closed")])
+def test_prompt_tells_whether_the_answer_begins_with_reasoning(shape: Any, prompt: str, state: str) -> None:
+    assert find_reasoning_state(shape, prompt) == ReasoningState(state)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -38,7 +39,7 @@ def grammar_registry(grammar_tokenizer: GrammarTokenizer) -> GrammarRegistry:
     return GrammarRegistry(grammar_tokenizer)
 
 
-def make_constrained_sequence(grammar_id: int, output_bytes: bytes = b"", **sampling_options: Any) -> Sequence:
+def make_constrained_sequence(grammar_id: int, output_bytes: Iterable[int] = b"", **sampling_options: Any) -> Sequence:
     return replace(make_sampling_sequence(output=list(output_bytes), **{"end_tokens": (END_TOKEN,)} | sampling_options),
                    grammar_id=grammar_id)
 
@@ -91,6 +92,19 @@ def test_grammar_state_advances_with_sampled_tokens(grammar_registry: GrammarReg
     assert get_allowed_tokens(grammar_registry, sequence) == {END_TOKEN}
     assert grammar_registry.advance(sequence, END_TOKEN)
     assert get_allowed_tokens(grammar_registry, sequence) == {END_TOKEN}
+
+
+def test_end_token_is_no_beginning_of_special_tokens() -> None:
+    """Regression: where a grammar allowed a special token, a text could also end."""
+    tokenizer = Tokenizer.from_str(create_byte_tokenizer().path_or_content)
+    tokenizer.add_special_tokens(["</think>"])
+    grammar_registry = GrammarRegistry(GrammarTokenizer(tokenizer.to_str(), VOCABULARY_SIZE))
+    grammar_registry.load(1, "start: /[ab]*/ </think> /c+/")
+    special = tokenizer.token_to_id("</think>")
+    for output, allowed in ((b"", {*b"ab", special}), (b"ab", {*b"ab", special}), ([*b"a", special], {*b"c"}),
+                            ([special, *b"c"], {*b"c", END_TOKEN})):
+        sequence = make_constrained_sequence(1, output)
+        assert get_allowed_tokens(grammar_registry, sequence) == allowed
 
 
 def test_token_that_does_not_fit_ends_the_match(grammar_registry: GrammarRegistry) -> None:

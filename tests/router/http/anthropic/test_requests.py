@@ -89,8 +89,6 @@ def test_tool_choice_may_name_a_tool():
      r"`tools\.0\.input_schema\.extends` is not supported"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"extends": {}}}}},
      r"`output_config\.format\.schema\.extends` is not supported"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": [PAINT_TOOL]},
-     r"`output_config\.format` and `tools` are given"),
 ])
 def test_error_names_the_fields_of_this_dialect(fields, message):
     with pytest.raises((InvalidRequest, InvalidTools), match=message):

@@ -307,8 +307,6 @@ REFUSALS = {
                                          "`system` is given, but the prompt goes to the model as it is"),
     "reasoning": (CHAT_PATH, {"think": "low"},
                   "`think` is given, but this model does not set reasoning apart; leave it out"),
-    "tools with a format": (CHAT_PATH, {"tools": [PAINT_TOOL], "format": "json"},
-                            "`format` and `tools` are given, but exclude each other"),
     "format that is no schema": (CHAT_PATH, {"format": "yaml"}, "`format."),
     "format with an unknown keyword": (CHAT_PATH, {"format": {"properties": {"a": {"extends": {}}}}},
                                        "`format.properties.a.extends` is not supported"),

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.servers.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
@@ -292,9 +292,18 @@ def test_tool_call_text_becomes_a_tool_call(post):
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "paint")
     assert json.loads(call["function"]["arguments"]) == {"colour": "red"}
     chunks = stream_chat(post, TOOL_CALL_SCRIPT, tools=[PAINT_TOOL], template=TOOL_TEMPLATE)
-    [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
-    assert streamed_call["function"] == call["function"]
+    first, *others = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert first["function"] == call["function"] | {"arguments": ""}
+    assert "".join(other["function"]["arguments"] for other in others) == call["function"]["arguments"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_calls_in_python_are_calls(post):
+    [choice] = post_chat(post, make_text_events('[paint(colour="red")]'), tools=[PAINT_TOOL],
+                         template=ChatTemplate("[func_name1(a=b)]", {}))["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] | {"description": None} == {"name": "paint", "arguments": '{"colour": "red"}',
+                                                        "description": None}
 
 
 def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
@@ -303,7 +312,8 @@ def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}, "template": ChatTemplate("<|tool_call>", {})},
+     "`response_format` and `tools` are given, but no grammar can be made of calls in this model's format"),
     ({"tools": [PAINT_TOOL], "tool_choice": "draw"}, "`tool_choice` must be"),
     ({"tools": [PAINT_TOOL], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
     ({"tool_choice": "draw"}, "there are none"),

@@ -15,8 +15,8 @@ from router.http.openai.answers import read_answer
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
+from router.text.output_formats import HERMES_FORMAT
 from router.text.response_parser import (
-    HERMES_FORMAT,
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
