@@ -165,8 +165,7 @@ class InfoRoutes(ServiceRoutes):
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
-                     f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id. Of requests "
-                     "that were refused only the log has a line")
+                     f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id")
         others = self._services.engine.copy_other_request_records(record)
         record = replace(record, timeline=record.timeline.copy())
         # In a thread, since long timelines of many requests take a good part of a second.
