@@ -15,18 +15,16 @@ class ConvictedPrompts:
     """Digests of the prompts, each with the time until which it is refused."""
 
     def __init__(self) -> None:
-        self._refused_until: OrderedDict[bytes, float] = OrderedDict()
+        self.refused_until: OrderedDict[bytes, float] = OrderedDict()
 
     def add(self, request: Request, now: float) -> None:
-        self._refused_until[compute_prompt_digest(request)] = now + REFUSAL_SECONDS
-        if len(self._refused_until) > MAX_PROMPTS:
-            self._refused_until.popitem(last=False)
+        self.refused_until[compute_prompt_digest(request)] = now + REFUSAL_SECONDS
+        if len(self.refused_until) > MAX_PROMPTS:
+            self.refused_until.popitem(last=False)
 
     def check(self, request: Request, now: float) -> None:
         """Raise InvalidRequest for a prompt that is refused."""
-        if not self._refused_until:
-            return
-        seconds_left = self._refused_until.get(compute_prompt_digest(request), 0.0) - now
+        seconds_left = self.refused_until.get(compute_prompt_digest(request), 0.0) - now
         if seconds_left > 0:
             raise InvalidRequest("the model's processes died several times with this prompt; it is refused for "
                                  f"{seconds_left:.0f} more seconds")

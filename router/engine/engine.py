@@ -129,7 +129,8 @@ class Engine:
         spans."""
         if self._loop_task.done():
             raise NotReady(SHUTDOWN_REASON)
-        self._convicted_prompts.check(request, now())
+        if self._convicted_prompts.refused_until:
+            self._convicted_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
         first = events[0]
         if isinstance(first, RequestRejected):

@@ -118,8 +118,8 @@ OPENAI_ERROR_CASES = {
         "one", "prompt", "context_length_exceeded")),
     "a suffix": (TEXT_PATH, {"prompt": "x", "suffix": "y"}, 400, openai_error(
         "`suffix` is given, but text is only generated at the end of a prompt; leave it out", "suffix")),
-    "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 129}, 400, openai_error(
-        "`prompt` must hold at most 128 texts with `n` 1, since --max-concurrent-requests is 128, got 129", "prompt")),
+    "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 2049}, 400, openai_error(
+        "`prompt` must hold at most 2048 texts with `n` 1, got 2049", "prompt")),
     "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, openai_error(
         "this model does not make embeddings; it generates text (/generate, /v1/chat/completions)")),
     "no adapters": ("/v1/adapters", {"id": "x"}, 400, openai_error(

@@ -167,7 +167,7 @@ def test_sampling_temperature_follows_from_the_parameters(serve, parameters, tem
     ({"type": "text", "schema": {"type": "object"}}, True), ({"type": "json_object"}, True), ({"type": "Text"}, True),
     ({"type": "JsonSchema", "schema": None}, False)], ids=str)
 def test_schema_is_enforced_regardless_of_the_format_type(serve, monkeypatch, response_format, constrained):
-    async def compile_grammar(_, grammar):
+    async def compile_grammar(_, grammar, tenant_name):
         return grammar.source
     monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compile_grammar)
     [request] = post_and_get_requests(serve, {"parameters": {"response_format": response_format}}, grammars=True)

@@ -240,7 +240,7 @@ def test_n_and_best_of_start_that_many_sequences(serve, path, field):
     ({"type": "json_object", "schema": {"type": "object"}}, True), ({"type": "json_schema"}, True),
     ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, True)], ids=str)
 def test_response_format_is_read_as_in_openai(serve, monkeypatch, response_format, constrained):
-    async def compile_grammar(_, grammar):
+    async def compile_grammar(_, grammar, tenant_name):
         return grammar.source
     monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compile_grammar)
     [request] = post_to_path(serve, "/v1/chat/completions", {"response_format": response_format},

@@ -1,13 +1,21 @@
 """Generating whole answers and reporting their times, independent of the dialect."""
 
 import asyncio
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent
-from router.errors import GenerationFailed
-from router.http.transport.services import GenerationOutput, collect_output, gather_or_cancel, timing_headers
+from router.errors import GenerationFailed, Overloaded
+from router.http.transport.services import (
+    GenerationOutput,
+    RequestTurns,
+    collect_output,
+    gather_or_cancel,
+    timing_headers,
+)
 from router.request import FinishReason, Request
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.validation.validator import ValidatedRequest
@@ -79,6 +87,85 @@ def test_end_after_cancellation_is_no_error():
 def test_failure_is_raised_to_the_caller():
     with pytest.raises(GenerationFailed):
         collect_output_of(TOKEN_EVENT, FailedEvent(GenerationFailed("broken")))
+
+
+class ServicesWithPlaces:
+    """Double of the services that has room for a number of requests; `unfinished` are those that have a place."""
+
+    def __init__(self, num_places):
+        self.num_places, self.submitted, self.unfinished = num_places, [], set()
+
+    def submit(self, choice, _):
+        if len(self.unfinished) >= self.num_places:
+            raise Overloaded("full")
+        self.submitted.append(choice)
+        self.unfinished.add(choice)
+        return SimpleNamespace(choice=choice, close=lambda: self.unfinished.discard(choice))
+
+
+def run_turns(services, groups, max_groups, handle):
+    async def main():
+        with closing(RequestTurns(services, SimpleNamespace(deadline=None), groups, max_groups)) as turns:
+            turns.submit()
+            await turns.run(handle)
+    asyncio.run(main())
+    assert services.unfinished == set()
+
+
+def test_groups_run_in_order_and_a_limited_number_at_once():
+    services, sizes = ServicesWithPlaces(100), []
+
+    async def handle(index, streams):
+        assert [stream.choice for stream in streams] == [f"{index}a", f"{index}b"]
+        sizes.append(len(services.unfinished))
+        await asyncio.sleep(0)
+
+    run_turns(services, [[f"{index}a", f"{index}b"] for index in range(9)], 3, handle)
+    assert services.submitted == [f"{index}{letter}" for index in range(9) for letter in "ab"]
+    assert max(sizes) == 6
+
+
+def test_turns_use_places_that_others_have_left():
+    services, sizes = ServicesWithPlaces(1), []
+
+    async def handle(index, _):
+        services.num_places = 1 if index < 3 else 10
+        sizes.append(len(services.unfinished))
+        await asyncio.sleep(0)
+
+    run_turns(services, [[index] for index in range(12)], 4, handle)
+    assert (sizes[:4], max(sizes)) == ([1] * 4, 4)
+
+
+def test_group_without_room_for_all_its_requests_waits():
+    services = ServicesWithPlaces(3)
+
+    async def handle(_, streams):
+        assert len(services.unfinished) == len(streams) == 2
+        await asyncio.sleep(0)
+
+    run_turns(services, [["a", "b"], ["c", "d"]], 4, handle)
+    assert services.submitted == ["a", "b", "c", "c", "d"]
+
+
+@pytest.mark.parametrize("num_places", [0, 1])
+def test_first_group_without_room_is_rejected(num_places):
+    services = ServicesWithPlaces(num_places)
+    with pytest.raises(Overloaded):
+        run_turns(services, [["a", "b"]], 4, None)
+    assert services.unfinished == set()
+
+
+def test_failure_of_a_group_ends_all():
+    async def handle(index, _):
+        if index == 1:
+            raise GenerationFailed("broken")
+        await asyncio.Event().wait()
+
+    services = ServicesWithPlaces(10)
+    with pytest.raises(GenerationFailed, match="broken"):
+        run_turns(services, [[index] for index in range(5)], 3, handle)
+    assert (services.submitted, services.unfinished) == ([0, 1, 2], set())
 
 
 def make_timing_headers(timeline, num_tokens=4):
