@@ -174,12 +174,13 @@ class StreamingResponseParser:
         self._num_calls_left = max_calls
         calls = output_format["fields"].get(TOOL_CALLS_FIELD)
         self.strips_text = calls is not None  # whether whitespace around the text separates it from calls
-        self._call_end = compile_call_end(calls or {})
+        self._call_end = compile_field_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
         self._output_format = output_format
         _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
         self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
+        self._open_field = find_open_field(self._parser.initial_events)
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
         self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
@@ -191,10 +192,12 @@ class StreamingResponseParser:
         return self._collect_parts(text)
 
     def closes_field(self, token: str) -> bool:
-        """Return whether this token closes a field. An empty match of the field's pattern does not count."""
-        return any(field.get("close") == token
-                   or ((match := re.search(field.get("close_pattern", r"\Z"), token)) is not None and match[0])
-                   for field in self._output_format["fields"].values())
+        """Return whether this token closes the reasoning or the call that is being read."""
+        field = self._output_format["fields"].get(self._open_field, {})
+        if field.keys().isdisjoint({"open", "open_pattern"}):  # the text around them
+            return False
+        match = compile_field_end(field).search(token)
+        return match is not None and bool(match[0])
 
     def finish(self) -> list[ResponsePart]:
         """Return the remaining parts, at the end of the answer."""
@@ -216,6 +219,7 @@ class StreamingResponseParser:
         """Parse the text since the last valid call again, without calls; leave out what was returned before."""
         text, num_to_skip = self._text_since_call, self._num_returned
         self._parser = create_parser(without_tool_calls(self._output_format), self._response_prefix)
+        self._open_field = find_open_field(self._parser.initial_events)
         self._parses_calls, self._text_since_call, self._num_returned = False, "", Counter()
         new_parts: list[ResponsePart] = []
         for part in self.feed(text) + (self.finish() if is_finished else []):
@@ -228,6 +232,8 @@ class StreamingResponseParser:
 
     def _parse_event(self, event: Mapping[str, Any], *, is_finished: bool) -> Iterator[ResponsePart]:
         field, is_text = event["field"], event["type"] == "region_chunk"
+        if not is_text:
+            self._open_field = find_open_field([event])
         if field == TOOL_CALLS_FIELD and is_text:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
@@ -325,12 +331,20 @@ def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapp
     return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix, tools=typed_tools)
 
 
-def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return the pattern of what ends a call; an empty one if the model's own format says it in another way."""
-    close = field.get("close_pattern") or re.escape(close if isinstance(close := field.get("close"), str) else "")
+def find_open_field(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the field that is open after events of transformers' parser; empty if none is."""
+    last = next((event for event in reversed(events) if event["type"] != "region_chunk"), None)
+    return str(last["field"]) if last is not None and last["type"] == "region_open" else ""
+
+
+def compile_field_end(field: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return the pattern of what ends a field, such as a call; an empty one if nothing does, or if the model's own
+    format says it in another dialect of patterns."""
+    closes = field.get("close") or ()
+    pattern = field.get("close_pattern") or "|".join(map(re.escape, [closes] if isinstance(closes, str) else closes))
     try:
-        return re.compile(close)
-    except re.error:  # transformers' parser has another dialect of patterns
+        return re.compile(pattern)
+    except re.error:
         return re.compile("")
 
 

@@ -169,9 +169,9 @@ def prefix_schema_references(schema: Any, prefix: str) -> Any:
 
 
 def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
-    return (words.tool_calls_finish_reason
-            if num_tool_calls and final_event.finish_reason in COMPLETED_FINISH_REASONS
-            else words.finish_reasons[get_finish_reason(final_event, words)])
+    reason = get_finish_reason(final_event, words)
+    return (words.tool_calls_finish_reason if num_tool_calls and reason in COMPLETED_FINISH_REASONS
+            else words.finish_reasons[reason])
 
 
 def tool_call_json(name: str, arguments: str, index: int | None = None, call_id: str = "") -> str:
