@@ -31,7 +31,7 @@ from router.http.openai.rendering import (
     get_finish_reason,
     logprobs_json,
 )
-from router.http.transport.body import RequestBody
+from router.http.transport.body import ReportingRequestBody, RequestBody
 from router.http.transport.services import GenerationOutput
 from router.text.response_parser import (
     AnyResponseParser,
@@ -82,15 +82,16 @@ class Tool(TemplatePassthroughBody):
     function: Function
 
 
-class NamedFunction(RequestBody):
+class NamedFunction(ReportingRequestBody):
     """Name of the function in a `tool_choice`."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedToolChoice(RequestBody):
+class NamedToolChoice(ReportingRequestBody):
     """A `tool_choice` that requires a call of one function."""
 
+    type: Literal["function"] | None = None
     function: NamedFunction
 
 

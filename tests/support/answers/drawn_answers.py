@@ -226,7 +226,7 @@ def drawn_answers(draw: st.DrawFn) -> DrawnAnswer:
     calls = list_snippets(output_format)
     snippets = draw(st.lists(st.sampled_from([*calls, *TEXTS]), max_size=7))
     if must_call:
-        snippets = [CALL[:draw(st.integers(0, len(CALL)))], *snippets] if draw(st.booleans()) else [CALL]
+        snippets = [CALL]  # all that the grammar lets the model write
     elif draw(st.booleans()):
         snippets = [THOUGHT, *snippets]
     text = "".join(snippets)
