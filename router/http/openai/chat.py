@@ -266,7 +266,8 @@ class Message(ReportingRequestBody):
         if self.content is None and not self.tool_calls:
             raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
                                  param="messages")
-        return self.model_dump(exclude_none=True, exclude=set(self.model_extra or ())) | {"content": self.content or ""}
+        fields = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
+        return {"role": self.role, "content": "", **fields}  # in this order, which templates may show
 
 
 class ChatRequest(OpenAIBaseRequest):
