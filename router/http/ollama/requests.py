@@ -57,7 +57,8 @@ class OllamaOptions(ReportingRequestBody):
     presence_penalty: Annotated[float | None, bounds.PENALTY] = None
     frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
     stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
-    typical_p: Annotated[float | None, bounds.EXACTLY_ONE] = None
+    typical_p: Annotated[float | None, bounds.EXACTLY_ONE] = Field(
+        default=None, description="this filter is not served")
     tfs_z: Annotated[float | None, bounds.EXACTLY_ONE] = None
     mirostat: Annotated[Int32 | None, bounds.AT_MOST_ZERO] = None
 
