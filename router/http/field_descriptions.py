@@ -1,6 +1,6 @@
-"""Meanings of the fields of request bodies that say none themselves (`Field(description=...)`), for the OpenAPI document
-and docs/reference/http-fields.md. They are shared by the fields of one name, unless a model or its base class has an
-entry of its own, `Model.field`."""
+"""Meanings of the fields of request bodies that say none themselves (`Field(description=...)`), for the OpenAPI
+document and docs/reference/http-fields.md. They are shared by the fields of one name, unless a model or its base class
+has an entry of its own, `Model.field`."""
 
 from collections.abc import Mapping
 

@@ -90,8 +90,8 @@ def list_limits(field: Schema) -> Iterator[str]:
             yield f"above {kind['exclusiveMinimum']}"
         if "exclusiveMaximum" in kind and not is_bound_of_type(kind["exclusiveMaximum"]):
             yield f"below {kind['exclusiveMaximum']}"
-        yield format_range(*[None if is_bound_of_type(kind.get(name)) else kind.get(name)
-                             for name in ("minimum", "maximum")])
+        least, most = (None if is_bound_of_type(kind.get(name)) else kind.get(name) for name in ("minimum", "maximum"))
+        yield format_range(least, most)
         if isinstance(values := kind.get("additionalProperties"), dict) and "minimum" in values:
             yield f"values {format_range(values['minimum'], values['maximum'])}"
         yield format_range(kind.get("minLength"), kind.get("maxLength"), " characters")
