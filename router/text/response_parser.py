@@ -208,6 +208,8 @@ class StreamingResponseParser:
         parts: list[ResponsePart] = []
         try:
             for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
+                if event["type"] != "region_chunk":
+                    self._open_field = find_open_field([event])
                 parts += self._parse_event(event, is_finished=text is None)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             if not self._parses_calls:
@@ -232,8 +234,6 @@ class StreamingResponseParser:
 
     def _parse_event(self, event: Mapping[str, Any], *, is_finished: bool) -> Iterator[ResponsePart]:
         field, is_text = event["field"], event["type"] == "region_chunk"
-        if not is_text:
-            self._open_field = find_open_field([event])
         if field == TOOL_CALLS_FIELD and is_text:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
