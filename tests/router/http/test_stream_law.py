@@ -2,7 +2,6 @@
 Messages, and Ollama. Whatever the model writes, however it is cut into tokens and bursts, and however it ends, a stream
 adds up to the answer that is not streamed, and has exactly one end."""
 
-import json
 import random
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import pytest
 from aiohttp import ClientPayloadError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from support.answers.drawn_answers import (
     CALLS_BY_MARKER,
     END_TOKEN_TEXT,
@@ -67,8 +67,8 @@ def check_agreement(wholes: Mapping[str, ReceivedAnswer], generation: Generation
     assert generation.final_event.text.startswith(completion)
     assert wholes["chat"].content == wholes["response"].content
     try:
-        calls = [[name, json.loads(arguments)] for name, arguments in wholes["chat"].calls]
-    except ValueError:  # a call that was cut off
+        calls = [[name, from_json(arguments, allow_inf_nan=False)] for name, arguments in wholes["chat"].calls]
+    except ValueError:  # a call that was cut off, or holds a number that is none
         return
     if not rendering.keeps_stop_strings or not rendering.stop_strings:
         text, reasoning, _ = wholes["chat"].content

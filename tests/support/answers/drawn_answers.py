@@ -49,9 +49,9 @@ CALLS_BY_MARKER = {
     "<|python_tag|>": f"<|python_tag|>{CALL}<|eom_id|>",
     "<|start_header_id|>": CALL.replace('"arguments"', '"parameters"'),
 }
+THOUGHT = "<think>\nWhy, \u7e54?\n</think>\n\n"
 TEXTS = ("Hi", " ", "\n", "\n\n", "\u00e9\U0001f9f5", "It is {a}.", "<", "STOP", "ST", "OP", "[", '"', "\\", "e\u0301",
          "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "</s>")
-THOUGHT = "<think>\nWhy, \u7e54?\n</think>\n\n"
 # What the demo model wrote, as its tokens.
 RECORDED_ANSWERS: Mapping[str, Sequence[str]] = {
     "call": ("<tool_call>", "\n", '{"', "name", '":', ' "', "get", "_", "weather", '",', ' "', "arguments", '":', ' {"',
@@ -65,7 +65,7 @@ RECORDED_ANSWERS: Mapping[str, Sequence[str]] = {
     "numbers": ("1", ",", " ", "2", ",", " ", "3", ",", " ", "4", ",", " ", "5", "."),
     "JSON": ('{"', "name", '":', ' "', "ro", "ice", '",', ' "', "age", '":', " ", "3", "}"),
 }
-MARKER_PATTERN = re.compile(rf"<\|\w+\|>|<{BAR}[^{BAR}<]+{BAR}>|</?think>|</?tool_call>|\[[A-Z_]+\]|</s>")
+MARKER_PATTERN = re.compile(rf"<\|?\w+\|>|<\|\w+\|?>|<{BAR}[^{BAR}<]+{BAR}>|</?think>|</?tool_call>|\[/?[A-Z_]+\]|</s>")
 END_TOKEN_TEXT, STOP_STRINGS = "<|im_end|>", ("STOP", "OP.")
 PROMPT_TEXT = "hi"
 ENDINGS = ("end token", "stop string", "stop token", "length", "timeout")

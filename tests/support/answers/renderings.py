@@ -340,9 +340,9 @@ class MessagesRendering(Rendering):
 
 
 def parse_partial_object(text: str) -> Any:
-    """Parse as Anthropic's client does; an empty object for what is no beginning of JSON."""
+    """Parse as Anthropic's client does, but without its NaN; an empty object for what is no beginning of JSON."""
     try:
-        return from_json(text, allow_partial=True)
+        return from_json(text, allow_partial=True, allow_inf_nan=False)
     except ValueError:
         return {}
 
