@@ -369,7 +369,7 @@ class OllamaRendering(Rendering):
         return answer
 
     def _add_up(self, objects: Sequence[Mapping[str, Any]]) -> ReceivedAnswer:
-        answer = ReceivedAnswer()
+        answer, last_index = ReceivedAnswer(), -1
         for each in objects:
             assert not answer.ends, "a line behind the end"
             if "error" in each:
@@ -379,7 +379,8 @@ class OllamaRendering(Rendering):
             answer.text += message["content"]
             answer.reasoning += message.get("thinking", "")
             for call in message.get("tool_calls", ()):
-                assert call["function"]["index"] == len(answer.calls)
+                assert call["function"]["index"] > last_index  # calls that are text count, too
+                last_index = call["function"]["index"]
                 answer.calls.append([call["function"]["name"], call["function"]["arguments"]])
             if "logprobs" in each:
                 answer.logprobs = (answer.logprobs or []) + each["logprobs"]
