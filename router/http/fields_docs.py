@@ -117,7 +117,7 @@ def format_table(schema: Schema) -> Iterator[str]:
 
 def format_notes(model: type[RequestBody]) -> Iterator[str]:
     """Yield what a model ignores without a word, and which fields that it does not have are refused."""
-    ignored = sorted(model.ignored_fields) if issubclass(model, ReportingRequestBody) else []
+    ignored = sorted(model.unreported_fields) if issubclass(model, ReportingRequestBody) else []
     if ignored:
         yield f"\nIgnored: {', '.join(map(format_code, ignored))}.\n"
     if issubclass(model, OpenAIBaseRequest):

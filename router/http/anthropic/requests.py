@@ -46,7 +46,7 @@ TextContent = Annotated[list[TextPart], Field(fail_fast=True),
 class ToolResultBlock(ReportingRequestBody):
     """Result of a call that an earlier message made."""
 
-    ignored_fields = CACHE_FIELDS
+    unreported_fields = CACHE_FIELDS
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextContent = Field(default_factory=list)
@@ -60,7 +60,7 @@ class ToolResultBlock(ReportingRequestBody):
 class ThinkingBlock(ReportingRequestBody):
     """Reasoning in an earlier answer."""
 
-    ignored_fields = frozenset({"signature"})
+    unreported_fields = frozenset({"signature"})
     type: Literal["thinking"]
     thinking: str
 
@@ -68,14 +68,14 @@ class ThinkingBlock(ReportingRequestBody):
 class RedactedThinkingBlock(ReportingRequestBody):
     """Encrypted reasoning of an answer that another server gave; it is left out of the prompt."""
 
-    ignored_fields = frozenset({"data"})
+    unreported_fields = frozenset({"data"})
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(ReportingRequestBody):
     """Tool call in an earlier answer."""
 
-    ignored_fields = CACHE_FIELDS
+    unreported_fields = CACHE_FIELDS
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
@@ -146,7 +146,7 @@ def make_assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
 class AnthropicTool(ReportingRequestBody):
     """A tool that the model may call and the client runs."""
 
-    ignored_fields = CACHE_FIELDS | {"strict"}
+    unreported_fields = CACHE_FIELDS | {"strict"}
     type: Annotated[Literal["custom"] | None,
                     BeforeValidator(check_tool_type, json_schema_input_type=Literal["custom"] | None)] = None
     name: Annotated[str, Field(min_length=1)]

@@ -158,7 +158,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
 class OllamaFunctionCall(ReportingRequestBody):
     """Name and arguments of a call that an earlier message made."""
 
-    ignored_fields = frozenset({"index"})
+    unreported_fields = frozenset({"index"})
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class OllamaFunctionCall(ReportingRequestBody):
 class OllamaToolCall(ReportingRequestBody):
     """A tool call in an earlier message."""
 
-    ignored_fields = frozenset({"type"})
+    unreported_fields = frozenset({"type"})
     id: str | None = None
     function: OllamaFunctionCall
 

@@ -251,7 +251,7 @@ class TextPart(RequestBody):
 class Message(ReportingRequestBody):
     """A message of the chat, as OpenAI's clients send it."""
 
-    ignored_fields = frozenset({"refusal", "annotations"})
+    unreported_fields = frozenset({"refusal", "annotations"})
     role: Annotated[str, Field(min_length=1)]
     content: Annotated[str | None,
                        BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None

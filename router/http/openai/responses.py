@@ -110,7 +110,7 @@ ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
 class InputMessage(ReportingRequestBody):
     """Item of the input that is a message."""
 
-    ignored_fields = ITEM_FIELDS
+    unreported_fields = ITEM_FIELDS
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: ContentText
@@ -129,7 +129,7 @@ class InputMessage(ReportingRequestBody):
 class FunctionCallItem(ReportingRequestBody):
     """Item of the input that is a function call of an earlier answer."""
 
-    ignored_fields = ITEM_FIELDS
+    unreported_fields = ITEM_FIELDS
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -143,7 +143,7 @@ class FunctionCallItem(ReportingRequestBody):
 class FunctionCallOutputItem(ReportingRequestBody):
     """Item of the input that is the result of a function call."""
 
-    ignored_fields = ITEM_FIELDS
+    unreported_fields = ITEM_FIELDS
     type: Literal["function_call_output"]
     call_id: str
     output: ContentText
@@ -162,7 +162,7 @@ class ReasoningPart(RequestBody):
 class ReasoningItem(ReportingRequestBody):
     """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
 
-    ignored_fields = ITEM_FIELDS | {"encrypted_content"}
+    unreported_fields = ITEM_FIELDS | {"encrypted_content"}
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
     content: list[ReasoningPart] | None = None

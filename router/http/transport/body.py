@@ -57,9 +57,9 @@ class RequestBody(BaseModel):
 
 class ReportingRequestBody(RequestBody):
     """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
-    the log of requests. `ignored_fields` are those that clients send without a meaning for the answer."""
+    the log of requests. `unreported_fields` are those that clients send without a meaning for the answer."""
 
-    ignored_fields: ClassVar[frozenset[str]] = frozenset()
+    unreported_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
     def list_unknown_fields(self) -> list[str]:
@@ -75,7 +75,7 @@ class ReportingRequestBody(RequestBody):
                 if not isinstance(part, ReportingRequestBody):
                     break  # parts are of the same kind
                 for name, given in (part.model_extra or {}).items():
-                    if given is not None and name not in part.ignored_fields:
+                    if given is not None and name not in part.unreported_fields:
                         yield f"{place}.{name}"
                 for name in part._iterate_nested_fields():
                     yield f"{place}.{name}"
