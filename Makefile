@@ -70,7 +70,7 @@ help:
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
-	make docs          write settings.md, migration-flags.md and the tables of metrics.md in docs/reference
+	make docs          write settings.md, migration-flags.md, http-fields.md and the tables of metrics.md in docs/reference
 	make docs-site     build the documentation as a site in .site/html; checks links and spelling
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
@@ -240,6 +240,7 @@ check: .venv/ready proto-check
 	$(VENV) -m mypy
 	$(VENV) -m launcher.settings_docs --check
 	$(VENV) -m router.telemetry.metrics_docs --check
+	$(VENV) -m router.http.fields_docs --check
 
 proto: .venv-proto/ready
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.
@@ -255,6 +256,7 @@ proto-check: .venv-proto/ready
 docs: .venv/ready
 	@$(VENV) -m launcher.settings_docs
 	$(VENV) -m router.telemetry.metrics_docs
+	$(VENV) -m router.http.fields_docs
 
 docs-site: .venv-docs/ready
 	@rm -rf .site

@@ -13,6 +13,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from router.http.anthropic.requests import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from router.http.field_descriptions import describe_field
 from router.http.lorax.routes import (
     LoraxChatRequest,
     LoraxCompatGenerateRequest,
@@ -254,6 +255,8 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
             for bounds in model.model_fields[name].metadata:
                 if isinstance(bounds, DocumentedBounds):
                     properties[name].update(bounds.keywords)
+        for name, field in properties.items():
+            field.setdefault("description", describe_field(model, name))
     error_schemas = dict(ERROR_SCHEMAS[find_error_reply_type(entry.path, compat)] for entry in routes)
     paths: dict[str, dict[str, Any]] = {}
     for title, section in sections.items():

@@ -7,12 +7,12 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic as clock
+from functools import partial
 from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
@@ -35,34 +35,28 @@ from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
-from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host, find_allowed_hosts
-from router.http.transport.body import IGNORED_FIELDS
+from router.http.transport.auth import find_allowed_hosts
 from router.http.transport.connections import (
     Connection,
     ConnectionLimits,
     Connections,
-    ConnectionState,
-    find_connection,
+    create_connection_middleware,
 )
 from router.http.transport.errors import (
     ErrorReply,
     OpenAIErrorReply,
     TgiErrorReply,
-    error_label,
     find_error_reply_type,
     shorten_message,
 )
 from router.http.transport.request_context import (
-    FAILURE_TYPE,
-    REQUEST_COUNTER,
-    REQUEST_ID,
     add_request_id_header,
+    create_request_middleware,
     create_tracing_middleware,
     request_headers,
 )
 from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
-from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
@@ -91,8 +85,8 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing_middlewares,
-        create_request_middleware(api_keys, config.compat, engine, logs_requests=config.request_log,
-                                  allowed_hosts=find_allowed_hosts(config))])
+        create_request_middleware(api_keys, partial(render_failure, compat=config.compat), engine,
+                                  logs_requests=config.request_log, allowed_hosts=find_allowed_hosts(config))])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     pooling_routes = PoolingRoutes(services)
@@ -137,67 +131,11 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
     async def reject_not_ready(_: web.Request) -> NoReturn:
         raise NotReady(why_unavailable())
 
-    app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
+    app = web.Application(middlewares=[create_request_middleware(api_keys, partial(render_failure, compat=compat))])
     app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
                     web.route("*", "/{path:.*}", reject_not_ready)])
     app.on_response_prepare.append(add_request_id_header)
     return app
-
-
-def create_request_middleware(api_keys: ApiKeys, compat: str, engine: Engine | None = None, *,
-                              logs_requests: bool = False,
-                              allowed_hosts: frozenset[str] | None = None) -> Middleware:
-    """Return the middleware that authenticates requests, refuses those for other hosts, counts and logs them, and turns
-    exceptions into error responses.
-
-    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails;
-    then it is logged, too.
-    """
-    are_keys_required = api_keys.are_required
-    request_metrics = None if engine is None else engine.server_metrics.requests
-
-    @web.middleware
-    async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response: web.StreamResponse | None = None  # None if the client has left
-        try:
-            if allowed_hosts is not None:
-                check_host(request, allowed_hosts)
-            if are_keys_required or "Authorization" in request.headers:
-                authenticate(request, api_keys)
-            else:
-                request[CLIENT] = KEYLESS_CLIENT
-            if request_metrics is not None:
-                request[REQUEST_COUNTER] = request_metrics.num_received
-            response = await handler(request)
-            return response
-        except BaseException as error:
-            request[FAILURE_TYPE] = type(error)
-            if not isinstance(error, Exception):  # the client has left
-                raise
-            response = render_failure(request, error, compat)
-            return response
-        finally:
-            if engine is not None and request_metrics is not None and REQUEST_ID in request:
-                failure_type = request.get(FAILURE_TYPE)
-                label = None if failure_type is None else error_label(failure_type)
-                (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
-                if logs_requests and logger.isEnabledFor(logging.INFO):
-                    status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
-                    log_request(request, status, engine.get_request_record(request[REQUEST_ID]))
-
-    return handle_request
-
-
-def log_request(request: web.Request, status: str, record: RequestRecord | None) -> None:
-    """Log a request that is over: a line of lengths and times, never of text. `status` is the HTTP status, with the
-    reason where it failed; `record` is None if the request did not get as far as the scheduler."""
-    details = {"request_id": request[REQUEST_ID], **({} if record is None else record.log_fields(clock()))}
-    if IGNORED_FIELDS in request:
-        details["ignored_fields"] = request[IGNORED_FIELDS]
-    route = f"{request.method} {request.rel_url.raw_path}"
-    logger.info("%s %s: %s", route, status,
-                ", ".join(f"{name} {' '.join(str(value).split())}" for name, value in details.items()),
-                extra={"fields": {"route": route, "status": status, **details}})
 
 
 def render_failure(request: web.Request, error: Exception, compat: str) -> web.Response:
@@ -288,7 +226,7 @@ class HttpServer:
         self._limits = limits or ConnectionLimits()
         self._close_after_response = close_after_response
         self._listener: asyncio.Server | None = None
-        app.middlewares.insert(0, self._connection_middleware)
+        app.middlewares.insert(0, create_connection_middleware(lambda: self._close_after_response))
         logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WRITE_SECONDS)
@@ -309,21 +247,6 @@ class HttpServer:
         self._close_after_response = True
         if self._listener is not None:
             self._listener.close()
-
-    @web.middleware
-    async def _connection_middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Tell the connection when a request begins and ends. Close it after the response if `close_after_response`, or
-        if the body was not read to its end: the rest may be of any length."""
-        connection = find_connection(request)
-        assert connection is not None, "`start` makes all connections"
-        connection.enter_state(ConnectionState.HANDLED)
-        try:
-            response = await handler(request)
-        finally:
-            connection.enter_state(ConnectionState.IDLE)
-        if self._close_after_response or not request.content.is_eof():
-            response.force_close()
-        return response
 
     async def close(self) -> None:
         await self.stop_accepting()

@@ -104,13 +104,14 @@ class StreamingResponseParser:
         self._num_calls_left = max_calls
         calls = output_format["fields"].get(TOOL_CALLS_FIELD)
         self.strips_text = calls is not None  # whether whitespace around the text separates it from calls
-        self._call_end = compile_call_end(calls or {})
+        self._call_end = compile_field_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
         self._has_streamed_calls, self._streams_calls = has_streamed_calls(output_format), streams_calls
         self._wraps_calls = calls is not None and "transform" not in calls
         self._output_format = output_format
         self._response_prefix = find_answer_beginning(output_format, prompt)
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
+        self._open_field = find_open_field(self._parser.initial_events)
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
         self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
@@ -122,10 +123,12 @@ class StreamingResponseParser:
         return self._collect_parts(text)
 
     def closes_field(self, token: str) -> bool:
-        """Return whether this token closes a field. An empty match of the field's pattern does not count."""
-        return any(field.get("close") == token
-                   or ((match := re.search(field.get("close_pattern", r"\Z"), token)) is not None and match[0])
-                   for field in self._output_format["fields"].values())
+        """Return whether this token closes the reasoning or the call that is being read."""
+        field = self._output_format["fields"].get(self._open_field, {})
+        if field.keys().isdisjoint({"open", "open_pattern"}):  # the text around them
+            return False
+        match = compile_field_end(field).search(token)
+        return match is not None and bool(match[0])
 
     def finish(self) -> list[ResponsePart]:
         """Return the remaining parts, at the end of the answer."""
@@ -136,6 +139,8 @@ class StreamingResponseParser:
         parts: list[ResponsePart] = []
         try:
             for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
+                if event["type"] != "region_chunk":
+                    self._open_field = find_open_field([event])
                 parts += self._parse_event(event, is_finished=text is None)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             if not self._parses_calls:
@@ -147,6 +152,7 @@ class StreamingResponseParser:
         """Parse the text since the last valid call again, without calls; leave out what was returned before."""
         text, num_to_skip = self._text_since_call, self._num_returned
         self._parser = create_parser(without_tool_calls(self._output_format), self._response_prefix)
+        self._open_field = find_open_field(self._parser.initial_events)
         self._parses_calls, self._text_since_call, self._num_returned = False, "", Counter()
         new_parts: list[ResponsePart] = []
         for part in self.feed(text) + (self.finish() if is_finished else []):
@@ -367,12 +373,20 @@ def has_streamed_calls(output_format: OutputFormat) -> bool:
             and field.get("transform") in (None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM))
 
 
-def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return the pattern of what ends a call; an empty one if the model's own format says it in another way."""
-    close = field.get("close_pattern") or re.escape(close if isinstance(close := field.get("close"), str) else "")
+def find_open_field(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the field that is open after events of transformers' parser; empty if none is."""
+    last = next((event for event in reversed(events) if event["type"] != "region_chunk"), None)
+    return str(last["field"]) if last is not None and last["type"] == "region_open" else ""
+
+
+def compile_field_end(field: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return the pattern of what ends a field, such as a call; an empty one if nothing does, or if the model's own
+    format says it in another dialect of patterns."""
+    closes = field.get("close") or ()
+    pattern = field.get("close_pattern") or "|".join(map(re.escape, [closes] if isinstance(closes, str) else closes))
     try:
-        return re.compile(close)
-    except re.error:  # transformers' parser has another dialect of patterns
+        return re.compile(pattern)
+    except re.error:
         return re.compile("")
 
 

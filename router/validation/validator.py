@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.adapters.reference import RequestedAdapter, ResolvedAdapter
+from router.adapters.reference import MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
@@ -155,7 +155,8 @@ class RequestValidator:
         if self.adapter_registry is not None:
             adapter = await self.adapter_registry.resolve(generation_input.adapter, generation_input.deadline)
         elif generation_input.adapter is not None:
-            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters (--adapters); "
+            name = "merged_adapters" if isinstance(generation_input.adapter, MergedAdapterReference) else "adapter_id"
+            raise InvalidRequest(f"`{name}` is given, but this model is served without adapters (--adapters); "
                                  "leave it out")
         cache_namespace = b""  # within which prompts share cached blocks; empty if they do not
         if self._config.cache_scope != "off" and kind is RequestKind.GENERATE:

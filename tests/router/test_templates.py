@@ -4,8 +4,9 @@ The lists below name these features, and a test compares them with the templates
 `tests/router/text/test_chat_template.py`: limits, tools that a template does not render, and unfinished answers.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.utils import chat_template_utils
 
 import router.text.jinja_sandbox
 from router.errors import ChatTemplateFailed
+from router.http.openai.chat import ChatRequest, Message
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import TemplateSandbox, collapse_whitespace
 from router.text.tokenizer import create_byte_tokenizer
@@ -197,11 +199,22 @@ CONVERSATIONS: Mapping[str, tuple[Mapping[str, object], ...]] = {
     "thoughts": (user("Why?"), assistant("So.", reasoning_content="Since\nit is."), user("How?"),
                  assistant("<think>\nSlowly.\n</think>\n\nThus."), user("When?"),
                  assistant("Now.", reasoning="It is time."), user("Ah.")),
+    "thoughts and calls": (
+        system("Weave."), user("Dye it, then rest."),
+        assistant(None, reasoning_content="Red,\nI <think>.", tool_calls=[tool_call("dye", colour="red")]),
+        tool_result("dye", "done"), assistant("And now:", reasoning="Rest.", tool_calls=[tool_call("rest")]),
+        tool_result("rest", "zzz"), assistant("Both are done.", thinking="Enough."), user("Thanks & again?")),
+    "result": (user("Dye it."), assistant("", reasoning_content=" ", tool_calls=[tool_call("dye", colour="red")]),
+               tool_result("dye", "{\"ok\": true}")),
     "parts": (user([{"type": "text", "text": " Is this "}, {"type": "image"}, {"type": "text", "text": "twill?"}]),),
     "parts that nobody knows": (user([{"type": "smell", "smell": "wool"}]), assistant("?"), user("x")),
     "nothing": (user(None), assistant(None), user("x")),
     "rows": tuple(user(f"row {n}") if n % 2 else assistant(f"row {n}") for n in range(1, 10)),
 }
+# What clients send as `chat_template_kwargs`.
+TEMPLATE_VARIABLES: Sequence[Mapping[str, Any]] = (
+    {}, {"enable_thinking": True}, {"enable_thinking": False},
+    {"keep_thoughts": True, "date_string": "1 Feb", "tools_in_user_message": False, "unknown": [None]})
 ANSWER_BEGINNINGS = {"One, two,": "plain", " One,\ntwo \n": "with blanks around it", "a": "that stands in the cue, too",
                      "<think>\nSo": "within thoughts", "\"é\" & <b>": "that JSON and HTML write otherwise"}
 
@@ -228,22 +241,31 @@ def make_template(source: str) -> ChatTemplate:
     return ChatTemplate(source, SPECIAL_TOKENS)
 
 
-def get_tools(source: str) -> tuple[Mapping[str, Any], ...]:
+Tools = Sequence[Mapping[str, Any]]
+
+
+def get_tools(source: str) -> Tools:
     return TOOLS if "tools" in source else ()
 
 
-def render_with_router(source: str, messages: Any) -> str:
-    """Return the prompt, or "refused: " and the reason."""
+def render_with_router(source: str, messages: Any, tools: Tools | None = None, **variables: Any) -> str:
+    """Return the prompt, with the tools that the template renders by default, or "refused: " and the reason."""
+    return render_conversation(source, Conversation(tuple(messages), get_tools(source) if tools is None else tools,
+                                                    template_variables=variables))
+
+
+def render_conversation(source: str, conversation: Conversation) -> str:
     try:
-        return make_template(source).render(Conversation(tuple(messages), get_tools(source)))
+        return make_template(source).render(conversation)
     except ChatTemplateFailed as refusal:
         return f"refused: {refusal}"
 
 
-def render_with_transformers(source: str, messages: Any, **options: Any) -> str:
+def render_with_transformers(source: str, messages: Any, tools: Tools | None = None, **options: Any) -> str:
     try:
         return str(reference_tokenizer().apply_chat_template(
-            list(messages), list(get_tools(source)) or None, chat_template=source, tokenize=False, **options))
+            list(messages), list(get_tools(source) if tools is None else tools) or None, chat_template=source,
+            tokenize=False, **options))
     except Exception as error:
         name = "" if type(error) is TemplateError else f"{type(error).__name__}: "
         return f"refused: {collapse_whitespace(name + str(error))}"
@@ -257,6 +279,44 @@ def test_every_prompt_matches_transformers(name: str) -> None:
     assert prompts == {of: render_with_transformers(source, messages, add_generation_prompt=True)
                        for of, messages in CONVERSATIONS.items()}
     assert sum(not prompt.startswith("refused") for prompt in prompts.values()) >= 3
+
+
+@pytest.mark.usefixtures("_noon")
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_prompt_with_variables_and_without_tools_matches_transformers(name: str) -> None:
+    source = TEMPLATES[name]
+    cases = [(messages, tools, variables) for messages in CONVERSATIONS.values() for tools in ((), get_tools(source))
+             for variables in TEMPLATE_VARIABLES]
+    prompts = [render_with_router(source, messages, tools, **variables) for messages, tools, variables in cases]
+    assert prompts == [render_with_transformers(source, messages, tools, add_generation_prompt=True, **variables)
+                       for messages, tools, variables in cases]
+
+
+@pytest.mark.usefixtures("_noon")
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompt_of_a_request_matches_transformers(name: str) -> None:
+    """Messages, tools and variables as clients send them: with null for an empty content, which templates get as a
+    string, and with arguments as the text that they received."""
+    source = TEMPLATES[name]
+    for messages in filter(None, map(to_request_messages, CONVERSATIONS.values())):
+        for variables in TEMPLATE_VARIABLES:
+            sent = [{**message, "content": message["content"] or None} if "tool_calls" in message else message
+                    for message in map(with_arguments_as_text, messages)]
+            body = {"messages": sent, "tools": [*get_tools(source)] or None, "chat_template_kwargs": variables}
+            prompt = render_conversation(source, ChatRequest.model_validate_json(json.dumps(body)).conversation)
+            assert prompt == render_with_transformers(source, messages, add_generation_prompt=True, **variables)
+
+
+def to_request_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages whose content is text, with the fields of requests in their order."""
+    return [{field: message[field] or "" for field in Message.model_fields if field in message} for message in messages
+            if isinstance(message["content"], str) or "tool_calls" in message]
+
+
+def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+             for call in message.get("tool_calls", ())]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 @pytest.mark.usefixtures("_noon")

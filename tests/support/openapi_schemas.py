@@ -80,20 +80,26 @@ class DocumentSchemas:
         return {"string": "x", "integer": schema.get("minimum", 0),
                 "array": [self.make_sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
-    def iter_fields(self, schema: Schema, make_body: MakeBody = lambda value: value,
-                    path: str = "") -> Iterator[tuple[str, MakeBody]]:
+    def iter_fields(self, schema: Schema) -> Iterator[tuple[str, MakeBody]]:
         """Yield the path of every field, also within list items, and a function that makes a whole body of a value."""
+        for path, object_schema, make_body in self.iter_objects(schema):
+            for name in object_schema["properties"]:
+                yield f"{path}.{name}", self.make_field_body(object_schema, name, make_body)
+
+    def iter_objects(self, schema: Schema, make_body: MakeBody = lambda value: value,
+                     path: str = "") -> Iterator[tuple[str, Schema, MakeBody]]:
+        """Yield the path of every object that has fields, its schema, and a function that makes a whole body of it."""
         schema = self._resolve_reference(schema)
         for kind in list_kinds(schema):
-            yield from self.iter_fields(kind, make_body, path)
+            yield from self.iter_objects(kind, make_body, path)
         if "items" in schema:
-            yield from self.iter_fields(schema["items"], lambda value: make_body([value]), f"{path}[]")
+            yield from self.iter_objects(schema["items"], lambda value: make_body([value]), f"{path}[]")
+        if "properties" in schema:
+            yield path, schema, make_body
         for name, field_schema in schema.get("properties", {}).items():
-            inner = self._make_field_body(schema, name, make_body)
-            yield f"{path}.{name}", inner
-            yield from self.iter_fields(field_schema, inner, f"{path}.{name}")
+            yield from self.iter_objects(field_schema, self.make_field_body(schema, name, make_body), f"{path}.{name}")
 
-    def _make_field_body(self, schema: Schema, name: str, make_body: MakeBody) -> MakeBody:
+    def make_field_body(self, schema: Schema, name: str, make_body: MakeBody) -> MakeBody:
         """Return a function that sets this field in an object with all its required fields."""
         base_sample = next((good for kind, good in self._valid_samples.items() if self._schemas.get(kind) is schema),
                            None)

@@ -12,12 +12,14 @@ from pydantic_core import from_json
 
 from router.engine.stream import FinishedEvent
 from router.http.openai.answers import COMPLETED_FINISH_REASONS, Answer, AnswerStreamRenderer
+from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason
 from router.http.transport.errors import AnthropicErrorReply
 from router.request import FinishReason
 from router.text.response_parser import AnyResponseParser, ContentPiece, ReasoningPiece, WholePart
 
 # Anthropic has no stop reason for a timeout; `max_tokens` also means that the text was cut off.
-STOP_REASONS = {FinishReason.END_TOKEN: "end_turn", FinishReason.STOP_STRING: "stop_sequence",
+# What stops an answer and is no stop sequence is a token.
+STOP_REASONS = {FinishReason.END_TOKEN: "end_turn", FinishReason.STOP_STRING: "end_turn",
                 FinishReason.LENGTH: "max_tokens", FinishReason.TIMEOUT: "max_tokens"}
 UNKNOWN_RELEASE = "1970-01-01T00:00:00Z"  # Anthropic's value for a model whose release date is not known
 
@@ -44,14 +46,15 @@ class MessageMetadata:
 
     def stop_fields(self, event: FinishedEvent, *, has_tool_calls: bool) -> str:
         """Render why the answer ended. Of several stop sequences that end it, the longest counts."""
-        is_stopped = event.is_stopped or event.finish_reason is FinishReason.STOP_STRING
+        reason = get_finish_reason(event, OPENAI_WORDS)
+        is_stopped = reason is FinishReason.STOP_STRING
         matched = max((string for string in self.stop_sequences if is_stopped and event.text.endswith(string)),
                       key=len, default=None)
-        if has_tool_calls and event.finish_reason in COMPLETED_FINISH_REASONS:
+        if has_tool_calls and reason in COMPLETED_FINISH_REASONS:
             return '"stop_reason":"tool_use","stop_sequence":null'
         if matched is not None:
             return f'"stop_reason":"stop_sequence","stop_sequence":{quoted(matched)}'
-        return f'"stop_reason":"{STOP_REASONS[event.finish_reason]}","stop_sequence":null'
+        return f'"stop_reason":"{STOP_REASONS[reason]}","stop_sequence":null'
 
 
 def answer_json(metadata: MessageMetadata, answer: Answer) -> str:

@@ -13,12 +13,13 @@ from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
 from router.http.openai.chat import ChatRequest, TextPart
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR
-from router.http.transport.body import Int32, ReportingRequestBody, RequestBody, UInt32, UInt64
+from router.http.transport.body import Int32, ReportingRequestBody, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
 
 ANTHROPIC_PARAMETER_NAMES = DialectParameterNames(
     prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="output_config.format", stop="stop_sequences")
+CACHE_FIELDS = frozenset({"cache_control"})  # the prefix cache works by itself
 SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "cache_salt", "priority")
 
 
@@ -42,9 +43,10 @@ TextContent = Annotated[list[TextPart], Field(fail_fast=True),
                         BeforeValidator(wrap_text, json_schema_input_type=str | list[TextPart])]
 
 
-class ToolResultBlock(RequestBody):
+class ToolResultBlock(ReportingRequestBody):
     """Result of a call that an earlier message made."""
 
+    unreported_fields = CACHE_FIELDS
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextContent = Field(default_factory=list)
@@ -55,22 +57,25 @@ class ToolResultBlock(RequestBody):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": prefix + join_texts(self.content)}
 
 
-class ThinkingBlock(RequestBody):
+class ThinkingBlock(ReportingRequestBody):
     """Reasoning in an earlier answer."""
 
+    unreported_fields = frozenset({"signature"})
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(RequestBody):
+class RedactedThinkingBlock(ReportingRequestBody):
     """Encrypted reasoning of an answer that another server gave; it is left out of the prompt."""
 
+    unreported_fields = frozenset({"data"})
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(RequestBody):
+class ToolUseBlock(ReportingRequestBody):
     """Tool call in an earlier answer."""
 
+    unreported_fields = CACHE_FIELDS
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
@@ -81,14 +86,14 @@ UserBlock = Annotated[TextPart | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-class AnthropicSystemMessage(RequestBody):
+class AnthropicSystemMessage(ReportingRequestBody):
     """An instruction between the messages of a chat."""
 
     role: Literal["system"]
     content: TextContent
 
 
-class AnthropicUserMessage(RequestBody):
+class AnthropicUserMessage(ReportingRequestBody):
     """A message of the user, or the results of tool calls, or both."""
 
     role: Literal["user"]
@@ -96,7 +101,7 @@ class AnthropicUserMessage(RequestBody):
                        BeforeValidator(wrap_text, json_schema_input_type=str | list[UserBlock])]
 
 
-class AnthropicAssistantMessage(RequestBody):
+class AnthropicAssistantMessage(ReportingRequestBody):
     """An earlier answer. A last message with text is continued."""
 
     role: Literal["assistant"]
@@ -138,9 +143,10 @@ def make_assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     return message
 
 
-class AnthropicTool(RequestBody):
+class AnthropicTool(ReportingRequestBody):
     """A tool that the model may call and the client runs."""
 
+    unreported_fields = CACHE_FIELDS | {"strict"}
     type: Annotated[Literal["custom"] | None,
                     BeforeValidator(check_tool_type, json_schema_input_type=Literal["custom"] | None)] = None
     name: Annotated[str, Field(min_length=1)]
@@ -152,7 +158,7 @@ class AnthropicTool(RequestBody):
         return {"type": "function", "function": {"name": self.name, **description, "parameters": self.input_schema}}
 
 
-class AnthropicToolChoice(RequestBody):
+class AnthropicToolChoice(ReportingRequestBody):
     """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -181,7 +187,7 @@ class ThinkingConfig(ReportingRequestBody):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonSchemaFormat(RequestBody):
+class JsonSchemaFormat(ReportingRequestBody):
     """JSON schema that the answer follows."""
 
     type: Literal["json_schema"]

@@ -37,7 +37,6 @@ from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_
 from router.http.transport.body import (
     Int32,
     ReportingRequestBody,
-    RequestBody,
     UInt32,
     adapter_for_stream_headers,
     json_response,
@@ -100,21 +99,21 @@ class LoraxCompatGenerateRequest(LoraxGenerateRequest):
     stream: bool = False
 
 
-class LoraxTokenizeRequest(RequestBody):
+class LoraxTokenizeRequest(ReportingRequestBody):
     """Body of LoRAX's `/tokenize`."""
 
     inputs: str
     add_special_tokens: bool | None = None
 
 
-class NamedSchema(RequestBody):
+class NamedSchema(ReportingRequestBody):
     """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
 
     name: str
     response_schema: Any = Field(default=None, alias="schema")
 
 
-class ChatResponseFormat(RequestBody):
+class ChatResponseFormat(ReportingRequestBody):
     """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]

@@ -57,7 +57,8 @@ class OllamaOptions(ReportingRequestBody):
     presence_penalty: Annotated[float | None, bounds.PENALTY] = None
     frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
     stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
-    typical_p: Annotated[float | None, bounds.EXACTLY_ONE] = None
+    typical_p: Annotated[float | None, bounds.EXACTLY_ONE] = Field(
+        default=None, description="this filter is not served")
     tfs_z: Annotated[float | None, bounds.EXACTLY_ONE] = None
     mirostat: Annotated[Int32 | None, bounds.AT_MOST_ZERO] = None
 
@@ -154,21 +155,28 @@ class OllamaGenerationRequest(OllamaModelRequest):
         return {"chat_template_kwargs": {"enable_thinking": bool(self.think)}, **effort}
 
 
-class OllamaFunctionCall(RequestBody):
+class OllamaFunctionCall(ReportingRequestBody):
     """Name and arguments of a call that an earlier message made."""
 
+    unreported_fields = frozenset({"index"})
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class OllamaToolCall(RequestBody):
+class OllamaToolCall(ReportingRequestBody):
     """A tool call in an earlier message."""
 
+    unreported_fields = frozenset({"type"})
     id: str | None = None
     function: OllamaFunctionCall
 
+    def to_chat_call(self) -> ToolCall:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return ToolCall.model_validate({"type": "function", **({} if self.id is None else {"id": self.id}),
+                                        "function": function})
 
-class OllamaMessage(RequestBody):
+
+class OllamaMessage(ReportingRequestBody):
     """A message of the chat."""
 
     role: Annotated[str, Field(min_length=1)]
@@ -181,8 +189,7 @@ class OllamaMessage(RequestBody):
 
     def to_chat_message(self) -> Message:
         refuse_given_fields(self, "images")
-        calls = [ToolCall.model_validate({"type": "function", **call.model_dump(exclude_none=True)})
-                 for call in self.tool_calls or ()]
+        calls = [call.to_chat_call() for call in self.tool_calls or ()]
         return Message(role=self.role, content=self.content or "", reasoning_content=self.thinking or None,
                        name=self.tool_name, tool_call_id=self.tool_call_id, tool_calls=calls or None)
 

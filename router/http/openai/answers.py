@@ -225,9 +225,9 @@ def add_special_token_text(text: str, token: TokenEvent | None) -> str:
 
 def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
                         parser: AnyResponseParser) -> str:
-    """Return the last token's text. An end token is left out, unless it closes a tool call or reasoning."""
-    is_ended = final_event.is_stopped or final_event.finish_reason is FinishReason.END_TOKEN
-    if token is None or not is_ended or parser.closes_field(token.text):
+    """Return the last token's text. A special token ends the text, also where the length would have, and is left out
+    unless it closes a tool call or reasoning. After a timeout it is like those before it."""
+    if token is None or final_event.finish_reason is FinishReason.TIMEOUT or parser.closes_field(token.text):
         return add_special_token_text(text, token)
     return text
 

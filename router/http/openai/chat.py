@@ -271,9 +271,10 @@ class TextPart(RequestBody):
     text: str
 
 
-class Message(RequestBody):
+class Message(ReportingRequestBody):
     """A message of the chat, as OpenAI's clients send it."""
 
+    unreported_fields = frozenset({"refusal", "annotations"})
     role: Annotated[str, Field(min_length=1)]
     content: Annotated[str | None,
                        BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None
@@ -281,13 +282,15 @@ class Message(RequestBody):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # its newer name
 
     def to_template_message(self) -> dict[str, Any]:
         """Return the message for the chat template, with `content` always a string. Raises InvalidRequest."""
         if self.content is None and not self.tool_calls:
             raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
                                  param="messages")
-        return self.model_dump(exclude_none=True) | {"content": self.content or ""}
+        fields = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
+        return {"role": self.role, "content": "", **fields}  # in this order, which templates may show
 
 
 class ChatRequest(OpenAIBaseRequest):
@@ -375,6 +378,8 @@ class ChatRequest(OpenAIBaseRequest):
         parameter, grammar = self._output_grammar(parameter_names)
         if parameter != parameter_names.grammar:
             parameter_names = replace(parameter_names, grammar=parameter)
+        if self.max_completion_tokens is not None:
+            parameter_names = replace(parameter_names, max_new_tokens="max_completion_tokens")
         return replace(self.base_generation_input(conversation, parameter_names, context),
                        max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs,
                        raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)

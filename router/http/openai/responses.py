@@ -41,6 +41,7 @@ RESPONSE_PARAMETER_NAMES = DialectParameterNames(
     prompt="input", max_new_tokens="max_output_tokens", truncate="", grammar="text.format", top_n_tokens="top_logprobs",
     max_top_n_tokens=MAX_TOP_LOGPROBS)
 MAX_TYPE_CHARS_IN_ERROR = 40
+ITEM_FIELDS = frozenset({"id", "status"})  # fields of the output's items, which clients send back
 TEXT_KEYS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # of content parts, by their type
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
 # Fields that `ChatRequest` has, too, with the same meaning.
@@ -106,9 +107,10 @@ ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
                                              json_schema_input_type=str | list[InputTextPart | RefusalPart])]
 
 
-class InputMessage(RequestBody):
+class InputMessage(ReportingRequestBody):
     """Item of the input that is a message."""
 
+    unreported_fields = ITEM_FIELDS
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: ContentText
@@ -124,9 +126,10 @@ class InputMessage(RequestBody):
             answer["content"] += self.content
 
 
-class FunctionCallItem(RequestBody):
+class FunctionCallItem(ReportingRequestBody):
     """Item of the input that is a function call of an earlier answer."""
 
+    unreported_fields = ITEM_FIELDS
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -137,9 +140,10 @@ class FunctionCallItem(RequestBody):
             {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
 
 
-class FunctionCallOutputItem(RequestBody):
+class FunctionCallOutputItem(ReportingRequestBody):
     """Item of the input that is the result of a function call."""
 
+    unreported_fields = ITEM_FIELDS
     type: Literal["function_call_output"]
     call_id: str
     output: ContentText
@@ -155,9 +159,10 @@ class ReasoningPart(RequestBody):
     text: str
 
 
-class ReasoningItem(RequestBody):
+class ReasoningItem(ReportingRequestBody):
     """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
 
+    unreported_fields = ITEM_FIELDS | {"encrypted_content"}
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
     content: list[ReasoningPart] | None = None
@@ -193,7 +198,7 @@ InputItem = Annotated[
 DocumentedInput = str | list[InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
 
 
-class FunctionTool(RequestBody):
+class FunctionTool(ReportingRequestBody):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -207,14 +212,14 @@ class FunctionTool(RequestBody):
         return {"type": "function", "function": function}
 
 
-class FunctionToolChoice(RequestBody):
+class FunctionToolChoice(ReportingRequestBody):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
 
 
-class TextFormat(RequestBody):
+class TextFormat(ReportingRequestBody):
     """The format of a response's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -236,7 +241,9 @@ class TextFormat(RequestBody):
 
     def to_echo(self) -> dict[str, Any]:
         """Return the format as the response repeats it: `schema` and its name only where they count."""
-        return self.model_dump(by_alias=True, exclude_none=True) if self.type == "json_schema" else {"type": self.type}
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return self.model_dump(by_alias=True, exclude_none=True, exclude=set(self.model_extra or ()))
 
 
 class TextOptions(ReportingRequestBody):
@@ -351,7 +358,7 @@ class ResponsesRequest(ReportingRequestBody):
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_logprobs": self.top_logprobs or 0,
-            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "tools": [tool.model_dump(exclude=set(tool.model_extra or ())) for tool in self.tools or ()],
             "tool_choice": self._echo_tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"} if text_format is None else text_format.to_echo()},

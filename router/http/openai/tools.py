@@ -33,7 +33,7 @@ from router.http.openai.rendering import (
     get_finish_reason,
     logprobs_json,
 )
-from router.http.transport.body import RequestBody
+from router.http.transport.body import ReportingRequestBody, RequestBody
 from router.http.transport.services import GenerationOutput
 from router.text.response_parser import (
     AnyResponseParser,
@@ -85,15 +85,16 @@ class Tool(TemplatePassthroughBody):
     function: Function
 
 
-class NamedFunction(RequestBody):
+class NamedFunction(ReportingRequestBody):
     """Name of the function in a `tool_choice`."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedToolChoice(RequestBody):
+class NamedToolChoice(ReportingRequestBody):
     """A `tool_choice` that requires a call of one function."""
 
+    type: Literal["function"] | None = None
     function: NamedFunction
 
 
@@ -206,9 +207,9 @@ def prefix_schema_references(schema: Any, prefix: str) -> Any:
 
 
 def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
-    return (words.tool_calls_finish_reason
-            if num_tool_calls and final_event.finish_reason in COMPLETED_FINISH_REASONS
-            else words.finish_reasons[get_finish_reason(final_event, words)])
+    reason = get_finish_reason(final_event, words)
+    return (words.tool_calls_finish_reason if num_tool_calls and reason in COMPLETED_FINISH_REASONS
+            else words.finish_reasons[reason])
 
 
 def tool_call_json(name: str, arguments: str, index: int | None = None, call_id: str = "") -> str:

@@ -30,12 +30,6 @@ class VertexRequest(ReportingRequestBody):
 
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]
 
-    def list_unknown_fields(self) -> list[str]:
-        """Return the names of unknown fields, also those of `instances`, as `instances.NUMBER.NAME`."""
-        return [*super().list_unknown_fields(), *(f"instances.{number}.{name}"
-                                                  for number, instance in enumerate(self.instances)
-                                                  for name in instance.list_unknown_fields())]
-
 
 class CloudRoutes(ServiceRoutes):
     """Handlers of both routes, which pass bodies to the handlers of other routes."""

@@ -39,7 +39,8 @@ class SharedGenerateParameters(AdapterParameters):
     frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
     top_k: Annotated[Int32 | None, bounds.AT_LEAST_ONE] = None
     top_p: Annotated[float | None, bounds.FRACTION] = None
-    typical_p: Annotated[float | None, bounds.FRACTION] = None
+    typical_p: Annotated[float | None, bounds.FRACTION] = Field(
+        default=None, description="keep the candidates whose information is near the mean, up to this probability")
     do_sample: bool = False
     max_new_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
     ignore_eos_token: bool = False

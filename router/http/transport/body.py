@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
@@ -58,15 +58,29 @@ class RequestBody(BaseModel):
 
 
 class ReportingRequestBody(RequestBody):
-    """Request body whose unknown fields are ignored and reported: in a response header, and in the log of requests."""
+    """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
+    the log of requests. `unreported_fields` are those that clients send without a meaning for the answer."""
 
+    unreported_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
     def list_unknown_fields(self) -> list[str]:
-        """Return the names of unknown fields, also those of objects in fields, such as `parameters.NAME`."""
-        nested = [f"{field}.{name}" for field, value in self if isinstance(value, ReportingRequestBody)
-                  for name in value.list_unknown_fields()]
-        return [*(self.model_extra or ()), *nested]
+        """Return the names of unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`,
+        where null counts as absent."""
+        return [*(self.model_extra or ()), *self._iterate_nested_fields()]
+
+    def _iterate_nested_fields(self) -> Iterator[str]:
+        for field, value in self.__dict__.items():
+            places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
+                (field, value),)
+            for place, part in places:
+                if not isinstance(part, ReportingRequestBody):
+                    break  # parts are of the same kind
+                for name, given in (part.model_extra or {}).items():
+                    if given is not None and name not in part.unreported_fields:
+                        yield f"{place}.{name}"
+                for name in part._iterate_nested_fields():
+                    yield f"{place}.{name}"
 
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
@@ -191,7 +205,7 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 
-class MergedAdapters(RequestBody):
+class MergedAdapters(ReportingRequestBody):
     """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
 
     ids: Annotated[list[str], FailFast()]

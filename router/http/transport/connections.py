@@ -8,7 +8,7 @@ import resource
 import sys
 import termios
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod
+from aiohttp.typedefs import Handler, Middleware
 
 from router.config import RouterConfig
 
@@ -240,6 +241,25 @@ class Connection(web.RequestHandler):
                                      content_type="application/json")
         json_response.force_close()
         return json_response
+
+
+def create_connection_middleware(closes_after_response: Callable[[], bool]) -> Middleware:
+    """Return the middleware that tells a connection when its request begins and ends. It closes the connection after
+    the response if `closes_after_response`, or if the body was not read to its end: the rest may be of any length."""
+    @web.middleware
+    async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = find_connection(request)
+        assert connection is not None, "the server makes all connections"
+        connection.enter_state(ConnectionState.HANDLED)
+        try:
+            response = await handler(request)
+        finally:
+            connection.enter_state(ConnectionState.IDLE)
+        if closes_after_response() or not request.content.is_eof():
+            response.force_close()
+        return response
+
+    return handle_on_connection
 
 
 def error_json(error_type: str, reason: str) -> str:

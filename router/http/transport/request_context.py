@@ -1,9 +1,11 @@
 """Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the headers of responses (request id,
-ignored fields, model, adapter), and the tracing middleware, which ends the span that
-`RequestContext.from_request` begins: only requests that run the model have one."""
+ignored fields, model, adapter), and the middlewares around all handlers: one authenticates, counts and logs requests,
+the other ends the span that `RequestContext.from_request` begins. Only requests that run the model have a span."""
 
+import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import monotonic as clock
 
@@ -11,14 +13,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
+from router.api_keys import ApiKeys
 from router.engine.engine import Engine
 from router.errors import InvalidRequest
-from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host
 from router.http.transport.body import IGNORED_FIELDS
 from router.http.transport.errors import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import Tenant
 from router.telemetry.instruments import Counter
+from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -31,7 +35,10 @@ FAILURE_TYPE = web.RequestKey("failure", type)
 DROPPED_LABEL = "dropped"  # the connection ended before the response was complete, so the span has no status
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
+MAX_KNOWN_HOSTS = 64
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,65 @@ def response_headers(request: web.Request, model_info: ModelInfo, num_characters
 def adapter_headers(adapter: AdapterReference | ResolvedAdapter) -> dict[str, str]:
     return {"x-adapter-id": adapter.name[:MAX_ADAPTER_HEADER_CHARS],
             "x-adapter-source": (adapter.source or "")[:MAX_ADAPTER_HEADER_CHARS]}
+
+
+def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.Request, Exception], web.Response],
+                              engine: Engine | None = None, *, logs_requests: bool = False,
+                              allowed_hosts: frozenset[str] | None = None) -> Middleware:
+    """Return the middleware that authenticates requests, refuses those for other hosts, counts and logs them, and turns
+    exceptions into error responses by `render_failure`.
+
+    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails;
+    then it is logged, too.
+    """
+    are_keys_required = api_keys.are_required
+    request_metrics = None if engine is None else engine.server_metrics.requests
+    known_hosts: set[str | None] = set()  # values of the header that are allowed
+
+    @web.middleware
+    async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response: web.StreamResponse | None = None  # None if the client has left
+        try:
+            if allowed_hosts is not None and (host := request.headers.get("Host")) not in known_hosts:
+                check_host(request, allowed_hosts)
+                if len(known_hosts) < MAX_KNOWN_HOSTS:
+                    known_hosts.add(host)
+            if are_keys_required or "Authorization" in request.headers:
+                authenticate(request, api_keys)
+            else:
+                request[CLIENT] = KEYLESS_CLIENT
+            if request_metrics is not None:
+                request[REQUEST_COUNTER] = request_metrics.num_received
+            response = await handler(request)
+            return response
+        except BaseException as error:
+            request[FAILURE_TYPE] = type(error)
+            if not isinstance(error, Exception):  # the client has left
+                raise
+            response = render_failure(request, error)
+            return response
+        finally:
+            if engine is not None and request_metrics is not None and REQUEST_ID in request:
+                failure_type = request.get(FAILURE_TYPE)
+                label = None if failure_type is None else error_label(failure_type)
+                (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
+                if logs_requests and logger.isEnabledFor(logging.INFO):
+                    status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
+                    log_request(request, status, engine.get_request_record(request[REQUEST_ID]))
+
+    return handle_request
+
+
+def log_request(request: web.Request, status: str, record: RequestRecord | None) -> None:
+    """Log a request that is over: a line of lengths and times, never of text. `status` is the HTTP status, with the
+    reason where it failed; `record` is None if the request did not get as far as the scheduler."""
+    details = {"request_id": request[REQUEST_ID], **({} if record is None else record.log_fields(clock()))}
+    if IGNORED_FIELDS in request:
+        details["ignored_fields"] = request[IGNORED_FIELDS]
+    route = f"{request.method} {request.rel_url.raw_path}"
+    logger.info("%s %s: %s", route, status,
+                ", ".join(f"{name} {' '.join(str(value).split())}" for name, value in details.items()),
+                extra={"fields": {"route": route, "status": status, **details}})
 
 
 def create_tracing_middleware(span_factory: RequestSpanFactory) -> Middleware:

@@ -2,23 +2,30 @@
 client errors. New fields are found through the document."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic.json_schema import models_json_schema
 from support.openapi_schemas import DocumentSchemas, MakeBody
+from support.servers.fake_adapter_store import FakeAdapterStore
+from support.servers.scripted_adapters import accept_resource
 
 from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of the time of other clients
 from router.config import RouterConfig
 from router.http.docs import (
+    ADAPTER_ROUTES,
     ANTHROPIC_ROUTES,
+    BATCHING_STUDY_ROUTES,
     GENERATE_ROUTES,
     OLLAMA_ROUTES,
     POOLING_ROUTES,
     RESPONSES_ROUTES,
+    ROUTE_SECTIONS,
     SCHEMA_REFERENCE,
     DocumentedRoute,
     build_openapi_document,
@@ -33,7 +40,8 @@ VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseForm
                   "InputMessage": {"role": "user", "content": "x"},
                   # without them the model is only loaded
                   "OllamaChatRequest": {"model": "x", "messages": [{"role": "user", "content": "x"}]},
-                  "OllamaGenerateRequest": {"model": "x", "prompt": "x"}}
+                  "OllamaGenerateRequest": {"model": "x", "prompt": "x"},
+                  "StudyInferenceRequest": {"prompt": "x", "num_tokens": 1}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
                      for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
@@ -54,6 +62,13 @@ MAX_TOKEN_LIMITS = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completio
 LORAX_MAX_VALUES = {"best_of": 2, "truncate": 1599, "return_k_alternatives": 5, **MAX_TOKEN_LIMITS}
 LORAX_ALLOWED_IN_STREAMS = ALLOWED_IN_STREAMS | {"logprobs": {None}}
 LORAX_CHAT_ALLOWED_IN_STREAMS = {"n": {None, 1}}
+# Parts of a content that become its text, of which only that is read.
+CONTENT_PARTS = {"TextPart", "InputTextPart", "RefusalPart", "ReasoningPart"}
+# LoRAX's errors have its own names on OpenAI's routes, too.
+LORAX_NAMES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n": "best_of",
+               "prompt": "inputs", "merged_adapters": "adapters", "logprobs": "decoder_input_details",
+               **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+                               "response_format")}
 STREAM_ERROR_PREFIXES = ('data: {"error":', 'data:{"error":')
 
 
@@ -127,9 +142,26 @@ def is_rejected_by_ollama_routes(field_path: str, value: Any) -> bool:
             or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
 
 
+PLACEHOLDER = "the value that is tried"
+
+
 def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str:
-    placeholder = "the value that is tried"
-    return json.dumps({**other_fields, **build_body(placeholder)}).replace(json.dumps(placeholder), value)
+    return json.dumps({**other_fields, **build_body(PLACEHOLDER)}).replace(json.dumps(PLACEHOLDER), value)
+
+
+def without_placeholder(value: Any) -> Any:
+    """Return a body without the field that has the placeholder."""
+    if isinstance(value, list):
+        return [without_placeholder(item) for item in value]
+    return ({name: without_placeholder(part) for name, part in value.items() if part != PLACEHOLDER}
+            if isinstance(value, dict) else value)
+
+
+def names_field(reason: str, field_path: str, compat: str) -> bool:
+    """Whether a reason names the field, or an object that it is in."""
+    names = re.findall(r"\w+", field_path)
+    names += [LORAX_NAMES[name] for name in names if compat == "lorax" and name in LORAX_NAMES]
+    return any(re.search(rf"\b{name}\b", reason) for name in names)
 
 
 ALL_GENERATION_ROUTES = (*GENERATE_ROUTES, *RESPONSES_ROUTES, *ANTHROPIC_ROUTES)
@@ -146,6 +178,12 @@ LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE
                != case.entry]
 
 
+ALL_CASES = [case for case in (*RESPONSE_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES) if not case.is_streamed]
+# Routes whose answers depend on more than the schema of the body: on which adapters and models there are.
+STATE_ROUTES = [entry for entry in (*ADAPTER_ROUTES, *OLLAMA_ROUTES, *BATCHING_STUDY_ROUTES)
+                if entry.body_models and (entry not in OLLAMA_ROUTES or entry.path == "/api/show")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES],
                          ids=lambda case: f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}")
@@ -153,28 +191,28 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
     path, reply_type = case.entry.path, find_error_reply_type(case.entry.path, case.compat)
     extra_fields = {"stream": True} if case.is_streamed else {"stream": False} if case in OLLAMA_CASES else {}
 
-    async def post_and_get_status(server: HttpConnectionPool, body: str) -> int:
-        """Return the status, or 422 for a stream whose only event is an error."""
+    async def post_and_get_status(server: HttpConnectionPool, body: str) -> tuple[int, str]:
+        """Return the status, or 422 for a stream whose only event is an error, and the error."""
         status, answer = await server.fetch(server.build_request("POST", path, "",
                                                                  body.encode("utf-8", "surrogatepass")))
         text = answer.decode()
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
-            return status
+            return status, ""
         response = json.loads(text.removeprefix("data:"))
         if reply_type is OllamaErrorReply:
             assert [*response] == ["error"]
             assert len(response["error"]) < 1000
-            return status
+            return status, response["error"]
         if reply_type is not TgiErrorReply:
             assert set(response["error"]) == {"message", "type"} | (
                 {"param", "code"} if reply_type is OpenAIErrorReply else set())
             assert response["error"]["type"] == "invalid_request_error", response
             assert len(response["error"]["message"]) < 1000
-            return status
+            return status, f"{response['error']['message']} {response['error'].get('param')}"
         assert set(response) == {"error", "error_type"}
         assert response["error_type"] in {"validation", "bad_request", "tool_error", "suffix not supported"}, response
         assert len(response["error"]) < 1000
-        return 422 if status == 200 else status
+        return 422 if status == 200 else status, response["error"]
 
     async def scenario(client, engine):
         server, mismatches = HttpConnectionPool(str(client.make_url("/"))), []
@@ -183,9 +221,75 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
                 expected = case.expected_status(body_type, field_path, build_body, text)
                 if expected == 422 and reply_type is not TgiErrorReply:
                     expected = 400
-                status = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
-                mismatches += [(body_type, field_path, text[:40], status, expected)] * (status != expected)
-            assert await post_and_get_status(server, json.dumps(case.schemas.make_sample({"$ref": body_type}))) == 200
+                status, reason = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
+                is_absent = text == "null" and "Field required" in reason  # null decides on a body of another kind
+                is_reported = (status == 200 or text in INVALID_JSON or is_absent
+                               or names_field(reason, field_path, case.compat))
+                if (status, is_reported) != (expected, True):
+                    mismatches.append((body_type, field_path, text[:40], status, expected, reason))
+            assert await post_and_get_status(server, json.dumps(case.schemas.make_sample({"$ref": body_type}))) == (
+                200, "")
         server.close()
         assert mismatches == []
+    serve(scenario, config=RouterConfig(compat=case.compat), **POOLING_MODEL_FIELDS)
+
+
+def test_every_route_with_a_body_is_tried():
+    tried = {case.entry.path for case in ALL_CASES} | {case.entry.path for case in STREAM_CASES}
+    sections = [*ROUTE_SECTIONS.values(), BATCHING_STUDY_ROUTES]
+    assert tried | {entry.path for entry in STATE_ROUTES} == {
+        entry.path for section in sections for entry in section if entry.body_models}
+
+
+@pytest.mark.parametrize("entry", STATE_ROUTES, ids=lambda entry: entry.path)
+def test_invalid_values_are_refused_whatever_is_served(serve, entry):
+    """The routes of adapters, of the study and `/api/show`: a value that breaks the schema is refused, with a reason
+    that names the field; any other is not a fault of the server."""
+    schemas = get_body_schemas(entry)
+    documented = {200, 400, 404, 422, 424, *map(int, entry.extra_error_statuses)}
+
+    async def scenario(client, engine):
+        engine.resource_controller = SimpleNamespace(load=accept_resource)
+        server, [body_model] = HttpConnectionPool(str(client.make_url("/"))), entry.body_models
+        for field_path, build_body in schemas.iter_fields({"$ref": body_model.__name__}):
+            for text in JSON_VALUES:
+                body = make_body_json(build_body, text)
+                status, answer = await server.fetch(server.build_request("POST", entry.path, "", body.encode()))
+                assert status in documented, (body, answer)
+                if not schemas.is_valid({"$ref": body_model.__name__}, build_body(json.loads(text))):
+                    assert status in {400, 404, 422}, (body, answer)
+                    assert names_field(answer.decode(), field_path, "none"), (body, answer)
+        server.close()
+    serve(scenario, store=FakeAdapterStore(), config=RouterConfig(dialect="batching"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: f"{case.entry.path} {case.compat}")
+def test_fields_that_are_absent_or_unknown(serve, case):
+    """A body without one of its fields is answered, or refused with a reason that names the field; an unknown field,
+    also within objects, is named in `x-ignored-fields` where it is ignored. Tools reach the template as they are."""
+    async def post(client, body):
+        answer = await client.post(case.entry.path, json={"stream": False} | body if case in OLLAMA_CASES else body)
+        return answer.status, await answer.text(), answer.headers.get("x-ignored-fields", "")
+
+    async def scenario(client, _):
+        for body_type, field_path, build_body in case.iterate_fields():
+            body = without_placeholder(build_body(PLACEHOLDER))
+            is_rejected = not case.schemas.is_valid({"$ref": body_type}, body)
+            status, text, _ = await post(client, body)
+            if is_rejected:
+                assert status in {400, 422}, (field_path, body, text)
+                assert names_field(text, field_path, case.compat) or "Field required" in text, (field_path, body, text)
+            else:
+                assert status == 200 or names_field(text, field_path, case.compat), (field_path, body, text)
+        for body_model in case.entry.body_models:
+            for path, schema, make_body in case.schemas.iter_objects({"$ref": body_model.__name__}):
+                body = case.schemas.make_field_body(schema, "unknown_field", make_body)(PLACEHOLDER)
+                known_status, *_ = await post(client, without_placeholder(body))
+                status, text, ignored = await post(client, body)
+                assert status == known_status, (path, body, text)
+                is_passed_on = schema.get("additionalProperties") is True or (
+                    schema.get("title", "TextPart") in CONTENT_PARTS)
+                if status == 200 and not is_passed_on:
+                    assert "unknown_field" in ignored, (path, body, ignored)
     serve(scenario, config=RouterConfig(compat=case.compat), **POOLING_MODEL_FIELDS)

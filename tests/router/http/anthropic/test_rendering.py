@@ -142,6 +142,7 @@ def test_events_of_reasoning_text_and_a_call():
     (FinishReason.STOP_STRING, True, False, ("stop_sequence", "STOP")),
     (FinishReason.STOP_STRING, True, True, ("tool_use", None)),
     (FinishReason.LENGTH, True, False, ("stop_sequence", "STOP")),
+    (FinishReason.LENGTH, True, True, ("tool_use", None)),
     (FinishReason.LENGTH, False, False, ("max_tokens", None)),
     (FinishReason.LENGTH, False, True, ("max_tokens", None)),
     (FinishReason.TIMEOUT, False, False, ("max_tokens", None))])

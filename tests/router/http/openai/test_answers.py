@@ -5,6 +5,7 @@ import json
 import threading
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
@@ -178,3 +179,14 @@ def test_long_output_is_parsed_off_the_event_loop():
     inline, other = asyncio.run(main())
     assert inline is threading.current_thread()
     assert other is not inline
+
+
+@pytest.mark.parametrize(("text", "reason", "part"), [
+    ("<think>Hm", FinishReason.END_TOKEN, ReasoningPiece("Hm")), ("Hi", FinishReason.LENGTH, ContentPiece("Hi")),
+    ("<tool_call>\n{", FinishReason.END_TOKEN, ContentPiece("<tool_call>\n{"))])
+def test_end_token_is_part_of_no_text(text, reason, part):
+    """Regression: it was shown behind reasoning or a call that it broke off, and as the last token that was allowed."""
+    tokens = [TokenEvent(1, text, -0.5, False), TokenEvent(256, "<|im_end|>", -0.5, True)]
+    end = FinishedEvent(reason, text, len(tokens), make_finished_timeline())
+    output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
+    assert read_answer(output, StreamingResponseParser(HERMES_FORMAT, ""), ()).parts == [part]

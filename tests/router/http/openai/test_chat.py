@@ -68,6 +68,31 @@ def test_template_receives_the_known_fields_of_messages(serve):
     assert json.loads(bytes(request.prompt)) == [message]
 
 
+@pytest.mark.parametrize("fields", [{"reasoning": "Hm"}, {"reasoning_content": "Hm"},
+                                    {"reasoning": "Hm", "reasoning_content": "Hm"}])
+def test_template_receives_the_reasoning_of_an_earlier_answer_by_any_name(serve, fields):
+    template = ChatTemplate("{{ messages[1].reasoning_content }}{{ messages[1].thinking }}", {})
+    messages = [*MESSAGES, {"role": "assistant", "content": "So.", **fields}, *MESSAGES]
+    [request] = post_and_get_requests(serve, {"messages": messages}, template=template)
+    assert bytes(request.prompt) == b"HmHm"
+
+
+def test_unknown_fields_of_messages_are_named(serve):
+    async def scenario(client, _):
+        messages = [{**MESSAGES[0], "weight": 3}, {"role": "assistant", "content": "So.", "refusal": None,
+                                                   "annotations": [], "audio": {"id": "x"}}, *MESSAGES]
+        answer = await client.post(CHAT_PATH, json={"messages": messages, "user": "me"})
+        assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "user, messages.0.weight, messages.1.audio")
+    serve(scenario)
+
+
+def test_refused_length_is_named_as_the_client_names_it(post):
+    for name in ("max_tokens", "max_completion_tokens"):
+        status, _, text = post(CHAT_PATH, messages=MESSAGES, **{name: 0})
+        error = json.loads(text)["error"]
+        assert (status, error["param"], error["message"]) == (400, name, f"`{name}` must be at least 1, got 0")
+
+
 def test_defaults_sample_until_the_end_of_the_context(serve):
     [request] = post_and_get_requests(serve, {})
     assert (request.prompt, request.sampling.temperature) == (RENDERED_PROMPT, 1.0)

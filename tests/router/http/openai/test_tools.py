@@ -1,6 +1,7 @@
 """Grammar of the allowed tool calls; answers with reasoning and tool calls as OpenAI's JSON, whole and in chunks."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from router.http.openai.tools import (
     NamedToolChoice,
     OpenAIToolChatStreamRenderer,
     Tool,
+    chat_finish_reason,
     parse_arguments_object,
     required_call_grammar,
     select_template_tools,
@@ -248,3 +250,12 @@ def test_stop_token_at_the_length_limit_is_no_content():
     lines = renderer.render([*token_events, final_event]).decode().removesuffix("\n\n").split("\n\n")
     contents = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "") for line in lines]
     assert "".join(contents) == "Hi"
+
+
+def test_call_that_a_stop_string_ends_with_the_last_possible_token_is_a_call():
+    """Regression: its finish reason was `stop`, and clients did not run the call."""
+    final_event = FinishedEvent(FinishReason.LENGTH, f"{TOOL_CALL_TEXT}STOP", 9, make_finished_timeline(),
+                                is_stopped=True)
+    assert chat_finish_reason(final_event, 1, METADATA.words) == "tool_calls"
+    assert chat_finish_reason(replace(final_event, is_stopped=False), 1, METADATA.words) == "length"
+    assert chat_finish_reason(final_event, 0, METADATA.words) == "stop"
