@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.checkpoints.small_encoders import make_bert_encoder
+from support.request_fields import find_faults
 from support.servers.client_environments import make_client_environment, make_node_environment
 from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,6 +33,30 @@ JS_PACKAGES = ("openai@6.49.0", "ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk
 LORAX_CLIENT_PACKAGES = {
     "lorax_client": ("lorax-client==0.6.3", "certifi==2024.7.4"),  # the only certifi that lorax-client accepts
 }
+# The request types of clients, by the route and the name of an object in its body.
+REQUEST_TYPES = {
+    "openai_python": {
+        "/v1/chat/completions": ["openai.types.chat.completion_create_params:CompletionCreateParamsStreaming"],
+        "/v1/chat/completions stream_options": ["openai.types.chat:ChatCompletionStreamOptionsParam"],
+        "/v1/completions": ["openai.types.completion_create_params:CompletionCreateParamsStreaming"],
+        "/v1/embeddings": ["openai.types.embedding_create_params:EmbeddingCreateParams"],
+        "/v1/responses": ["openai.types.responses.response_create_params:ResponseCreateParamsStreaming"],
+        "/v1/responses reasoning": ["openai.types.shared_params:Reasoning"],
+        "/v1/responses text": ["openai.types.responses:ResponseTextConfigParam"]},
+    "anthropic_client": {
+        "/v1/messages": ["anthropic.types.message_create_params:MessageCreateParamsStreaming",
+                         "anthropic.types.beta.message_create_params:MessageCreateParamsStreaming"],
+        "/v1/messages output_config": ["anthropic.types:OutputConfigParam",
+                                       "anthropic.types.beta:BetaOutputConfigParam"],
+        "/v1/messages thinking": ["anthropic.types:ThinkingConfigEnabledParam",
+                                  "anthropic.types:ThinkingConfigAdaptiveParam"],
+        "/v1/messages/count_tokens": [
+            "anthropic.types.message_count_tokens_params:MessageCountTokensParams",
+            "anthropic.types.beta.message_count_tokens_params:MessageCountTokensParams"]},
+    "ollama_client": {
+        "/api/chat": ["ollama._types:ChatRequest"], "/api/chat options": ["ollama._types:Options"],
+        "/api/generate": ["ollama._types:GenerateRequest"], "/api/embed": ["ollama._types:EmbedRequest"],
+        "/api/embeddings": ["ollama._types:EmbeddingsRequest"], "/api/show": ["ollama._types:ShowRequest"]}}
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
@@ -117,6 +142,19 @@ def test_lm_eval_computes_the_loglikelihoods_of_transformers(tmp_path: Path) -> 
             rows, targets, strict=True)), abs=1e-3)
         assert is_greedy == all(logprobs[row].argmax().item() == target for row, target in zip(
             rows, targets, strict=True))
+
+
+@pytest.mark.parametrize("name", REQUEST_TYPES)
+def test_each_request_field_of_a_client_is_honoured_ignored_or_refused(name: str) -> None:
+    """Each field has exactly one of these treatments. A new version of a client may bring fields that have none."""
+    python = make_client_environment(name, *CLIENT_PACKAGES[name])
+    types = [path for paths in REQUEST_TYPES[name].values() for path in paths]
+    printed = subprocess.run([python, "-P", CLIENTS_FOLDER / "print_type_fields.py", *types], capture_output=True,
+                             text=True, check=True).stdout
+    fields_by_type = json.loads(printed)
+    assert all(fields_by_type.values())
+    assert find_faults({body: {name for path in paths for name in fields_by_type[path]}
+                        for body, paths in REQUEST_TYPES[name].items()}) == {}
 
 
 def run_client_script(servers: tuple[WeftProcess, ...], folder: Path, client_name: str, packages: tuple[str, ...],
