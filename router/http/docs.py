@@ -39,7 +39,7 @@ from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, Em
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
-from router.http.transport.body import RequestBody, json_response
+from router.http.transport.body import ReportingRequestBody, RequestBody, json_response
 from router.http.transport.errors import (
     AnthropicErrorReply,
     ErrorReply,
@@ -250,7 +250,10 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
     _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
     for model in iter_subclasses(RequestBody):
-        properties = schemas["$defs"].get(model.__name__, {}).get("properties", {})
+        schema = schemas["$defs"].get(model.__name__, {})
+        if schema and issubclass(model, ReportingRequestBody) and model.ignored_fields:
+            schema["description"] += f" Ignored: {', '.join(sorted(model.ignored_fields))}."
+        properties = schema.get("properties", {})
         for name in model.model_fields.keys() & properties.keys():
             for bounds in model.model_fields[name].metadata:
                 if isinstance(bounds, DocumentedBounds):

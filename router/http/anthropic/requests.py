@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
-from router.http.openai.chat import ChatRequest, TextPart
+from router.http.openai.chat import REFUSED_FIELDS, ChatRequest, TextPart
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR
-from router.http.transport.body import Int32, ReportingRequestBody, UInt32, UInt64
+from router.http.transport.body import NOT_GIVEN, Int32, ReportingRequestBody, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
 
@@ -181,8 +181,9 @@ class AnthropicToolChoice(ReportingRequestBody):
 
 
 class ThinkingConfig(ReportingRequestBody):
-    """Whether the model reasons before it answers, if its template leaves the choice. `budget_tokens` is ignored."""
+    """Whether the model reasons before it answers, if its template leaves the choice."""
 
+    ignored_fields = frozenset({"budget_tokens"})
     type: Literal["enabled", "disabled", "adaptive"]
     display: Literal["summarized", "omitted"] | None = None
 
@@ -197,12 +198,17 @@ class JsonSchemaFormat(ReportingRequestBody):
 class OutputConfig(ReportingRequestBody):
     """Effort of the reasoning, and format of the answer."""
 
+    ignored_fields = frozenset({"task_budget"})
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonSchemaFormat | None = None
 
 
 class AnthropicCountTokensRequest(ReportingRequestBody):
     """Body of `/v1/messages/count_tokens`: the fields of a message on which its prompt depends."""
+
+    ignored_fields = frozenset({
+        "betas", "billing_policy", "cache_control", "speed", "user_profile_id", "workspace_id"})
+    refused_fields = dict.fromkeys(("chat_template_kwargs", "context_management"), NOT_GIVEN)
 
     model: str | None = None
     messages: Annotated[list[AnthropicMessage], FailFast(), Field(min_length=1)]
@@ -219,6 +225,7 @@ class AnthropicCountTokensRequest(ReportingRequestBody):
 
     def to_chat_request(self) -> ChatRequest:
         """Return the chat. Raises InvalidRequest and InvalidTools with this dialect's names of fields."""
+        self.check_refused_fields()
         return ChatRequest.model_validate(self._chat_fields())
 
     def _chat_fields(self) -> dict[str, Any]:
@@ -242,6 +249,11 @@ class AnthropicCountTokensRequest(ReportingRequestBody):
 
 class AnthropicMessagesRequest(AnthropicCountTokensRequest):
     """Body of `/v1/messages`. `seed`, `cache_salt` and `priority` are not of Anthropic."""
+
+    ignored_fields = AnthropicCountTokensRequest.ignored_fields | {
+        "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "metadata", "mm_payload", "service_tier"}
+    refused_fields = AnthropicCountTokensRequest.refused_fields | {name: REFUSED_FIELDS[name] for name in (
+        "ec_transfer_params", "kv_transfer_params", "return_mm_kwargs", "vllm_xargs", "watermarking")}
 
     max_tokens: Annotated[UInt32, bounds.AT_LEAST_ONE]
     stop_sequences: Annotated[list[str] | None, FailFast(), bounds.STOP_STRINGS] = None

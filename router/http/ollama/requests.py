@@ -47,6 +47,10 @@ def refuse_given_fields(body: RequestBody, *names: str) -> None:
 class OllamaOptions(ReportingRequestBody):
     """The field `options`. Null means that an option is not given; the model's own default then counts."""
 
+    ignored_fields = frozenset({
+        "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau", "num_batch",
+        "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline", "repeat_last_n", "use_mlock",
+        "use_mmap", "vocab_only"})
     num_predict: Annotated[int | None, Field(ge=-2, lt=2**32)] = None  # below 1: to the end of the context
     seed: Annotated[int | None, Field(ge=-1, lt=2**64)] = None  # -1: a random one
     temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
@@ -82,6 +86,7 @@ class OllamaOptions(ReportingRequestBody):
 class OllamaModelRequest(ReportingRequestBody):
     """Body that names a model: the served one, or an adapter."""
 
+    ignored_fields = frozenset({"keep_alive"})  # the model is there as long as the server
     model: Annotated[str, Field(min_length=1)]
 
     @property
@@ -117,6 +122,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
     """Fields that chats and generations have in common. Null means that a field is not given."""
 
     parameter_names: ClassVar[DialectParameterNames]
+    ignored_fields = OllamaModelRequest.ignored_fields | {"shift", "truncate"}  # a long prompt is refused
 
     stream: bool | None = None  # true unless it is false
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -215,6 +221,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     """Body of `/api/generate`."""
 
     parameter_names = OLLAMA_GENERATE_PARAMETER_NAMES
+    ignored_fields = OllamaGenerationRequest.ignored_fields | {"height", "steps", "width"}  # of pictures
 
     prompt: str | None = None
     system: str | None = None
@@ -244,12 +251,16 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 class OllamaEmbedRequest(OllamaModelRequest):
     """Body of `/api/embed`: one or several texts."""
 
+    ignored_fields = OllamaModelRequest.ignored_fields | {"options", "truncate"}
+
     input: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
     dimensions: UInt32 | None = None  # 0: all
 
 
 class OllamaEmbeddingsRequest(OllamaModelRequest):
     """Body of `/api/embeddings`: one text."""
+
+    ignored_fields = OllamaModelRequest.ignored_fields | {"options"}
 
     prompt: Annotated[str, bounds.NON_EMPTY_TEXT]
 

@@ -45,7 +45,9 @@ from router.http.openai.tools import (
     tool_chat_choice_json,
 )
 from router.http.transport.body import (
+    NOT_GIVEN,
     Int32,
+    RefusedFields,
     ReportingRequestBody,
     RequestBody,
     UInt32,
@@ -93,16 +95,23 @@ NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template 
 # Fields that change how a chat is rendered, beside its messages and tools.
 TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
                              "continue_final_message"})
-NOT_GIVEN: Sequence[object] = (None, False, [], {})
-# Fields that are refused unless they have one of these values, with which they change nothing.
-REFUSED_FIELDS: Mapping[str, Sequence[object]] = {
-    **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "ebnf", "function_call", "functions",
-                     "grammar", "json_schema", "logits_processors", "mm_processor_kwargs", "prediction",
-                     "prompt_embeds", "regex", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
-                     "web_search_options"), NOT_GIVEN),
-    "best_of": (None, 1), "echo": (None, False), "length_penalty": (None, 1), "modalities": (None, ["text"]),
-    "prompt_logprobs": (None,), "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,)}
+# Of OpenAI's and vLLM's APIs.
+REFUSED_FIELDS: RefusedFields = {
+    **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "early_stopping", "ebnf", "ec_transfer_params",
+                     "function_call", "functions", "grammar", "json_schema", "kv_transfer_params", "logits_processors",
+                     "logprob_token_ids", "media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction",
+                     "prompt_embeds", "regex", "repetition_detection", "return_mm_kwargs", "return_prompt_text",
+                     "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids", "use_beam_search",
+                     "vllm_xargs", "watermarking", "web_search_options"), NOT_GIVEN),
+    **dict.fromkeys(("prompt_logprobs", "thinking_token_budget", "truncate_prompt_tokens"), (None,)),
+    **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (None, True)),
+    "length_penalty": (None, 1), "modalities": (None, ["text"])}
+# What clients of these APIs say about themselves and about OpenAI's accounts and caches, and what only counts beside a
+# field that is refused.
+IGNORED_FIELDS = frozenset({
+    "metadata", "mm_payload", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
+    "routed_experts_prompt_start", "safety_identifier", "service_tier", "session_id", "store", "stream_interval",
+    "truncation_side", "user", "verbosity"})
 TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
 SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
 
@@ -129,6 +138,7 @@ class StreamOptions(ReportingRequestBody):
     """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
     far."""
 
+    ignored_fields = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -136,6 +146,8 @@ class StreamOptions(ReportingRequestBody):
 class OpenAIBaseRequest(ConstrainedRequest):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
+    ignored_fields = IGNORED_FIELDS
+    refused_fields = REFUSED_FIELDS
     model: str | None = None
     adapter_source: str | None = None
     api_token: str | None = Field(default=None, repr=False)
@@ -182,13 +194,6 @@ class OpenAIBaseRequest(ConstrainedRequest):
             return None
         check_adapter_name("model", self.model)
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
-
-    def check_refused_fields(self) -> None:
-        """Refuse fields of OpenAI's and vLLM's APIs that would change the answer, and are not served. Other unknown
-        fields are ignored. Raises InvalidRequest."""
-        for name in sorted(REFUSED_FIELDS.keys() & (self.model_extra or {}).keys()):
-            if (self.model_extra or {})[name] not in REFUSED_FIELDS[name]:
-                raise InvalidRequest(f"`{name}` is given, but this server does not support it; leave it out")
 
     @property
     def token_parameters(self) -> dict[str, Any]:
@@ -295,6 +300,8 @@ class Message(ReportingRequestBody):
 
 class ChatRequest(OpenAIBaseRequest):
     """Body of `/v1/chat/completions`."""
+
+    refused_fields = REFUSED_FIELDS | {"add_special_tokens": (None, False), "best_of": (None, 1), "echo": (None, False)}
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None

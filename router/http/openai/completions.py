@@ -15,6 +15,7 @@ from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.chat import (
     MAX_TOP_LOGPROBS,
+    REFUSED_FIELDS,
     OpenAIBaseRequest,
     StreamedChoices,
     compute_max_concurrent_prompts,
@@ -60,6 +61,8 @@ COMPLETION_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_toke
 
 class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
+
+    refused_fields = REFUSED_FIELDS | {"add_special_tokens": (None, True)}
 
     prompt: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
     suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None

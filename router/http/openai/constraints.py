@@ -8,7 +8,7 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, read_only_grammar
-from router.http.transport.body import ReportingRequestBody
+from router.http.transport.body import NOT_GIVEN, ReportingRequestBody
 
 # Older fields for a constraint, and which one of `structured_outputs` each is.
 GUIDED_FIELDS: Mapping[str, str] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
@@ -19,6 +19,10 @@ CONSTRAINT_FIELDS = frozenset({"structured_outputs", *GUIDED_FIELDS})
 class StructuredOutputs(ReportingRequestBody):
     """vLLM's constraint of the output: one of these."""
 
+    ignored_fields = frozenset({"disable_fallback"})
+    refused_fields = dict.fromkeys(("disable_additional_properties", "disable_any_whitespace", "structural_tag",
+                                    "whitespace_pattern"), NOT_GIVEN)
+
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Annotated[list[str] | None, FailFast()] = None
@@ -26,8 +30,9 @@ class StructuredOutputs(ReportingRequestBody):
     json_object: bool | None = None
 
     def to_grammar(self, parameter: str) -> Grammar:
-        known = self.model_dump(by_alias=True, exclude=set(self.model_extra or ()))
-        given = {name: value for name, value in known.items()
+        self.check_refused_fields(f"{parameter}.")
+        fields = self.model_dump(by_alias=True, exclude={*(self.model_extra or ())})
+        given = {name: value for name, value in fields.items()
                  if value is not None and not (name == "json_object" and value is False)}
         if len(given) != 1:
             raise InvalidRequest(f"`{parameter}` must have exactly one of {', '.join(STRUCTURED_OUTPUT_READERS)}, got "

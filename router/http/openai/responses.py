@@ -3,7 +3,7 @@ becomes a `ChatRequest`; responses_rendering.py renders the answer."""
 
 import json
 from time import monotonic as clock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
@@ -13,7 +13,9 @@ from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.answers import call_with_parsing, stream_answer
 from router.http.openai.chat import (
+    IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
+    REFUSED_FIELDS,
     ChatRequest,
     ReasoningEffort,
     StringList,
@@ -23,7 +25,9 @@ from router.http.openai.chat import (
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.openai.tools import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
+    NOT_GIVEN,
     Int32,
+    RefusedFields,
     ReportingRequestBody,
     RequestBody,
     UInt32,
@@ -49,7 +53,7 @@ CHAT_FIELDS = ("model", "adapter_source", "api_token", "temperature", "top_p", "
                "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "seed",
                "ignore_eos", "cache_salt", "priority", "chat_template_kwargs")
 NOTHING_IS_STORED = "nothing is stored here: send the whole conversation in `input`"
-REFUSED_FIELDS = {  # and why
+REFUSAL_REASONS = {  # of fields of OpenAI's API
     "previous_response_id": NOTHING_IS_STORED,
     "conversation": NOTHING_IS_STORED,
     "prompt": "there are no stored prompts here: send `instructions` and `input`",
@@ -249,17 +253,27 @@ class TextFormat(ReportingRequestBody):
 class TextOptions(ReportingRequestBody):
     """The field `text`: options of a response's text."""
 
+    ignored_fields = frozenset({"verbosity"})
     format: Annotated[TextFormat | None, make_type_check("formats", "text", "json_object", "json_schema")] = None
 
 
 class ReasoningOptions(ReportingRequestBody):
     """The field `reasoning`: options of the model's reasoning."""
 
+    ignored_fields = frozenset({"context", "generate_summary", "mode", "summary"})
     effort: ReasoningEffort | None = None
 
 
 class ResponsesRequest(ReportingRequestBody):
     """Body of `/v1/responses`. Null means that a field is not given."""
+
+    ignored_fields = IGNORED_FIELDS - {"metadata"} | {"access_programs", "image", "stream_options"}
+    refused_fields: ClassVar[RefusedFields] = {  # of vLLM
+        **{name: REFUSED_FIELDS[name] for name in (
+            "ec_transfer_params", "include_reasoning", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs",
+            "return_mm_kwargs", "skip_special_tokens", "vllm_xargs", "watermarking")},
+        **dict.fromkeys(("enable_response_messages", "include_stop_str_in_output", "logit_bias",
+                         "previous_input_messages", "stop_token_ids", "structured_outputs"), NOT_GIVEN)}
 
     input: Annotated[
         list[InputItem], FailFast(), Field(min_length=1), bounds.NON_EMPTY_LIST,
@@ -314,7 +328,8 @@ class ResponsesRequest(ReportingRequestBody):
 
     def check_supported(self) -> None:
         """Refuse the fields that would change the response and are not served. Raises InvalidRequest."""
-        for name, reason in REFUSED_FIELDS.items():
+        self.check_refused_fields()
+        for name, reason in REFUSAL_REASONS.items():
             if getattr(self, name) is not None:
                 raise InvalidRequest(f"`{name}` is given, but {reason}; leave it out")
         if self.background:

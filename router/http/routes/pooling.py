@@ -14,7 +14,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
 from struct import pack
 from time import monotonic as clock
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import FailFast, Field
@@ -24,7 +24,9 @@ from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
 from router.errors import InvalidRequest
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
+    NOT_GIVEN,
     AdapterParameters,
+    RefusedFields,
     ReportingRequestBody,
     TextsOrTokens,
     UInt32,
@@ -128,6 +130,11 @@ class EmbedRequest(ReportingRequestBody):
 class EmbeddingsRequest(ReportingRequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
+    ignored_fields = frozenset({"cache_salt", "padding", "priority", "request_id", "truncation_side", "user"})
+    refused_fields: ClassVar[RefusedFields] = {  # of vLLM
+        "add_special_tokens": (None, True), "embed_dtype": (None, "float32"), "endianness": (None, "native", "little"),
+        "mm_processor_kwargs": NOT_GIVEN, "truncate_prompt_tokens": (None,), "use_activation": (None,)}
+
     input: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -135,6 +142,7 @@ class EmbeddingsRequest(ReportingRequestBody):
     parameters: EmbedParameters | None = None
 
     def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
+        self.check_refused_fields()
         return create_embedding_inputs(self.input, self.dimensions, INPUT_PARAMETER_NAMES, context, self.parameters)
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:

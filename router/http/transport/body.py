@@ -31,6 +31,8 @@ IGNORED_FIELDS = web.RequestKey("ignored_fields", str)  # names of the body's un
 UNUSUAL_NAME_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
 MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
+RefusedFields = dict[str, Sequence[object]]  # by name, the values with which a field is accepted, and has no effect
+NOT_GIVEN: Sequence[object] = (None, False, [], {})
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
 # placeholders that clients send for the served model
 BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
@@ -59,10 +61,24 @@ class RequestBody(BaseModel):
 
 class ReportingRequestBody(RequestBody):
     """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
-    the log of requests. `unreported_fields` are those that clients send without a meaning for the answer."""
+    the log of requests. `unreported_fields` are those that clients send without a meaning for the answer.
+
+    Every field that a client's or server's types have is a field here, or one of `ignored_fields` and
+    `refused_fields`. Dialects that refuse fields call `check_refused_fields`.
+    """
 
     unreported_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()  # have no effect here, and are reported like unknown ones
+    refused_fields: ClassVar[RefusedFields] = {}
+
+    def check_refused_fields(self, prefix: str = "") -> None:
+        """Refuse fields that would change the answer, and are not served. `prefix` precedes their names in errors.
+        Raises InvalidRequest."""
+        given_fields = self.model_extra or {}
+        for name in sorted(self.refused_fields.keys() & given_fields.keys()):
+            if given_fields[name] not in self.refused_fields[name]:
+                raise InvalidRequest(f"`{prefix}{name}` is given, but this server does not support it; leave it out")
 
     def list_unknown_fields(self) -> list[str]:
         """Return the names of unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`,

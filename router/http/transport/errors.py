@@ -27,11 +27,13 @@ from router.errors import (
     TimedOut,
 )
 from router.http.transport.body import BodyValidationError
+from router.text.prompt_encoder import CONTEXT_LENGTH_EXCEEDED
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 500  # characters: a message may repeat a client's value of any length
 INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
+PROMPT_TOO_LONG = "the prompt is too long: "  # agents, and LiteLLM, know by these words that they must shorten it
 COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
 
@@ -159,9 +161,12 @@ class OpenAIErrorReply:
                        OPENAI_CODES_BY_STATUS.get(error.status, ""))
         tgi_reply, error_format = TgiErrorReply.from_exception(error), find_error_format(type(error))
         status, error_type, code = error_format.openai
-        return cls(status, tgi_reply.message if error_format.openai_has_prefix else shorten_message(str(error)),
-                   error_type, getattr(error, "param", "") if status in {400, 404} else "",
-                   getattr(error, "code", "") or code, tgi_reply.retry_after)
+        code = getattr(error, "code", "") or code
+        prefix = PROMPT_TOO_LONG if code == CONTEXT_LENGTH_EXCEEDED else ""
+        return cls(status, (tgi_reply.message if error_format.openai_has_prefix
+                            else shorten_message(f"{prefix}{error}")),
+                   error_type, getattr(error, "param", "") if status in {400, 404} else "", code,
+                   tgi_reply.retry_after)
 
     def to_json(self) -> str:
         """Return the body as one line of JSON; empty fields are null."""

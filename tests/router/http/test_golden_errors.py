@@ -111,11 +111,11 @@ OPENAI_ERROR_CASES = {
                      "tool_choice")),
     "messages that are too long": (
         CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, openai_error(
-            "`messages` must have at most 1599 tokens (--max-input-tokens), got 2018; shorten it", "messages",
-            "context_length_exceeded")),
+            "the prompt is too long: `messages` must have at most 1599 tokens (--max-input-tokens), got 2018; shorten "
+            "it", "messages", "context_length_exceeded")),
     "a prompt that leaves no room": (TEXT_PATH, {"prompt": "x" * 1000, "max_tokens": 1000}, 400, openai_error(
-        "`prompt` (1000 tokens) and `max_tokens` (1000) must be at most 1600 together (--max-total-tokens); shorten "
-        "one", "prompt", "context_length_exceeded")),
+        "the prompt is too long: `prompt` (1000 tokens) and `max_tokens` (1000) must be at most 1600 together "
+        "(--max-total-tokens); shorten one", "prompt", "context_length_exceeded")),
     "a suffix": (TEXT_PATH, {"prompt": "x", "suffix": "y"}, 400, openai_error(
         "`suffix` is given, but text is only generated at the end of a prompt; leave it out", "suffix")),
     "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 2049}, 400, openai_error(

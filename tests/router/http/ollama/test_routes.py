@@ -319,9 +319,9 @@ REFUSALS = {
     "option of another type": (CHAT_PATH, {"options": {"seed": "x"}},
                                "`options.seed`: Input should be a valid integer"),
     "num_predict": (GENERATE_PATH, {"prompt": "x" * 1000, "options": {"num_predict": 1000}, "raw": True},
-                    "`prompt` (1000 tokens) and `num_predict` (1000) must be at most 1600 together"),
+                    "the prompt is too long: `prompt` (1000 tokens) and `num_predict` (1000) must be at most 1600"),
     "long messages": (CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 2000}]},
-                      "`messages` must have at most 1599 tokens"),
+                      "the prompt is too long: `messages` must have at most 1599 tokens"),
     "logprobs": (CHAT_PATH, {"top_logprobs": 21}, "`top_logprobs` must be at most 20 (--max-top-n-tokens), got 21"),
     "no model": (CHAT_PATH, {"model": ""}, "`model`: String should have at least 1 character"),
 }

@@ -225,7 +225,7 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(post, path, bod
         assert (status, error["param"]) == (400, name)
         assert error["message"] == f"`{name}` is given, but this server does not support it; leave it out"
         assert post(path, **body, **{name: value}, config=RouterConfig(compat="tgi"))[0] == 200
-    harmless = {name: values[0] for name, values in REFUSED_FIELDS.items() if name not in {"best_of", "echo"}}
+    harmless = {name: values[0] for name, values in REFUSED_FIELDS.items()}
     status, headers, _ = post(path, **body, **harmless | {"length_penalty": 1}, user="me")
     assert status == 200
     assert headers["x-ignored-fields"].startswith("audio, bad_words, chat_template")

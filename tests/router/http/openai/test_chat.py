@@ -411,8 +411,10 @@ MALFORMED_BODIES = {
 INVALID_BODIES = {
     "no new tokens": ({"max_tokens": 0}, "`max_tokens` must be at least 1"),
     "more tokens than fit": ({"messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1000},
-                             "`messages` (1018 tokens) and `max_tokens` (1000) must be at most 1600 together"),
-    "long messages": ({"messages": [{"role": "user", "content": "x" * 2000}]}, "`messages` must have at most 1599"),
+                             "the prompt is too long: `messages` (1018 tokens) and `max_tokens` (1000) must be "
+                             "at most 1600 together"),
+    "long messages": ({"messages": [{"role": "user", "content": "x" * 2000}]},
+                      "the prompt is too long: `messages` must have at most 1599"),
     "two lengths": ({"max_tokens": 5, "max_completion_tokens": 6}, "`max_tokens` and `max_completion_tokens`"),
     "a negative temperature": ({"temperature": -1}, "`temperature` must be at least 0, got -1"),
     "a share above all": ({"top_p": 1.5}, "`top_p`"),

@@ -21,7 +21,14 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, error_label, has_openai_error_format
+from router.http.transport.errors import (
+    AnthropicErrorReply,
+    OllamaErrorReply,
+    OpenAIErrorReply,
+    TgiErrorReply,
+    error_label,
+    has_openai_error_format,
+)
 
 
 @pytest.mark.parametrize(("error", "status", "error_type", "text"), [
@@ -88,6 +95,16 @@ def test_v1_routes_use_openai_errors_unless_another_server_is_emulated(path, com
 def test_error_has_status_type_param_and_code(error, status, kind, param, code):
     reply = OpenAIErrorReply.from_exception(error)
     assert (reply.status, reply.type, reply.param, reply.code) == (status, kind, param, code)
+
+
+def test_error_of_a_long_prompt_has_the_words_that_clients_look_for():
+    """LiteLLM and agents read the message, and then shorten the prompt. TGI's clients know TGI's own words."""
+    error = InvalidRequest("`messages` must have at most 9 tokens, got 10", code="context_length_exceeded")
+    message = "the prompt is too long: `messages` must have at most 9 tokens, got 10"
+    reply = OpenAIErrorReply.from_exception(error)
+    assert (reply.message, reply.param) == (message, "messages")
+    assert {kind.from_exception(error).message for kind in (AnthropicErrorReply, OllamaErrorReply)} == {message}
+    assert "too long" not in TgiErrorReply.from_exception(error).message
 
 
 def test_every_error_class_has_an_entry_in_the_table():

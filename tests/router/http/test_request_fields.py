@@ -1,0 +1,74 @@
+"""Fields of the request types of clients and of vLLM: each is honoured, ignored and reported, or refused by its name.
+tests/clients/test_request_fields.py compares with the types of official clients."""
+
+import json
+from typing import Any
+
+import pytest
+from support.request_fields import BODY_MODELS, VLLM_FIELDS, find_faults, list_treatments
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}, "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"}, "/v1/embeddings": {"input": "x"},
+    "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+    "/api/chat": {"model": "x", "messages": [{"role": "user", "content": "x"}], "stream": False},
+    "/api/generate": {"model": "x", "prompt": "x", "stream": False}, "/api/embed": {"model": "x", "input": "x"},
+    "/api/embeddings": {"model": "x", "prompt": "x"}}
+NO_HARMLESS_VALUE = "no value that is accepted"
+
+
+def test_each_field_of_vllm_has_one_treatment():
+    assert find_faults({body: names.split() for body, names in VLLM_FIELDS.items()}) == {}
+
+
+def test_each_listed_field_has_one_treatment():
+    assert find_faults({body: [*model.model_fields, *model.ignored_fields, *model.refused_fields]
+                        for body, model in BODY_MODELS.items()}) == {}
+
+
+def test_fields_that_are_read_only_to_be_refused_count_as_refused():
+    for body, name, treatment in (
+            ("/v1/responses", "background", "refused"), ("/v1/completions", "suffix", "refused"),
+            ("/v1/messages", "container", "refused"), ("/api/generate", "images", "refused"),
+            ("/v1/responses", "store", "ignored"), ("/v1/completions structured_outputs", "json", "honoured")):
+        assert list_treatments(BODY_MODELS[body], name) == [treatment]
+    assert list_treatments(BODY_MODELS["/v1/completions"], "nothing") == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_refused_fields_are_named_and_ignored_fields_are_reported(serve, path):
+    model = BODY_MODELS[path]
+
+    async def scenario(client, _):
+        for name, accepted in model.refused_fields.items():
+            for value in (NO_HARMLESS_VALUE, *accepted):
+                answer = await client.post(path, json=BODIES[path] | {name: value})
+                if value == NO_HARMLESS_VALUE:
+                    assert (answer.status, f"`{name}` is given, but" in await answer.text()) == (400, True), name
+                else:
+                    assert (answer.status, answer.headers["x-ignored-fields"]) == (200, name), await answer.text()
+        for name in model.ignored_fields - model.model_fields.keys():
+            answer = await client.post(path, json=BODIES[path] | {name: {"x": 1}})
+            assert (answer.status, answer.headers["x-ignored-fields"]) == (200, name)
+    serve(scenario, embeddings=True)
+
+
+def test_options_of_structured_outputs_are_refused_or_reported(post):
+    body, constraint = BODIES["/v1/completions"], {"json": {"type": "object"}}
+    for name, value in {"whitespace_pattern": " ", "structural_tag": "{}"}.items():
+        _, _, text = post("/v1/completions", **body, structured_outputs=constraint | {name: value})
+        assert json.loads(text)["error"]["message"] == (
+            f"`structured_outputs.{name}` is given, but this server does not support it; leave it out")
+    _, headers, text = post("/v1/completions", **body, structured_outputs=constraint | {"disable_fallback": True})
+    assert headers["x-ignored-fields"] == "structured_outputs.disable_fallback"
+    assert "served without grammars" in text
+
+
+def test_document_lists_ignored_fields(serve):
+    async def scenario(client, _):
+        answer = await client.get("/api-doc/openapi.json")
+        schemas = (await answer.json())["components"]["schemas"]
+        assert schemas["ThinkingConfig"]["description"].endswith(" Ignored: budget_tokens.")
+        assert "verbosity" in schemas["ChatRequest"]["description"]
+    serve(scenario)
