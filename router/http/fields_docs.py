@@ -18,7 +18,6 @@ from router.http.docs import (
     get_route_sections,
     iter_subclasses,
 )
-from router.http.openai.chat import REFUSED_FIELDS, OpenAIBaseRequest
 from router.http.transport.body import ReportingRequestBody, RequestBody
 
 PAGE = Path("docs/reference/http-fields.md")
@@ -116,13 +115,13 @@ def format_table(schema: Schema) -> Iterator[str]:
 
 
 def format_notes(model: type[RequestBody]) -> Iterator[str]:
-    """Yield what a model ignores without a word, and which fields that it does not have are refused."""
-    ignored = sorted(model.unreported_fields) if issubclass(model, ReportingRequestBody) else []
-    if ignored:
-        yield f"\nIgnored: {', '.join(map(format_code, ignored))}.\n"
-    if issubclass(model, OpenAIBaseRequest):
-        refused = sorted(REFUSED_FIELDS.keys() - model.model_fields.keys())
-        yield f"\nRefused, unless they change nothing: {', '.join(map(format_code, refused))}.\n"
+    """Yield which fields that a model does not have are ignored and refused."""
+    if not issubclass(model, ReportingRequestBody):
+        return
+    for title, names in (("Ignored", model.unreported_fields), ("Ignored, and named in the answer", model.ignored_fields),
+                         ("Refused, unless they change nothing", frozenset(model.refused_fields))):
+        if shown := sorted(names - model.model_fields.keys()):
+            yield f"\n{title}: {', '.join(map(format_code, shown))}.\n"
 
 
 def list_referenced_names(schema: Any) -> Iterator[str]:

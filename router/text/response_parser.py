@@ -10,7 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+from router.text.json_object_reader import JsonObjectReader
 from router.text.output_formats import (
+    CALL_TRANSFORM,
+    NAMED_CALL_TRANSFORM,
     REASONING_FIELDS,
     SYNTAX_KEY,
     TOOL_CALLS_FIELD,
@@ -19,6 +22,7 @@ from router.text.output_formats import (
     ReasoningState,
     find_answer_beginning,
     has_json_calls,
+    is_json_call,
     without_tool_calls,
 )
 
@@ -27,10 +31,8 @@ CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bf
                         r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
 CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
+REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
-# How formats make a call of JSON; of others the arguments come in one piece.
-CALL_TRANSFORM: Any = {"function": "{content}"}
-NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,24 +208,24 @@ class StreamingResponseParser:
 
 class JsonCallReader:
     """Reader of the text of a call in JSON. `name`: of the function, if it stands before the JSON. Arguments of
-    functions among `tool_names` (None: of any) are returned as they come."""
+    functions among `tool_names` (None: of any) are returned as they come, as far as they are JSON."""
 
     def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
         self.body = ""
         self._name, self._tool_names = name, tool_names
-        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
         self._rest = ""  # text behind the arguments
 
     @property
     def has_begun(self) -> bool:
         """Whether the opening of the call was returned."""
-        return self._arguments_end is not None
+        return self._arguments is not None
 
     def feed(self, text: str) -> list[ResponsePart]:
         num_characters = len(self.body)
         self.body += text
         parts: list[ResponsePart] = []
-        if self._arguments_end is None:
+        if self._arguments is None:
             if num_characters > MAX_OPENING_CHARACTERS:
                 return parts
             match = (CALL_OPENING if self._name is None else ARGUMENTS_OPENING).match(self.body)
@@ -232,9 +234,9 @@ class JsonCallReader:
             name = json.loads(match[1]) if self._name is None else self._name
             if self._tool_names is not None and name not in self._tool_names:
                 return parts
-            self._arguments_end, text = ObjectEndFinder(), self.body[match.end():]
+            self._arguments, text = JsonObjectReader(), self.body[match.end():]
             parts.append(ToolCallOpening(name))
-        arguments = self._arguments_end.take(text)
+        arguments = self._arguments.take(text)
         self._rest += text[len(arguments):]
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
@@ -245,46 +247,75 @@ class JsonCallReader:
 
     def finish(self) -> list[ResponsePart]:
         """Return the text behind a call that has begun, if it is none of the call's."""
-        rest = self._rest.lstrip() if self._name is not None else self._rest.lstrip().removeprefix("}")
-        if not rest.strip():
-            return []
+        rest = self._rest
+        if self._arguments is not None and self._arguments.is_complete:
+            rest = rest.lstrip() if self._name is not None else rest.lstrip().removeprefix("}")
+            if rest.strip() and self._is_json():
+                return []
+        return [ContentPiece(rest)] if rest.strip() else []
+
+    def _is_json(self) -> bool:
         try:
             self.read_value()
         except (ValueError, RecursionError):
-            return [ContentPiece(rest)]
-        return []
+            return False
+        return True
 
 
-class RequiredCallParser:
-    """Parser of an answer that must be the JSON of one call, which a grammar ensures. The arguments are returned as
-    they come. An answer that is cut off before them is returned as content."""
-
-    strips_text = True
+class FormattedAnswerParser:
+    """Parser of an answer that a grammar ensures: reasoning, if the prompt leaves room for it, and a text in a format,
+    in which nothing else is looked for."""
 
     def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
                  opening: str = "") -> None:
-        """`state`: whether reasoning as in `syntax` precedes the call. `opening`: text that may precede the JSON."""
+        """`state`: whether reasoning as in `syntax` precedes the text. `opening`: what may precede the text then."""
         syntax = OutputSyntax() if syntax is None else syntax
+        self.strips_text = False
         self._reasoning_state = state if syntax.thoughts is not None else ReasoningState.CLOSED
         self._thoughts_opening, self._thoughts_closing = syntax.thoughts or ("", "")
-        marks = [mark.strip() for mark in (syntax.thoughts_end, syntax.answer_opening, opening)]
-        self._opening_pattern = re.compile(
-            "".join(rf"\s*(?:{re.escape(mark)})?" for mark in marks if mark) + CALL_OPENING_PATTERN)
+        self._marks = [] if self._reasoning_state is ReasoningState.CLOSED else [
+            mark.strip() for mark in (syntax.thoughts_end, opening or syntax.answer_opening) if mark]
+        # Whether whitespace and marks that separate the text from reasoning may follow.
+        self._is_at_start = self._reasoning_state is not ReasoningState.CLOSED
         self._text = ""  # that was not returned yet
-        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
-        reasoning: list[ResponsePart] = [] if self._reasoning_state is ReasoningState.CLOSED else self._take_reasoning()
-        return reasoning + (self._take_call() if self._reasoning_state is ReasoningState.CLOSED else [])
+        if self._reasoning_state is ReasoningState.CLOSED and not self._is_at_start:
+            return self._take_answer()
+        parts = self._take_reasoning()
+        if self._reasoning_state is ReasoningState.CLOSED:
+            self._skip_marks()
+            parts += [] if self._is_at_start else self._take_answer()
+        return parts
 
     def closes_field(self, _token: str) -> bool:
-        """Return False: the JSON itself tells where the call ends."""
+        """Return False: the grammar tells where the answer ends."""
         return False
 
     def finish(self) -> list[ResponsePart]:
         part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
         return [part_type(self._text)] if self._text else []
+
+    def _take_answer(self) -> list[ResponsePart]:
+        """Return the parts that are certain by now of the text behind the reasoning."""
+        text, self._text = self._text, ""
+        return [ContentPiece(text)] if text else []
+
+    def _skip_marks(self) -> None:
+        """Skip whitespace and marks before the text, as far as it is there."""
+        while self._is_at_start:
+            text = self._text.lstrip()
+            if self._marks and text.startswith(self._marks[0]):
+                text = text.removeprefix(self._marks.pop(0))
+            elif self._marks and not self._marks[0].startswith(text):
+                del self._marks[0]
+                continue
+            elif self._marks or not text:
+                return
+            else:
+                self._is_at_start = False
+            self._text = text
 
     def _take_reasoning(self) -> list[ResponsePart]:
         """Return the reasoning that is certain by now, which ends with the first closing."""
@@ -293,7 +324,7 @@ class RequiredCallParser:
             if text.startswith(self._thoughts_opening):
                 self._reasoning_state, self._text = ReasoningState.OPEN, text.removeprefix(self._thoughts_opening)
             elif not self._thoughts_opening.startswith(text):
-                self._reasoning_state = ReasoningState.CLOSED
+                self._reasoning_state, self._is_at_start = ReasoningState.CLOSED, bool(self._marks)
         if self._reasoning_state is not ReasoningState.OPEN:
             return []
         reasoning, closing, rest = self._text.partition(self._thoughts_closing)
@@ -306,41 +337,26 @@ class RequiredCallParser:
         self._text = rest
         return [ReasoningPiece(reasoning)] if reasoning else []
 
-    def _take_call(self) -> list[ResponsePart]:
+
+class RequiredCallParser(FormattedAnswerParser):
+    """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
+    cut off before them is returned as content."""
+
+    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
+                 opening: str = "") -> None:
+        super().__init__(syntax, state, opening)
+        self.strips_text = True
+        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
+
+    def _take_answer(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
-        if self._arguments_end is None:
-            if (match := self._opening_pattern.match(self._text)) is None:
+        if self._arguments is None:
+            if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
-            self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
+            self._arguments, self._text = JsonObjectReader(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
-        arguments, self._text = self._arguments_end.take(self._text), ""
+        arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
-
-
-class ObjectEndFinder:
-    """Finds the end of a JSON object in a text that comes in pieces, and drops what follows it."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_in_string = self._is_escaped = self._is_complete = False
-
-    def take(self, piece: str) -> str:
-        """Return the beginning of the piece that belongs to the object."""
-        for index, character in enumerate(piece):
-            if self._is_complete:
-                return piece[:index]
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_in_string:
-                self._is_escaped, self._is_in_string = character == "\\", character != '"'
-            elif character == '"':
-                self._is_in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                self._is_complete = not self._depth
-        return piece
 
 
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
@@ -369,8 +385,7 @@ def get_parser_class() -> Any:
 def has_streamed_calls(output_format: OutputFormat) -> bool:
     """Return whether calls are plain JSON, so that their arguments can be returned as they come."""
     field = output_format["fields"].get(TOOL_CALLS_FIELD, {})
-    return (field.get("content") == "json" and field.get("content_args", {}).keys() <= {"allow_non_json"}
-            and field.get("transform") in (None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM))
+    return is_json_call(field, None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM)
 
 
 def find_open_field(events: Sequence[Mapping[str, Any]]) -> str:
