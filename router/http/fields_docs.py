@@ -118,7 +118,8 @@ def format_notes(model: type[RequestBody]) -> Iterator[str]:
     """Yield which fields that a model does not have are ignored and refused."""
     if not issubclass(model, ReportingRequestBody):
         return
-    for title, names in (("Ignored", model.unreported_fields), ("Ignored, and named in the answer", model.ignored_fields),
+    for title, names in (("Ignored", model.unreported_fields),
+                         ("Ignored, and named in the answer", model.ignored_fields),
                          ("Refused, unless they change nothing", frozenset(model.refused_fields))):
         if shown := sorted(names - model.model_fields.keys()):
             yield f"\n{title}: {', '.join(map(format_code, shown))}.\n"

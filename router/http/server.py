@@ -40,7 +40,7 @@ from router.http.transport.connections import (
     Connection,
     ConnectionLimits,
     Connections,
-    create_connection_middleware,
+    handle_on_connection,
 )
 from router.http.transport.errors import (
     ErrorReply,
@@ -223,10 +223,9 @@ class HttpServer:
     def __init__(self, app: web.Application, limits: ConnectionLimits | None = None, *,
                  close_after_response: bool = False) -> None:
         """With `close_after_response`, every connection is closed after its next response."""
-        self._limits = limits or ConnectionLimits()
-        self._close_after_response = close_after_response
+        self._connections = Connections(limits or ConnectionLimits(), closes_after_response=close_after_response)
         self._listener: asyncio.Server | None = None
-        app.middlewares.insert(0, create_connection_middleware(lambda: self._close_after_response))
+        app.middlewares.insert(0, handle_on_connection)
         logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WRITE_SECONDS)
@@ -236,15 +235,14 @@ class HttpServer:
         await self._runner.setup()
         http_server = self._runner.server
         assert http_server is not None, "setup creates it"
-        connections = Connections(self._limits)
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Connection(http_server, connections, access_log=None, logger=logger, **PROTOCOL_OPTIONS),
+            lambda: Connection(http_server, self._connections, access_log=None, logger=logger, **PROTOCOL_OPTIONS),
             sock=listening_socket.dup(), backlog=BACKLOG)
         return int(listening_socket.getsockname()[1])
 
     async def stop_accepting(self) -> None:
         """Accept no more connections. Open ones may send one more request, which may already be in transit."""
-        self._close_after_response = True
+        self._connections.closes_after_response = True
         if self._listener is not None:
             self._listener.close()
 

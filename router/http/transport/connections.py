@@ -8,7 +8,7 @@ import resource
 import sys
 import termios
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
 
@@ -65,8 +65,9 @@ class Connections:
     """All open connections of a server. While no more are allowed, a new one takes the place of the one that has been
     longest without a complete request."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: ConnectionLimits, *, closes_after_response: bool = False) -> None:
+        """With `closes_after_response`, each connection is closed after its next response."""
+        self.limits, self.closes_after_response = limits, closes_after_response
         self._max_connections, self._max_per_address = limits.resolve_numbers()
         self._num_by_address: Counter[str] = Counter()
         self._num_connections = 0
@@ -139,7 +140,7 @@ class Connection(web.RequestHandler):
 
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._connections = connections
+        self.connections = connections
         self.address = ""
         self.state = ConnectionState.HEAD
         self._is_counted = False
@@ -162,7 +163,7 @@ class Connection(web.RequestHandler):
         self.address = peer[0] if isinstance(peer, tuple) else ""
         super().connection_made(transport)
         self._is_counted = True
-        if reason := self._connections.add(self):
+        if reason := self.connections.add(self):
             self._has_sent_bytes = True  # or will have soon
             self.reject(503, "overloaded", reason)
         else:
@@ -171,7 +172,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._is_counted:
             self._is_counted = False
-            self._connections.remove(self)
+            self.connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -183,20 +184,20 @@ class Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._connections.note_write_paused(self, is_paused=True)
+        self.connections.note_write_paused(self, is_paused=True)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._connections.note_write_paused(self, is_paused=False)
+        self.connections.note_write_paused(self, is_paused=False)
 
     def enter_state(self, state: ConnectionState) -> None:
-        limits = self._connections.limits
+        limits = self.connections.limits
         self.state, self._has_sent_bytes = state, False
         if state is not ConnectionState.HANDLED:
             seconds = {ConnectionState.HEAD: limits.header_timeout, ConnectionState.BODY: limits.body_timeout,
                        ConnectionState.IDLE: limits.keep_alive_timeout}[state]
             self._deadline = asyncio.get_running_loop().time() + seconds
-        self._connections.note_state(self)
+        self.connections.note_state(self)
 
     @contextmanager
     def reading_body(self) -> Iterator[None]:
@@ -210,7 +211,7 @@ class Connection(web.RequestHandler):
         """Close the connection if the client has taken too long."""
         if now < self._deadline or self.num_buffered_bytes:  # of the last response, which has a limit of its own
             return
-        limits = self._connections.limits
+        limits = self.connections.limits
         part, seconds, flag = (("body", limits.body_timeout, "--body-timeout") if self.state is ConnectionState.BODY
                                else ("head", limits.header_timeout, "--header-timeout"))
         self.reject(408, "timeout", f"the {part} of the request took more than {seconds:g} seconds ({flag})")
@@ -243,23 +244,20 @@ class Connection(web.RequestHandler):
         return json_response
 
 
-def create_connection_middleware(closes_after_response: Callable[[], bool]) -> Middleware:
-    """Return the middleware that tells a connection when its request begins and ends. It closes the connection after
-    the response if `closes_after_response`, or if the body was not read to its end: the rest may be of any length."""
-    @web.middleware
-    async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection = find_connection(request)
-        assert connection is not None, "the server makes all connections"
-        connection.enter_state(ConnectionState.HANDLED)
-        try:
-            response = await handler(request)
-        finally:
-            connection.enter_state(ConnectionState.IDLE)
-        if closes_after_response() or not request.content.is_eof():
-            response.force_close()
-        return response
-
-    return handle_on_connection
+@web.middleware
+async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell a connection when its request begins and ends. Close it after the response if all are to be closed, or if
+    the body was not read to its end: the rest may be of any length."""
+    connection = find_connection(request)
+    assert connection is not None, "the server makes all connections"
+    connection.enter_state(ConnectionState.HANDLED)
+    try:
+        response = await handler(request)
+    finally:
+        connection.enter_state(ConnectionState.IDLE)
+    if connection.connections.closes_after_response or not request.content.is_eof():
+        response.force_close()
+    return response
 
 
 def error_json(error_type: str, reason: str) -> str:
