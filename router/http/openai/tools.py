@@ -94,7 +94,7 @@ class NamedFunction(ReportingRequestBody):
 class NamedToolChoice(ReportingRequestBody):
     """A `tool_choice` that requires a call of one function."""
 
-    type: Literal["function"] | None = None
+    type: Literal["function"] = "function"
     function: NamedFunction
 
 
