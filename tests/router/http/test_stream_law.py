@@ -31,7 +31,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, NotReady, TimedOut
 from router.request import FinishReason
-from router.text.response_parser import FORMAT_BY_TEMPLATE_MARKER, HERMES_FORMAT
+from router.text.output_formats import FORMAT_BY_TEMPLATE_MARKER, HERMES_FORMAT
 
 OPTIONS = st.fixed_dictionaries({"has_logprobs": st.booleans(), "keeps_stop_strings": st.booleans(),
                                  "echoes_prompt": st.booleans()})

@@ -18,15 +18,15 @@ from router.request import FinishReason, Request
 from router.scheduler.messages import StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
-from router.text.response_parser import (
+from router.text.output_formats import (
     BARE_JSON_FORMAT,
     FORMAT_BY_TEMPLATE_MARKER,
-    AnyResponseParser,
+    PYTHONIC_FORMAT,
     OutputFormat,
-    RequiredCallParser,
-    StreamingResponseParser,
     without_tool_calls,
 )
+from router.text.pythonic_calls import PythonicCallParser
+from router.text.response_parser import AnyResponseParser, RequiredCallParser, StreamingResponseParser
 from router.text.tokenizer import Tokenizer, byte_level_alphabet
 from router.validation.validator import ValidatedRequest
 
@@ -48,6 +48,16 @@ CALLS_BY_MARKER = {
                               f"<{BAR}tool{GAP}call{GAP}end{BAR}><{BAR}tool{GAP}calls{GAP}end{BAR}>",
     "<|python_tag|>": f"<|python_tag|>{CALL}<|eom_id|>",
     "<|start_header_id|>": CALL.replace('"arguments"', '"parameters"'),
+    "<|header_start|>": f"<|python_start|>{CALL}<|python_end|>",
+    "func_name1(": 'Well. [weave(wool="Gr\u00fcn", rows=2), get_weather()]',
+    "<|channel|>": "<|channel|>analysis<|message|>Why?<|end|><|start|>assistant<|channel|>commentary "
+                   f"to=functions.weave <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "<|tool_call>": '<|channel>thought\nWhy?\n<channel|><|tool_call>call:weave{wool:<|"|>Gr\u00fcn<|"|>,rows:2}'
+                    "<tool_call|>",
+    "<start_function_call>": "<start_function_call>call:weave{wool:<escape>Gr\u00fcn<escape>,rows:2}"
+                             "<end_function_call>",
+    "<|tool_call|>": f"<|tool_call|>[{CALL}, {CALL}]",
+    "[THINK]": f"[THINK]Why?[/THINK][TOOL_CALLS]weave[ARGS]{ARGUMENTS}",
 }
 THOUGHT = "<think>\nWhy, \u7e54?\n</think>\n\n"
 TEXTS = ("Hi", " ", "\n", "\n\n", "\u00e9\U0001f9f5", "It is {a}.", "<", "STOP", "ST", "OP", "[", '"', "\\", "e\u0301",
@@ -90,6 +100,8 @@ class DrawnAnswer:
     def create_parser(self) -> AnyResponseParser | None:
         if self.must_call:
             return RequiredCallParser()
+        if self.output_format is PYTHONIC_FORMAT:
+            return PythonicCallParser(TOOLS)
         return (None if self.output_format is None
                 else StreamingResponseParser(self.output_format, self.prompt_end, TOOLS))
 
