@@ -204,9 +204,12 @@ BARE_JSON_FORMAT: OutputFormat = {
         "content": CONTENT,
     },
 }
+# Its calls are no field but Python: pythonic_calls.py reads them.
+PYTHONIC_FORMAT: OutputFormat = {"start_anchor": "\0", "fields": {"content": CONTENT}}
 # The first of these strings that a chat template contains determines the format of its model's output.
 FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat] = {
-    "<|channel|>": HARMONY_FORMAT, "<|tool_call>": GEMMA_FORMAT, "<start_function_call>": FUNCTION_GEMMA_FORMAT,
+    "func_name1(": PYTHONIC_FORMAT, "<|channel|>": HARMONY_FORMAT, "<|tool_call>": GEMMA_FORMAT,
+    "<start_function_call>": FUNCTION_GEMMA_FORMAT,
     "<|tool_call|>": GRANITE_FORMAT, "<function=": QWEN_CODER_FORMAT, "<tool_call>": HERMES_FORMAT,
     "[ARGS]": MISTRAL_NAMED_FORMAT, "[TOOL_CALLS]": MISTRAL_FORMAT, "[THINK]": MISTRAL_NAMED_FORMAT,
     "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from router.text.output_formats import (
     REASONING_FIELDS,
@@ -60,6 +60,21 @@ class ArgumentsPiece:
 
 ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening | ArgumentsPiece
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
+
+
+class AnyResponseParser(Protocol):
+    """Parser of one answer."""
+
+    strips_text: bool  # whether whitespace around the text separates it from calls
+
+    def feed(self, text: str) -> list[ResponsePart]:
+        """Add text, including that of special tokens; return the parts that are certain by now."""
+
+    def closes_field(self, token: str) -> bool:
+        """Return whether this token belongs to the answer though it ends it."""
+
+    def finish(self) -> list[ResponsePart]:
+        """Return the remaining parts, at the end of the answer."""
 
 
 def import_chat_parsing() -> Any:
@@ -221,9 +236,6 @@ class ObjectEndFinder:
                 self._depth -= 1
                 self._is_complete = not self._depth
         return piece
-
-
-AnyResponseParser = StreamingResponseParser | RequiredCallParser
 
 
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:

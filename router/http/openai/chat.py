@@ -56,8 +56,9 @@ from router.http.transport.services import ServiceRoutes, Services, gather_or_ca
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
-from router.text.output_formats import BARE_JSON_FORMAT, OutputFormat
+from router.text.output_formats import BARE_JSON_FORMAT, PYTHONIC_FORMAT, OutputFormat
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
+from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     AnyResponseParser,
     RequiredCallParser,
@@ -400,6 +401,8 @@ def constrain_answer(services: Services, chat_request: ChatRequest,
                      generation_input: GenerationInput) -> GenerationInput:
     """Return a chat whose grammar is that of the model's whole output. Raises InvalidRequest and InvalidTools."""
     template, needs_call = services.validator.chat_template, chat_request.needs_tool_call
+    if generation_input.grammar is None and services.validator.reasoning_format is None:
+        return generation_input
     generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
     if generation_input.grammar is None or needs_call or not chat_request.may_call_tool:
         return generation_input
@@ -504,6 +507,8 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
     max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
+    if output_format is PYTHONIC_FORMAT:
+        return PythonicCallParser(tools, max_calls)
     parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
     if needs_call and validator.chat_template is not None:
         return RequiredCallParser(parser, validator.chat_template.tool_call_opening)

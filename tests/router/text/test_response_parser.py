@@ -1,6 +1,7 @@
 """Parsing of model output: every response format, pieces of every size, and text that fits no format."""
 
 import json
+import re
 import re._parser as re_parser
 from typing import Any
 
@@ -11,14 +12,22 @@ from hypothesis import strategies as st
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
+    FUNCTION_GEMMA_FORMAT,
+    GEMMA_FORMAT,
+    GRANITE_FORMAT,
+    GRANITE_HERMES_FORMAT,
+    HARMONY_FORMAT,
     HERMES_FORMAT,
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
+    PYTHONIC_FORMAT,
     QWEN_CODER_FORMAT,
+    ReasoningState,
     detect_output_format,
     find_call_opening,
     find_reasoning_format,
+    find_reasoning_state,
 )
 from router.text.response_parser import (
     ArgumentsPiece,
@@ -123,7 +132,11 @@ def test_deeply_nested_json_is_plain_text() -> None:
 @pytest.mark.parametrize(("template", "shape"),
                          [("{{ '<tool_call>' }}", HERMES_FORMAT), ("[TOOL_CALLS]", MISTRAL_FORMAT),
                           ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED_FORMAT), ("<|start_header_id|>", LLAMA_FORMAT),
-                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None)])
+                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None),
+                          ("<|channel|>analysis", HARMONY_FORMAT), ("<|start_of_role|> <|tool_call|>", GRANITE_FORMAT),
+                          ("<|start_of_role|> <tool_call>", GRANITE_HERMES_FORMAT), ("<|tool_call>", GEMMA_FORMAT),
+                          ("<start_function_call>", FUNCTION_GEMMA_FORMAT), ("[THINK]", MISTRAL_NAMED_FORMAT),
+                          ("<|start_header_id|>[func_name1(a=b)]", PYTHONIC_FORMAT)])
 def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
     assert detect_output_format(template) == shape
 
@@ -251,7 +264,8 @@ def test_arguments_that_json_cannot_express_are_text() -> None:
 
 
 @pytest.mark.parametrize("output_format", [HERMES_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, MISTRAL_NAMED_FORMAT,
-                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT])
+                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT, HARMONY_FORMAT,
+                                           GRANITE_FORMAT, GRANITE_HERMES_FORMAT, GEMMA_FORMAT, FUNCTION_GEMMA_FORMAT])
 def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any]) -> None:
     """Regression: whitespace without end was searched again with each piece, in time that grew with its cube."""
     for field in output_format["fields"].values():
@@ -285,3 +299,94 @@ def test_text_behind_a_call_that_is_no_call_follows_it_unchanged(shape: Any, cal
         first, *others = parse_complete_response(StreamingResponseParser(shape, "", [CODER_TOOL]), pieces)
         assert first == ParsedToolCall("plan", "{}")
         assert "".join(part.text for part in others if isinstance(part, ContentPiece)) == rest
+
+
+# -- further formats, as the templates of their models write them
+
+OFFERED = [{"function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+           for name in ("get_weather", "stop")]
+GEMMA_ARGUMENTS = ('{city:<|"|>Paris<|"|>,days:2,note:<|"|>a "b" </tool_cal {x} \u00e9<|"|>}')
+ESCAPED_ARGUMENTS = GEMMA_ARGUMENTS.replace('<|"|>', "<escape>")
+HARMONY_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+ROLE_CALL = " to=functions.{}<|channel|>commentary json<|message|>{}<|call|>"
+ARGUMENTS_JSON = to_json(**ARGUMENTS)
+ANALYSIS, START = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant"
+# By the format: two calls, what stands between them, and text with reasoning, as a template writes it and as its parts.
+FORMAT_CASES: dict[str, tuple[Any, str, str, str, str, list[Any]]] = {
+    "hermes": (HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>", f"<tool_call>\n{STOP_JSON}\n</tool_call>",
+               "\n", "<think>\nHm.\n</think>\n\nHi.<|im_end|>", [ReasoningPiece("\nHm.\n"), ContentPiece("Hi.")]),
+    "mistral": (MISTRAL_NAMED_FORMAT, f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS_JSON}",
+                "[TOOL_CALLS]stop[CALL_ID]123456789[ARGS]{}", "", "[THINK]Hm.[/THINK]Hi.</s>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "harmony": (HARMONY_FORMAT, HARMONY_CALL.format("get_weather", ARGUMENTS_JSON),
+                START + HARMONY_CALL.format("stop", "{}"), "",
+                f"{ANALYSIS}{START}<|channel|>final<|message|>Hi.<|return|>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "harmony with the recipient first": (
+        HARMONY_FORMAT, ROLE_CALL.format("get_weather", ARGUMENTS_JSON), START + ROLE_CALL.format("stop", "{}"), "",
+        f"{ANALYSIS}{START}<|channel|>commentary<|message|>Hi.<|end|>", [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "granite 4": (GRANITE_HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>",
+                  f"<tool_call>\n{STOP_JSON}\n</tool_call>", "\n", "Hi.<|end_of_text|>", [ContentPiece("Hi.")]),
+    "gemma 4": (GEMMA_FORMAT, f"<|tool_call>call:get_weather{GEMMA_ARGUMENTS}<tool_call|>",
+                "<|tool_call>call:stop{}<tool_call|>", "", "<|channel>thought\nHm.\n<channel|>Hi.<turn|>",
+                [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "function gemma": (FUNCTION_GEMMA_FORMAT,
+                       f"<start_function_call>call:get_weather{ESCAPED_ARGUMENTS}<end_function_call>",
+                       "<start_function_call>call:stop{}<end_function_call>", "", "Hi.<end_of_turn>",
+                       [ContentPiece("Hi.")]),
+}
+
+
+def parse_cut_anywhere(shape: Any, text: str) -> list[Any]:
+    """Return the parts of an answer, which are the same cut at every place."""
+    whole = parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), [text])
+    for pieces in ([text[:place], text[place:]] for place in range(len(text))):
+        assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), pieces) == whole
+    assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), text) == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_calls_of_each_format_are_parsed(name: str) -> None:
+    shape, call, second, between, text, parts = FORMAT_CASES[name]
+    assert parse_cut_anywhere(shape, call) == [WEATHER_CALL]
+    assert parse_cut_anywhere(shape, call + between + second) == [WEATHER_CALL, STOP_CALL]
+    assert parse_cut_anywhere(shape, text) == parts
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_broken_and_unknown_calls_of_each_format_are_text(name: str) -> None:
+    shape, call, *_ = FORMAT_CASES[name]
+    for text in (call.replace("get_weather", "other"), call.replace("{", "{[", 1)):
+        kept = re.sub(r"^<\|channel\|>commentary<\|message\|>|<\|call\|>$", "", text)
+        [part] = parse_cut_anywhere(shape, text)
+        assert isinstance(part, ContentPiece)
+        assert kept in part.text
+
+
+def test_granite_writes_a_list_of_calls_and_wraps_its_answer() -> None:
+    text = f"<think>Hm.</think><response>Hi.</response><|tool_call|>[{WEATHER_JSON}, {STOP_JSON}]<|end_of_text|>"
+    assert parse_cut_anywhere(GRANITE_FORMAT, text) == [ReasoningPiece("Hm."), ContentPiece("Hi."), WEATHER_CALL,
+                                                        STOP_CALL]
+    unknown = '<|tool_call|>[{"name": "other", "arguments": {}}]'
+    assert parse_cut_anywhere(GRANITE_FORMAT, unknown) == [ContentPiece(unknown)]
+
+
+def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
+    text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
+            f"{START}<|channel|>final<|message|>Then.<|return|>")
+    assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
+
+
+@pytest.mark.parametrize(("shape", "prompt", "state"), [
+    (HERMES_FORMAT, "<|im_start|>assistant\n", "possible"), (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n", "open"),
+    (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n\n</think>\n\n", "closed"),
+    (HERMES_FORMAT, "<|im_start|>user\n<think>\n<|im_start|>assistant\nWell", "closed"),
+    (HERMES_FORMAT, "<other>model\n", "possible"), (HERMES_FORMAT, "<other>model\n<think>\n", "open"),
+    (HERMES_FORMAT, "<other>model\n<think>\n\n</think>\n\n", "closed"),
+    (DEEPSEEK_FORMAT, "<\uff5cAssistant\uff5c></think>", "closed"), (HARMONY_FORMAT, "<|start|>assistant", "possible"),
+    (LLAMA_FORMAT, "<think>", "closed"),
+    ({"start_anchor": "A:", "fields": {"thinking": {"open": "(", "close": ")"}}}, "A:(", "open"),
+    ({"start_anchor": "A:", "fields": {"thinking": {"open_pattern": "(", "close": ")"}}}, "A:(", "closed")])
+def test_prompt_tells_whether_the_answer_begins_with_reasoning(shape: Any, prompt: str, state: str) -> None:
+    assert find_reasoning_state(shape, prompt) == ReasoningState(state)

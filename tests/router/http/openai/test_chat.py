@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.servers.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
@@ -295,6 +295,14 @@ def test_tool_call_text_becomes_a_tool_call(post):
     [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert streamed_call["function"] == call["function"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_calls_in_python_are_calls(post):
+    [choice] = post_chat(post, make_text_events('[paint(colour="red")]'), tools=[PAINT_TOOL],
+                         template=ChatTemplate("[func_name1(a=b)]", {}))["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] | {"description": None} == {"name": "paint", "arguments": '{"colour": "red"}',
+                                                        "description": None}
 
 
 def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
