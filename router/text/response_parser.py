@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -21,7 +22,13 @@ from router.text.output_formats import (
 
 # Beginning of the JSON of a call, up to its arguments.
 CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
-                        r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+                        r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
+CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
+MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
+# How formats make a call of JSON; of others the arguments come in one piece.
+CALL_TRANSFORM: Any = {"function": "{content}"}
+NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +91,28 @@ def import_chat_parsing() -> Any:
 
 class StreamingResponseParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
-    From the first invalid call on, calls are no longer parsed but returned as text."""
+    A call whose name is known and whose arguments have begun is returned as it comes, and stays a call whatever
+    follows. From the first other invalid call on, calls are no longer parsed but returned as text."""
 
     def __init__(self, output_format: OutputFormat, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None,
-                 max_calls: int | None = None) -> None:
+                 max_calls: int | None = None, *, streams_calls: bool = True) -> None:
         """`tools`: those that may be called (None: any), as chat templates take them; a call of another is text. Calls
-        beyond `max_calls` are left out."""
+        beyond `max_calls` are left out. Without `streams_calls`, all calls come whole."""
         self._tool_names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._num_calls_left = max_calls
         calls = output_format["fields"].get(TOOL_CALLS_FIELD)
         self.strips_text = calls is not None  # whether whitespace around the text separates it from calls
         self._call_end = compile_call_end(calls or {})
         self._has_json_calls = has_json_calls(output_format)
+        self._has_streamed_calls, self._streams_calls = has_streamed_calls(output_format), streams_calls
+        self._wraps_calls = calls is not None and "transform" not in calls
         self._output_format = output_format
         self._response_prefix = find_answer_beginning(output_format, prompt)
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
         self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
-        self._call_body = ""  # body of the call that is being read
+        self._call = JsonCallReader(None, ())  # that is being read
 
     def feed(self, text: str) -> list[ResponsePart]:
         """Add text, including that of special tokens; return the parts that are certain by now."""
@@ -146,27 +156,93 @@ class StreamingResponseParser:
         return new_parts
 
     def _parse_event(self, event: Mapping[str, Any], *, is_finished: bool) -> Iterator[ResponsePart]:
-        field, is_text = event["field"], event["type"] == "region_chunk"
-        if field == TOOL_CALLS_FIELD and is_text:
-            self._call_body += event["text"]
-        elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
-            if is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):
-                raise ValueError("a call in tags that the answer does not close is cut off")
-            items = event["value"] if isinstance(event["value"], list) else [event["value"]]
-            calls = [parse_tool_call(item.get("function", item), self._tool_names) for item in items]
-            if self._call_body:
-                self._text_since_call = self._text_since_call.partition(self._call_body)[2]
+        field, kind = event["field"], event["type"]
+        if field != TOOL_CALLS_FIELD:
+            if kind == "region_chunk" and event["text"]:
+                part_type = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
+                self._num_returned[part_type] += len(event["text"])
+                yield part_type(event["text"])
+        elif kind == "region_open":
+            can_begin = self._has_streamed_calls and self._streams_calls and self._num_calls_left != 0
+            self._call = JsonCallReader(event["captures"].get("name"), self._tool_names if can_begin else ())
+        elif kind == "region_chunk":
+            yield from self._call.feed(event["text"])
+        else:
+            calls = self._finish_call(event, is_finished=is_finished)
+            if self._call.body:
+                self._text_since_call = self._text_since_call.partition(self._call.body)[2]
             call_end = self._call_end.search(self._text_since_call)
             self._text_since_call = self._text_since_call[0 if call_end is None else call_end.end():]
-            self._call_body, self._response_prefix, self._num_returned = "", "", Counter()
-            if self._num_calls_left is not None:
-                calls = calls[:self._num_calls_left]
-                self._num_calls_left -= len(calls)
+            self._response_prefix, self._num_returned = "", Counter()
             yield from calls
-        elif is_text and event["text"]:
-            kind = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
-            self._num_returned[kind] += len(event["text"])
-            yield kind(event["text"])
+
+    def _finish_call(self, event: Mapping[str, Any], *, is_finished: bool) -> list[ResponsePart]:
+        """Return what was not returned of a call, or of a list of calls, that ends here. Raises ValueError if there is
+        an invalid one."""
+        if self._call.has_begun:
+            num_calls, parts = 1, self._call.finish()
+        elif is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):
+            raise ValueError("a call in tags that the answer does not close is cut off")
+        else:
+            value = self._call.read_value() if self._has_streamed_calls else event["value"]
+            items = [item.get("function", item) if self._wraps_calls or not self._has_streamed_calls else item
+                     for item in (value if isinstance(value, list) else [value])]
+            parts = [parse_tool_call(item, self._tool_names) for item in items][:self._num_calls_left]
+            num_calls = len(parts)
+        if self._num_calls_left is not None:
+            self._num_calls_left -= num_calls
+        return parts
+
+
+class JsonCallReader:
+    """Reader of the text of a call in JSON. `name`: of the function, if it stands before the JSON. Arguments of
+    functions among `tool_names` (None: of any) are returned as they come."""
+
+    def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
+        self.body = ""
+        self._name, self._tool_names = name, tool_names
+        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+        self._rest = ""  # text behind the arguments
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the opening of the call was returned."""
+        return self._arguments_end is not None
+
+    def feed(self, text: str) -> list[ResponsePart]:
+        num_characters = len(self.body)
+        self.body += text
+        parts: list[ResponsePart] = []
+        if self._arguments_end is None:
+            if num_characters > MAX_OPENING_CHARACTERS:
+                return parts
+            match = (CALL_OPENING if self._name is None else ARGUMENTS_OPENING).match(self.body)
+            if match is None or match.end() > MAX_OPENING_CHARACTERS:
+                return parts
+            name = json.loads(match[1]) if self._name is None else self._name
+            if self._tool_names is not None and name not in self._tool_names:
+                return parts
+            self._arguments_end, text = ObjectEndFinder(), self.body[match.end():]
+            parts.append(ToolCallOpening(name))
+        arguments = self._arguments_end.take(text)
+        self._rest += text[len(arguments):]
+        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
+
+    def read_value(self) -> Any:
+        """Return the value of the JSON, with the name that stands before it. Raises ValueError."""
+        value = json.loads(self.body)
+        return value if self._name is None else {"name": self._name, "arguments": value}
+
+    def finish(self) -> list[ResponsePart]:
+        """Return the text behind a call that has begun, if it is none of the call's."""
+        rest = self._rest.lstrip() if self._name is not None else self._rest.lstrip().removeprefix("}")
+        if not rest.strip():
+            return []
+        try:
+            self.read_value()
+        except (ValueError, RecursionError):
+            return [ContentPiece(rest)]
+        return []
 
 
 class RequiredCallParser:
@@ -239,10 +315,33 @@ class ObjectEndFinder:
 
 
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
-    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters."""
-    typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
+    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters. Calls that are
+    returned as they come are text to it."""
     template = {key: value for key, value in output_format.items() if key != SYNTAX_KEY}
-    return import_chat_parsing().ResponseParser(template, prefix=prefix, tools=typed_tools)
+    if has_streamed_calls(output_format):
+        field = template["fields"][TOOL_CALLS_FIELD] | {"content": "text", "content_args": {"strip": False}}
+        template["fields"] = template["fields"] | {TOOL_CALLS_FIELD: field}
+    typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
+    return get_parser_class()(template, prefix=prefix, tools=typed_tools)
+
+
+@cache
+def get_parser_class() -> Any:
+    class CapturingResponseParser(import_chat_parsing().ResponseParser):  # type: ignore[misc]  # imported on first use
+        """Parser whose events of opened fields have what their patterns captured."""
+
+        def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
+            super()._open_explicit(events, field, match)
+            events[-1]["captures"] = match.groupdict()
+
+    return CapturingResponseParser
+
+
+def has_streamed_calls(output_format: OutputFormat) -> bool:
+    """Return whether calls are plain JSON, so that their arguments can be returned as they come."""
+    field = output_format["fields"].get(TOOL_CALLS_FIELD, {})
+    return (field.get("content") == "json" and field.get("content_args", {}).keys() <= {"allow_non_json"}
+            and field.get("transform") in (None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM))
 
 
 def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:

@@ -42,7 +42,7 @@ def ollama_call_json(index: int, call: ParsedToolCall) -> str | None:
     """Render a call; None if its arguments are no JSON, as when the answer was cut off within them."""
     try:
         arguments = json.dumps(json.loads(call.arguments), allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return f'{{"function":{{"index":{index},"name":{quoted(call.name)},"arguments":{arguments}}}}}'
 
@@ -85,6 +85,7 @@ def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parse
     """Render a whole response."""
     text = thinking = ""
     calls: list[str] = []
+    num_calls = 0  # with those that are text
     for part in read_answer(output, parser, trimmed_stop_strings).parts:
         match part:
             case ContentPiece(piece):
@@ -92,10 +93,11 @@ def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parse
             case ReasoningPiece(piece):
                 thinking += piece
             case ParsedToolCall():
-                if (call_json := ollama_call_json(len(calls), part)) is None:
+                if (call_json := ollama_call_json(num_calls, part)) is None:
                     text += part.arguments
                 else:
                     calls.append(call_json)
+                num_calls += 1
     end_fields = response.render_end_fields(output.final_event, len(output.validated_request.request.prompt))
     return response.to_json(end_fields, text, thinking, calls, output.tokens if response.logprob_tokenizer else ())
 

@@ -492,7 +492,7 @@ def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> s
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
                                  is_compat: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
-    With `is_compat`, read all calls and no reasoning without tools, as TGI and LoRAX."""
+    With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
     validator, needs_call = services.validator, chat_request.needs_tool_call
     reasoning_format = None if is_compat else validator.reasoning_format
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -509,7 +509,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
     if output_format is PYTHONIC_FORMAT:
         return PythonicCallParser(tools, max_calls)
-    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls)
+    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls, streams_calls=not is_compat)
     if needs_call and validator.chat_template is not None:
         return RequiredCallParser(parser, validator.chat_template.tool_call_opening)
     if chat_request.messages[-1].role == "assistant":

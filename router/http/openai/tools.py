@@ -215,8 +215,8 @@ def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
 
 
 class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
-    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call that is required is sent as its
-    arguments come, any other in one chunk, when it is known to be a call."""
+    """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call is sent as its arguments
+    come, where the parser returns them so."""
 
     __slots__ = ("_delta_prefix", "_output_options", "_role_field", "_words")
 

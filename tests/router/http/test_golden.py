@@ -39,8 +39,9 @@ TOOL_CALL_SCRIPT = [TokenEvent(97, TOOL_CALL_TEXT, -0.5, False), END_TOKEN_EVENT
                     FinishedEvent(FinishReason.END_TOKEN, TOOL_CALL_TEXT, 2, make_finished_timeline())]
 TOOL_TEMPLATE = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}<tool_call>", {})
 PAINT_TOOLS = [{"type": "function", "function": {"name": "paint", "parameters": {"type": "object"}}}]
-TOOL_CALL_JSON = ('"id":"-","type":"function","function":{"description":null,"name":"paint",'
-                  '"arguments":"{\\"colour\\": \\"red\\"}"}')
+CALL_ARGUMENTS_JSON = '"arguments":"{\\"colour\\": \\"red\\"}"'
+TOOL_CALL_OPENING_JSON = '"id":"-","type":"function","function":{"description":null,"name":"paint","arguments":""}'
+TOOL_CALL_JSON = TOOL_CALL_OPENING_JSON.replace('"arguments":""', CALL_ARGUMENTS_JSON)
 LOGPROBS_FORMAT = '{{"content":[{{"token":"{0}","logprob":-0.5,"bytes":[{1}],"top_logprobs":[]}}]}}'
 BOTH_LOGPROBS = LOGPROBS_FORMAT.format("a", 97)[:-2] + "," + LOGPROBS_FORMAT.format("b", 98)[len('{"content":['):]
 FAILURE_SCRIPT = [TokenEvent(97, "a", -0.5, False), FailedEvent(GenerationFailed("broken"))]
@@ -204,8 +205,10 @@ STREAM_CASES = {
     "a call": (
         "/v1/chat/completions", {"messages": MESSAGES, "stream": True, "tools": PAINT_TOOLS}, TOOL_CALL_SCRIPT,
         f'data: {{{CHUNK_FIELDS},"choices":[{{"index":0,"delta":{{"role":"assistant",'
-        f'"tool_calls":[{{"index":0,{TOOL_CALL_JSON}}}]}},"logprobs":null,'
+        f'"tool_calls":[{{"index":0,{TOOL_CALL_OPENING_JSON}}}]}},"logprobs":null,'
         '"finish_reason":null}],"usage":null}\n\n'
+        f'data: {{{CHUNK_FIELDS},"choices":[{{"index":0,"delta":{{"tool_calls":[{{"index":0,'
+        f'"function":{{{CALL_ARGUMENTS_JSON}}}}}]}},"logprobs":null,"finish_reason":null}}],"usage":null}}\n\n'
         f'data: {{{CHUNK_FIELDS},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"tool_calls"}}],'
         '"usage":null}\n\ndata: [DONE]\n\n'),
     "a completion with usage": (
@@ -227,6 +230,13 @@ STREAM_CASES = {
 }
 # Deviations of text-generation-inference from OpenAI's API, kept with --compat tgi.
 TGI_QUIRK_CASES = {
+    "a call": (
+        "/v1/chat/completions", {"messages": MESSAGES, "stream": True, "tools": PAINT_TOOLS}, TOOL_CALL_SCRIPT,
+        f'data: {{{CHUNK_FIELDS},"choices":[{{"index":0,"delta":{{"role":"assistant",'
+        f'"tool_calls":[{{"index":0,{TOOL_CALL_JSON}}}]}},"logprobs":null,'
+        '"finish_reason":null}],"usage":null}\n\n'
+        f'data: {{{CHUNK_FIELDS},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop"}}],'
+        '"usage":null}\n\ndata: [DONE]\n\n'),
     "a chat": (
         "/v1/chat/completions", {"messages": MESSAGES}, STOP_STRING_SCRIPT,
         f'{{{CHAT_FIELDS},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ab"}},"logprobs":null,'
@@ -292,7 +302,8 @@ def test_stream_matches_tgi_byte_for_byte(post, path, body, script, expected):
 
 @pytest.mark.parametrize(("path", "body", "script", "expected"), TGI_QUIRK_CASES.values(), ids=TGI_QUIRK_CASES)
 def test_tgi_quirk_matches_byte_for_byte(post, path, body, script, expected):
-    assert mask_varying_fields(post(path, script, config=RouterConfig(compat="tgi"), **body)[2]) == expected
+    text = post(path, script, config=RouterConfig(compat="tgi"), template=choose_template(path, body), **body)[2]
+    assert mask_varying_fields(text) == expected
 
 
 OPENAI_BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"prompt": "hi"}}

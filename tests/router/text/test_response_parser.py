@@ -30,6 +30,7 @@ from router.text.output_formats import (
     find_reasoning_state,
 )
 from router.text.response_parser import (
+    MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
@@ -258,9 +259,59 @@ def test_unfinished_and_unknown_calls_of_qwen3_coder_are_text(text: str) -> None
     assert parse_complete_response(parser, [text]) == [ContentPiece(text)]
 
 
-def test_arguments_that_json_cannot_express_are_text() -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'
-    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
+@pytest.mark.parametrize(("body", "parts"), [
+    ('{"name": "get_weather", "arguments": {"a": NaN}}', [ParsedToolCall("get_weather", '{"a": NaN}')]),
+    ('{"name": "get_weather", "arguments": {"a": [1,', [ParsedToolCall("get_weather", '{"a": [1,')]),
+    ('{"name": "get_weather", "arguments": {"a": 1}', [ParsedToolCall("get_weather", '{"a": 1}')]),
+    ('{"name": "get_weather", "parameters": { }, "id": "1"}', [ParsedToolCall("get_weather", "{ }")]),
+    ('{"name": "get_weather", "arguments": {"a": 1}} {',
+     [ParsedToolCall("get_weather", '{"a": 1}'), ContentPiece(" {")]),
+    ('{"name": "get_weather", "arguments": {}}{"name": "stop"}',
+     [ParsedToolCall("get_weather", "{}"), ContentPiece('{"name": "stop"}')]),
+    ('{"name": "get_weather", "arguments": {"a": ' + "[" * 9999 + "}}",
+     [ParsedToolCall("get_weather", '{"a": ' + "[" * 9999 + "}}")])])
+def test_call_that_breaks_after_its_arguments_began_stays_a_call(body: str, parts: list[Any]) -> None:
+    """Its beginning was sent, and cannot be taken back."""
+    text = f"Well.\n<tool_call>\n{body}</tool_call>"
+    for size in (1, 3, len(text)):
+        pieces = [text[place:place + size] for place in range(0, len(text), size)]
+        parser = StreamingResponseParser(HERMES_FORMAT, "", OFFERED)
+        assert parse_complete_response(parser, pieces) == [ContentPiece("Well."), *parts]
+
+
+def collect_parts_by_piece(shape: Any, pieces: list[str], **options: Any) -> list[list[Any]]:
+    parser = StreamingResponseParser(shape, shape["start_anchor"], OFFERED, **options)
+    return [parser.feed(piece) for piece in pieces] + [parser.finish()]
+
+
+def test_arguments_of_a_call_are_returned_as_they_come() -> None:
+    assert collect_parts_by_piece(HERMES_FORMAT, [
+        "<tool_call>\n", '{"name": "st', 'op", "arguments": {', '"a"', ": [1", "]}", "}\n", "</tool_call>"]) == [
+        [], [], [], [ToolCallOpening("stop"), ArgumentsPiece('{"a"')], [ArgumentsPiece(": [1")], [ArgumentsPiece("]}")],
+        [], [], []]
+    assert collect_parts_by_piece(MISTRAL_NAMED_FORMAT, ["[TOOL_CALLS]stop", '[ARGS]{"', 'a"', ": 1}", "</s>"]) == [
+        [], [ToolCallOpening("stop"), ArgumentsPiece('{"')], [ArgumentsPiece('a"')], [ArgumentsPiece(": 1}")], [], []]
+    assert collect_parts_by_piece(LLAMA_FORMAT, ['{"name": "stop", ', '"parameters": {"a": ', "2}}"])[1:] == [
+        [ToolCallOpening("stop"), ArgumentsPiece('{"a": ')], [ArgumentsPiece("2}")], []]
+
+
+def test_call_beyond_the_maximum_never_begins() -> None:
+    call = f"<tool_call>{WEATHER_JSON}</tool_call>"
+    assert [part for parts in collect_parts_by_piece(HERMES_FORMAT, [*call, *call], max_calls=1) for part in parts
+            if isinstance(part, ToolCallOpening)] == [ToolCallOpening("get_weather")]
+
+
+def test_calls_come_whole_if_they_are_not_to_be_streamed() -> None:
+    text = f"<tool_call>{WEATHER_JSON}</tool_call>"
+    parts = collect_parts_by_piece(HERMES_FORMAT, [*text], streams_calls=False)
+    assert [part for some in parts for part in some] == [WEATHER_CALL]
+
+
+def test_call_that_begins_late_comes_whole() -> None:
+    text = '<tool_call>{"name":' + " " * MAX_OPENING_CHARACTERS + '"stop", "arguments": {"a":1}}</tool_call>'
+    for pieces in ([text], [*text]):
+        assert [part for parts in collect_parts_by_piece(HERMES_FORMAT, pieces) for part in parts] == [
+            ParsedToolCall("stop", '{"a": 1}')]
 
 
 @pytest.mark.parametrize("output_format", [HERMES_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, MISTRAL_NAMED_FORMAT,

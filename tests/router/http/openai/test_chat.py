@@ -292,8 +292,9 @@ def test_tool_call_text_becomes_a_tool_call(post):
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "paint")
     assert json.loads(call["function"]["arguments"]) == {"colour": "red"}
     chunks = stream_chat(post, TOOL_CALL_SCRIPT, tools=[PAINT_TOOL], template=TOOL_TEMPLATE)
-    [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
-    assert streamed_call["function"] == call["function"]
+    first, *others = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert first["function"] == call["function"] | {"arguments": ""}
+    assert "".join(other["function"]["arguments"] for other in others) == call["function"]["arguments"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
