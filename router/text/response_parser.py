@@ -176,9 +176,10 @@ class StreamingResponseParser:
             self._response_prefix, self._num_returned = "", Counter()
             yield from calls
 
-    def _finish_call(self, event: Mapping[str, Any], *, is_finished: bool) -> list[ResponsePart]:
+    def _finish_call(self, event: Mapping[str, Any], *, is_finished: bool) -> Sequence[ResponsePart]:
         """Return what was not returned of a call, or of a list of calls, that ends here. Raises ValueError if there is
         an invalid one."""
+        parts: Sequence[ResponsePart]
         if self._call.has_begun:
             num_calls, parts = 1, self._call.finish()
         elif is_finished and not self._has_json_calls and not self._call_end.search(self._text_since_call):

@@ -143,7 +143,8 @@ class LoraxChatRequest(ChatRequest):
         parameters = to_lorax_parameters(
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
-        return LoraxGenerationInput(self.conversation, parameters, self._make_grammar, self.token_parameters)
+        conversation = replace(self.conversation, may_reason=False)
+        return LoraxGenerationInput(conversation, parameters, self._make_grammar, self.token_parameters)
 
     def _make_grammar(self) -> Grammar | None:
         response_format = self.response_format

@@ -292,7 +292,7 @@ class ChatRequest(OpenAIBaseRequest):
             tuple(message.to_template_message() for message in self.messages),
             (() if self.tools is None and self.tool_choice is None
              else select_template_tools(self.tools, self.tool_choice)),
-            self.tool_prompt or "", self.needs_tool_call)
+            self.tool_prompt or "", self.needs_tool_call, may_reason=True)
         if self.model_fields_set.isdisjoint(TEMPLATE_FIELDS):
             return conversation
         return replace(conversation, template_variables=self._template_variables,
@@ -342,7 +342,8 @@ class ChatRequest(OpenAIBaseRequest):
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
         generation_input = plain_request.to_generation_input(context)
         names = replace(generation_input.parameter_names, max_top_n_tokens=0)
-        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names)
+        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names,
+                                   prompt=replace(self.conversation, may_reason=False))
         return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
                 else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
 
@@ -401,10 +402,10 @@ def constrain_answer(services: Services, chat_request: ChatRequest,
                      generation_input: GenerationInput) -> GenerationInput:
     """Return a chat whose grammar is that of the model's whole output. Raises InvalidRequest and InvalidTools."""
     template, needs_call = services.validator.chat_template, chat_request.needs_tool_call
-    if generation_input.grammar is None and services.validator.reasoning_format is None:
+    if generation_input.grammar is None:
         return generation_input
     generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
-    if generation_input.grammar is None or needs_call or not chat_request.may_call_tool:
+    if needs_call or not chat_request.may_call_tool:
         return generation_input
     return allow_calls(generation_input, template, chat_request.tools or (),
                        has_one_call=chat_request.parallel_tool_calls is False)

@@ -11,7 +11,7 @@ from router.grammars.output_grammar import ChatGrammar, make_node, make_output_g
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
 from router.http.openai.tools import Tool, iterate_arguments_schemas, make_call_grammar
-from router.text.chat_template import ChatTemplate, Conversation
+from router.text.chat_template import ChatTemplate
 from router.text.output_formats import BARE_JSON_FORMAT, OutputSyntax, get_output_syntax
 from router.validation.validator import GenerationInput
 
@@ -22,14 +22,12 @@ def put_behind_reasoning(generation_input: GenerationInput, template: ChatTempla
                          is_required_call: bool) -> GenerationInput:
     """Return a chat whose grammar, of a required call or of an answer, begins behind the reasoning, if the model's
     template knows any."""
-    prompt, grammar = generation_input.prompt, generation_input.grammar
-    if template is None or template.reasoning_format is None or not isinstance(prompt, Conversation):
+    grammar = generation_input.grammar
+    if template is None or template.reasoning_format is None or not isinstance(grammar, Grammar):
         return generation_input
-    if isinstance(grammar, Grammar):
-        syntax = get_output_syntax(template.reasoning_format)
-        opening = template.tool_call_opening if is_required_call else syntax.answer_opening
-        grammar = ChatGrammar(grammar, syntax, opening)
-    return replace(generation_input, prompt=replace(prompt, may_reason=True), grammar=grammar)
+    syntax = get_output_syntax(template.reasoning_format)
+    opening = template.tool_call_opening if is_required_call else syntax.answer_opening
+    return replace(generation_input, grammar=ChatGrammar(grammar, syntax, opening))
 
 
 def allow_calls(generation_input: GenerationInput, template: ChatTemplate | None, tools: Sequence[Tool], *,

@@ -17,9 +17,10 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import TOKENIZER_SIZE, make_tiny_checkpoint
 from support.json_schema_checker import is_valid_for_schema
 from support.servers.weft_process import WeftProcess, iter_stream_events, run_weft_process
+from tokenizers import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -180,6 +181,63 @@ def test_required_tool_calls_are_made_with_valid_arguments(weft: WeftProcess, ch
         assert is_valid_for_schema(schema, arguments), arguments
         called_names.add(call["function"]["name"])
     assert called_names <= names
+
+
+REASONING_TEMPLATE = ("{% if false %}<tool_call>\n{% endif %}"
+                      "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+                      "<|im_start|>assistant\n{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}")
+
+
+@pytest.fixture(scope="module")
+def reasoning_weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    """Serve a model whose prompt begins the reasoning, unless `enable_thinking` is false, with a token that ends it."""
+    folder = tmp_path_factory.mktemp("reasoning")
+    model = folder / "model"
+    shutil.copytree(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<think>", "</think>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(REASONING_TEMPLATE)
+    with run_weft_process(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as server:
+        yield server
+
+
+def make_reasoning_chat(*, ends: bool, **fields: Any) -> dict[str, Any]:
+    """Return a chat whose reasoning ends at once or never, by a bias of the token that ends it."""
+    bias = 100 if ends else -100
+    return {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400, "seed": 1,
+            "chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {str(TOKENIZER_SIZE + 1): bias}, **fields}
+
+
+def test_grammar_begins_behind_the_reasoning(reasoning_weft: WeftProcess) -> None:
+    schema = SCHEMAS["types"]
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}}
+    choice = request_chat_choice(reasoning_weft, make_reasoning_chat(ends=True, **form))
+    assert choice["finish_reason"] == "stop"
+    assert is_valid_for_schema(schema, json.loads(choice["message"]["content"]))
+    choice = request_chat_choice(reasoning_weft, make_reasoning_chat(ends=False, **form))
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert len(choice["message"]["reasoning"]) > 400, "the grammar has no part in it"
+    call = {"tools": TOOLS, "tool_choice": "required"}
+    message = request_chat_choice(reasoning_weft, make_reasoning_chat(ends=True, **call))["message"]
+    assert message["tool_calls"][0]["function"]["name"] in {"paint", "stop"}
+
+
+def test_answer_is_in_the_format_or_calls(reasoning_weft: WeftProcess) -> None:
+    """The model opens calls and answers by chance."""
+    kinds = set()
+    for pattern in ("<[a-c]>", "a{1,9}|<b>"):
+        chat = make_reasoning_chat(ends=True, tools=TOOLS, response_format={"type": "regex", "value": pattern})
+        for choice in map_concurrently(lambda request: request_chat_choice(reasoning_weft, request),
+                                       [chat | {"seed": seed} for seed in range(6)]):
+            message = choice["message"]
+            if calls := message.get("tool_calls"):
+                assert {call["function"]["name"] for call in calls} <= {"paint", "stop"}
+                assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+            else:
+                assert re.fullmatch(pattern, message["content"])
+            kinds.add(bool(calls))
+    assert kinds == {True, False}
 
 
 @pytest.mark.parametrize("name", HOSTILE_GRAMMARS)

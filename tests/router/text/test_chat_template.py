@@ -154,3 +154,15 @@ def test_required_tool_call_prompt_ends_with_the_call_opening() -> None:
     source = "{{ messages[-1].content }}{% if false and tools %}<tool_call>\\n{% endif %}:"
     assert ChatTemplate(source, {}).render(conversation) == "hi:<tool_call>\n"
     assert ChatTemplate("{{ messages[-1].content }}:", {}).render(conversation).endswith(":")
+
+
+@pytest.mark.parametrize(("answer_beginning", "may_reason", "has_opening"), [
+    ("", True, False), ("<think>\n", True, False), ("<think>\n\n</think>\n\n", True, True), ("", False, True),
+    ("<think>\n", False, True)])
+def test_opening_of_a_required_call_is_part_of_the_prompt_unless_reasoning_precedes_it(
+        answer_beginning: str, may_reason: bool, has_opening: bool) -> None:
+    template = ChatTemplate("{% if false %}<tool_call>\n<think>{% endif %}<|im_start|>assistant\n"
+                            f"{{{{ {answer_beginning!r} }}}}", {})
+    prompt = template.render(Conversation(({"role": "user", "content": "hi"},), must_call_tool=True,
+                                          may_reason=may_reason))
+    assert prompt == "<|im_start|>assistant\n" + answer_beginning + "<tool_call>\n" * has_opening

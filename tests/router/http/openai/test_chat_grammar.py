@@ -91,7 +91,7 @@ def make_template(output_format, *, reasons):
 def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_call=False):
     """Return the grammar of an answer behind this end of the prompt."""
     grammar = FORMAT if has_format else required_call_grammar(TOOLS, "required")
-    given = GenerationInput(prompt=Conversation(({"role": "user", "content": "hi"},)), grammar=grammar)
+    given = GenerationInput(prompt=Conversation(({"role": "user", "content": "hi"},), may_reason=True), grammar=grammar)
     given = put_behind_reasoning(given, template, is_required_call=not has_format)
     if has_format and has_calls:
         given = allow_calls(given, template, TOOLS, has_one_call=has_one_call)
