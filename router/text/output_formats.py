@@ -4,7 +4,7 @@ of those below, chosen by strings in the chat template."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -194,6 +194,31 @@ FUNCTION_GEMMA_FORMAT: OutputFormat = {
         "content": {**CONTENT, "close_pattern": r"\s{0,16}<end_of_turn>|<start_function_response>"},
     },
 }
+DEEPSEEK_LATER_FORMAT: OutputFormat = {
+    **DEEPSEEK_FORMAT,
+    SYNTAX_KEY: replace(
+        DEEPSEEK_FORMAT[SYNTAX_KEY], calls_separator="",
+        call="<\uff5ctool\u2581call\u2581begin\uff5c>{name}<\uff5ctool\u2581sep\uff5c>{arguments}"
+             "<\uff5ctool\u2581call\u2581end\uff5c>"),
+    "fields": {
+        **DEEPSEEK_FORMAT["fields"],
+        "tool_calls": {**DEEPSEEK_FORMAT["fields"]["tool_calls"],
+                       "open_pattern": r"\s{0,16}(?:<\uff5ctool\u2581calls\u2581begin\uff5c>)?\s{0,16}"
+                                       r"<\uff5ctool\u2581call\u2581begin\uff5c>(?P<name>[^\n<]{1,128})"
+                                       r"<\uff5ctool\u2581sep\uff5c>",
+                       "close": "<\uff5ctool\u2581call\u2581end\uff5c>"},
+    },
+}
+LLAMA_4_FORMAT: OutputFormat = {
+    "start_anchor": "<|header_start|>assistant<|header_end|>\n\n",
+    SYNTAX_KEY: LLAMA_FORMAT[SYNTAX_KEY],
+    "fields": {
+        "tool_calls": {**LLAMA_FORMAT["fields"]["tool_calls"],
+                       "open_pattern": r"\s{0,16}<\|python_start\|>\s{0,16}|\A\s{0,16}(?=\{\s{0,16}\"name\")",
+                       "close_pattern": r"<\|python_end\|>|<\|eom\|>|<\|eot\|>"},
+        "content": {**CONTENT, "close_pattern": r"\s{0,16}(?:<\|eom\|>|<\|eot\|>)"},
+    },
+}
 # For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
 BARE_JSON_FORMAT: OutputFormat = {
     "start_anchor": "\0",  # occurs in no prompt
@@ -213,14 +238,18 @@ FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat] = {
     "<|tool_call|>": GRANITE_FORMAT, "<function=": QWEN_CODER_FORMAT, "<tool_call>": HERMES_FORMAT,
     "[ARGS]": MISTRAL_NAMED_FORMAT, "[TOOL_CALLS]": MISTRAL_FORMAT, "[THINK]": MISTRAL_NAMED_FORMAT,
     "<\uff5cAssistant\uff5c>": DEEPSEEK_FORMAT, "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
+    "<|header_start|>": LLAMA_4_FORMAT,
 }
 
 
 def detect_output_format(template: str) -> OutputFormat | None:
     output_format = next((output_format for marker, output_format in FORMAT_BY_TEMPLATE_MARKER.items()
                           if marker in template), None)
-    is_granite = output_format is HERMES_FORMAT and GRANITE_FORMAT["start_anchor"].partition(">")[0] in template
-    return GRANITE_HERMES_FORMAT if is_granite else output_format
+    if output_format is HERMES_FORMAT and "<|start_of_role|>" in template:
+        return GRANITE_HERMES_FORMAT
+    if output_format is DEEPSEEK_FORMAT and "\u2581sep\uff5c>" in template and "```json" not in template:
+        return DEEPSEEK_LATER_FORMAT
+    return output_format
 
 
 def find_reasoning_format(output_format: OutputFormat | None, template: str) -> OutputFormat | None:

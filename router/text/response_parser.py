@@ -169,10 +169,11 @@ class StreamingResponseParser:
             yield from self._call.feed(event["text"])
         else:
             calls = self._finish_call(event, is_finished=is_finished)
-            if self._call.body:
-                self._text_since_call = self._text_since_call.partition(self._call.body)[2]
-            call_end = self._call_end.search(self._text_since_call)
-            self._text_since_call = self._text_since_call[0 if call_end is None else call_end.end():]
+            # The call stands behind the text that was returned, which may hold the same JSON.
+            body_end = (self._text_since_call.find(self._call.body, self._num_returned.total())
+                        + len(self._call.body))
+            call_end = self._call_end.search(self._text_since_call, body_end)
+            self._text_since_call = self._text_since_call[body_end if call_end is None else call_end.end():]
             self._response_prefix, self._num_returned = "", Counter()
             yield from calls
 

@@ -26,7 +26,7 @@ def put_behind_reasoning(generation_input: GenerationInput, template: ChatTempla
     if template is None or template.reasoning_format is None or not isinstance(grammar, Grammar):
         return generation_input
     syntax = get_output_syntax(template.reasoning_format)
-    opening = template.tool_call_opening if is_required_call else syntax.answer_opening
+    opening = (is_required_call and template.tool_call_opening) or syntax.answer_opening
     return replace(generation_input, grammar=ChatGrammar(grammar, syntax, opening))
 
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
+    DEEPSEEK_LATER_FORMAT,
     FUNCTION_GEMMA_FORMAT,
     GEMMA_FORMAT,
     GRANITE_FORMAT,
     GRANITE_HERMES_FORMAT,
     HARMONY_FORMAT,
     HERMES_FORMAT,
+    LLAMA_4_FORMAT,
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
@@ -136,6 +138,8 @@ def test_deeply_nested_json_is_plain_text() -> None:
                           ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None),
                           ("<|channel|>analysis", HARMONY_FORMAT), ("<|start_of_role|> <|tool_call|>", GRANITE_FORMAT),
                           ("<|start_of_role|> <tool_call>", GRANITE_HERMES_FORMAT), ("<|tool_call>", GEMMA_FORMAT),
+                          ("<\uff5cAssistant\uff5c>", DEEPSEEK_FORMAT), ("<|header_start|>", LLAMA_4_FORMAT),
+                          ("<\uff5cAssistant\uff5c> f<\uff5ctool\u2581sep\uff5c>{}", DEEPSEEK_LATER_FORMAT),
                           ("<start_function_call>", FUNCTION_GEMMA_FORMAT), ("[THINK]", MISTRAL_NAMED_FORMAT),
                           ("<|start_header_id|>[func_name1(a=b)]", PYTHONIC_FORMAT)])
 def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
@@ -352,6 +356,16 @@ def test_text_behind_a_call_that_is_no_call_follows_it_unchanged(shape: Any, cal
         assert "".join(part.text for part in others if isinstance(part, ContentPiece)) == rest
 
 
+def test_text_that_holds_the_json_of_a_call_is_not_returned_again() -> None:
+    """Regression: the text before a call came twice if it held the same JSON and a broken call followed."""
+    call, rest = '<tool_call>{"name": "plan"}</tool_call>', '\n<tool_call>{"name":</tool_call>'
+    text = f'As {{"name": "plan"}}: {call}{rest}'
+    for pieces in ([text], [*text]):
+        parser = StreamingResponseParser(HERMES_FORMAT, "", [CODER_TOOL])
+        assert parse_complete_response(parser, pieces) == [
+            ContentPiece('As {"name": "plan"}:'), ParsedToolCall("plan", "{}"), ContentPiece(rest)]
+
+
 # -- further formats, as the templates of their models write them
 
 OFFERED = [{"function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -362,6 +376,7 @@ HARMONY_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message
 ROLE_CALL = " to=functions.{}<|channel|>commentary json<|message|>{}<|call|>"
 ARGUMENTS_JSON = to_json(**ARGUMENTS)
 ANALYSIS, START = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant"
+CALLS_MARK, SEPARATOR_MARK = "<\uff5ctool\u2581{}\u2581{}\uff5c>", "<\uff5ctool\u2581sep\uff5c>"
 # By the format: two calls, what stands between them, and text with reasoning, as a template writes it and as its parts.
 FORMAT_CASES: dict[str, tuple[Any, str, str, str, str, list[Any]]] = {
     "hermes": (HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>", f"<tool_call>\n{STOP_JSON}\n</tool_call>",
@@ -376,6 +391,15 @@ FORMAT_CASES: dict[str, tuple[Any, str, str, str, str, list[Any]]] = {
     "harmony with the recipient first": (
         HARMONY_FORMAT, ROLE_CALL.format("get_weather", ARGUMENTS_JSON), START + ROLE_CALL.format("stop", "{}"), "",
         f"{ANALYSIS}{START}<|channel|>commentary<|message|>Hi.<|end|>", [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "later deepseek": (
+        DEEPSEEK_LATER_FORMAT, f"{CALLS_MARK.format('calls', 'begin')}{CALLS_MARK.format('call', 'begin')}get_weather"
+        f"{SEPARATOR_MARK}{ARGUMENTS_JSON}{CALLS_MARK.format('call', 'end')}",
+        f"{CALLS_MARK.format('call', 'begin')}stop{SEPARATOR_MARK}{{}}{CALLS_MARK.format('call', 'end')}"
+        f"{CALLS_MARK.format('calls', 'end')}", "", "<think>Hm.</think>Hi.<\uff5cend\u2581of\u2581sentence\uff5c>",
+        [ReasoningPiece("Hm."), ContentPiece("Hi.")]),
+    "llama 4": (LLAMA_4_FORMAT, f"<|python_start|>{to_json(name='get_weather', parameters=ARGUMENTS)}<|python_end|>",
+                '<|python_start|>{"name": "stop", "parameters": {}}<|python_end|>', "", "Hi.<|eot|>",
+                [ContentPiece("Hi.")]),
     "granite 4": (GRANITE_HERMES_FORMAT, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>",
                   f"<tool_call>\n{STOP_JSON}\n</tool_call>", "\n", "Hi.<|end_of_text|>", [ContentPiece("Hi.")]),
     "gemma 4": (GEMMA_FORMAT, f"<|tool_call>call:get_weather{GEMMA_ARGUMENTS}<tool_call|>",

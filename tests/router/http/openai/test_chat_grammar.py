@@ -15,6 +15,7 @@ from router.text.chat_template import ChatTemplate, Conversation
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
+    DEEPSEEK_LATER_FORMAT,
     GEMMA_FORMAT,
     GRANITE_FORMAT,
     HARMONY_FORMAT,
@@ -64,6 +65,9 @@ CASES = {
     "deepseek": (DEEPSEEK_FORMAT, [BEGIN, SEPARATOR, END, CALLS_BEGIN, CALLS_END],
                  f'{CALLS_BEGIN}{BEGIN}function{SEPARATOR}paint\n```json\n{{"colour": "red"}}\n```{END}',
                  f"{BEGIN}function{SEPARATOR}stop\n```json\n{{}}\n```{END}{CALLS_END}", "\n", ""),
+    "later deepseek": (DEEPSEEK_LATER_FORMAT, [BEGIN, SEPARATOR, END, CALLS_BEGIN, CALLS_END],
+                       f'{CALLS_BEGIN}{BEGIN}paint{SEPARATOR}{{"colour": "red"}}{END}',
+                       f"{BEGIN}stop{SEPARATOR}{{}}{END}{CALLS_END}", "", ""),
     "qwen coder": (QWEN_CODER_FORMAT, ["<tool_call>", "</tool_call>"], CODER_PAINT,
                    "<tool_call>\n<function=stop>\n</function>\n</tool_call>", "\n", ""),
     "granite": (GRANITE_FORMAT, ["<|tool_call|>"],
@@ -114,7 +118,7 @@ def test_answer_is_in_the_format_or_calls(name, has_special_tokens):
     tokenizer = make_tokenizer([*marks, *(() if name == "harmony" else thoughts or ())] if has_special_tokens else [])
     template = make_template(output_format, reasons=thoughts is not None)
     grammar = constrain(template, output_format["start_anchor"])
-    end = first if not second else "]" if first.count("[{") else CALLS_END if name == "deepseek" else ""
+    end = first if not second else "]" if first.count("[{") else CALLS_END if "deepseek" in name else ""
     one = first if not second else first + end
     cases = [(opening + ANSWER, [ContentPiece(ANSWER)]), (one, [PAINT])]
     if second:
@@ -162,6 +166,15 @@ def test_required_call_follows_the_reasoning(prompt_end, text):
         parser = RequiredCallParser(StreamingResponseParser(template.reasoning_format, prompt), "<tool_call>\n")
         parts = parse_complete_response(parser, [text[place:place + size] for place in range(0, len(text), size)])
         assert parts == [*[ReasoningPiece("x")] * ("x" in text), STOP]
+
+
+def test_required_call_of_harmony_stands_in_the_final_channel():
+    template, call = make_template(HARMONY_FORMAT, reasons=True), '{"name": "stop", "arguments": {}}'
+    grammar = constrain(template, "<|start|>assistant", has_format=False)
+    text = (f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{call}")
+    assert fits(make_tokenizer(CASES["harmony"][1]), grammar, text)
+    parser = RequiredCallParser(StreamingResponseParser(template.reasoning_format, "<|start|>assistant"))
+    assert parse_complete_response(parser, [*text]) == [ReasoningPiece("x"), STOP]
 
 
 def test_model_without_reasoning_keeps_its_grammar():
