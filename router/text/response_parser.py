@@ -15,6 +15,8 @@ from router.text.output_formats import (
     SYNTAX_KEY,
     TOOL_CALLS_FIELD,
     OutputFormat,
+    OutputSyntax,
+    ReasoningState,
     find_answer_beginning,
     has_json_calls,
     without_tool_calls,
@@ -253,33 +255,52 @@ class RequiredCallParser:
 
     strips_text = True
 
-    def __init__(self, reasoning_parser: "StreamingResponseParser | None" = None, opening: str = "") -> None:
-        """`reasoning_parser` sets apart the reasoning before the call, if there may be any. `opening`: text that may
-        precede the JSON."""
-        self._reasoning_parser = reasoning_parser
-        self._opening_pattern = re.compile(rf"\s*(?:{re.escape(opening.strip())})?{CALL_OPENING_PATTERN}")
+    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
+                 opening: str = "") -> None:
+        """`state`: whether reasoning as in `syntax` precedes the call. `opening`: text that may precede the JSON."""
+        syntax = OutputSyntax() if syntax is None else syntax
+        self._reasoning_state = state if syntax.thoughts is not None else ReasoningState.CLOSED
+        self._thoughts_opening, self._thoughts_closing = syntax.thoughts or ("", "")
+        marks = [mark.strip() for mark in (syntax.thoughts_end, syntax.answer_opening, opening)]
+        self._opening_pattern = re.compile(
+            "".join(rf"\s*(?:{re.escape(mark)})?" for mark in marks if mark) + CALL_OPENING_PATTERN)
         self._text = ""  # that was not returned yet
         self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
-        if self._reasoning_parser is None:
-            return self._feed_call(text)
-        return self._feed_parts(self._reasoning_parser.feed(text))
+        self._text += text
+        reasoning: list[ResponsePart] = [] if self._reasoning_state is ReasoningState.CLOSED else self._take_reasoning()
+        return reasoning + (self._take_call() if self._reasoning_state is ReasoningState.CLOSED else [])
 
-    def closes_field(self, token: str) -> bool:
-        """Return whether this token closes the reasoning: the JSON itself tells where the call ends."""
-        return self._reasoning_parser is not None and self._reasoning_parser.closes_field(token)
+    def closes_field(self, _token: str) -> bool:
+        """Return False: the JSON itself tells where the call ends."""
+        return False
 
     def finish(self) -> list[ResponsePart]:
-        parts = [] if self._reasoning_parser is None else self._feed_parts(self._reasoning_parser.finish())
-        return [*parts, *[ContentPiece(self._text)] * bool(self._text)]
+        part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
+        return [part_type(self._text)] if self._text else []
 
-    def _feed_parts(self, parts: Iterable[ResponsePart]) -> list[ResponsePart]:
-        return [new for part in parts
-                for new in (self._feed_call(part.text) if isinstance(part, ContentPiece) else [part])]
+    def _take_reasoning(self) -> list[ResponsePart]:
+        """Return the reasoning that is certain by now, which ends with the first closing."""
+        if self._reasoning_state is ReasoningState.POSSIBLE:
+            text = self._text.lstrip()
+            if text.startswith(self._thoughts_opening):
+                self._reasoning_state, self._text = ReasoningState.OPEN, text.removeprefix(self._thoughts_opening)
+            elif not self._thoughts_opening.startswith(text):
+                self._reasoning_state = ReasoningState.CLOSED
+        if self._reasoning_state is not ReasoningState.OPEN:
+            return []
+        reasoning, closing, rest = self._text.partition(self._thoughts_closing)
+        if closing:
+            self._reasoning_state = ReasoningState.CLOSED
+        else:  # its end may be the beginning of the closing
+            num_held = next(length for length in range(len(self._thoughts_closing) - 1, -1, -1)
+                            if reasoning.endswith(self._thoughts_closing[:length]))
+            reasoning, rest = reasoning[:len(reasoning) - num_held], reasoning[len(reasoning) - num_held:]
+        self._text = rest
+        return [ReasoningPiece(reasoning)] if reasoning else []
 
-    def _feed_call(self, text: str) -> list[ResponsePart]:
-        self._text += text
+    def _take_call(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments_end is None:
             if (match := self._opening_pattern.match(self._text)) is None:

@@ -56,7 +56,12 @@ from router.http.transport.services import ServiceRoutes, Services, gather_or_ca
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
-from router.text.output_formats import BARE_JSON_FORMAT, PYTHONIC_FORMAT, OutputFormat
+from router.text.output_formats import (
+    BARE_JSON_FORMAT,
+    PYTHONIC_FORMAT,
+    find_reasoning_state,
+    get_output_syntax,
+)
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
@@ -494,25 +499,27 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
                                  is_compat: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
     With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
-    validator, needs_call = services.validator, chat_request.needs_tool_call
+    validator = services.validator
     reasoning_format = None if is_compat else validator.reasoning_format
-    tools: Sequence[Mapping[str, Any]] | None = None
-    if chat_request.may_call_tool and not needs_call:
-        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
-        output_format: OutputFormat | None = validator.output_format or BARE_JSON_FORMAT
-    else:
-        output_format = reasoning_format
-    if output_format is None:
-        return RequiredCallParser() if needs_call else None
-    await asyncio.to_thread(import_chat_parsing)
+    if reasoning_format is None and not chat_request.may_call_tool:
+        return None
     prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
                                             skip_special=False)
+    if chat_request.needs_tool_call:
+        if reasoning_format is None or validator.chat_template is None:
+            return RequiredCallParser()
+        state = find_reasoning_state(reasoning_format, prompt_end)
+        return RequiredCallParser(get_output_syntax(reasoning_format), state, validator.chat_template.tool_call_opening)
+    if reasoning_format is not None and not chat_request.may_call_tool:
+        tools, output_format = None, reasoning_format
+    else:
+        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
+        output_format = validator.output_format or BARE_JSON_FORMAT
     max_calls = None if is_compat or chat_request.parallel_tool_calls is not False else 1
     if output_format is PYTHONIC_FORMAT:
         return PythonicCallParser(tools, max_calls)
+    await asyncio.to_thread(import_chat_parsing)
     parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls, streams_calls=not is_compat)
-    if needs_call and validator.chat_template is not None:
-        return RequiredCallParser(parser, validator.chat_template.tool_call_opening)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
     return parser

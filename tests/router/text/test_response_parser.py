@@ -30,6 +30,7 @@ from router.text.output_formats import (
     find_call_opening,
     find_reasoning_format,
     find_reasoning_state,
+    get_output_syntax,
 )
 from router.text.response_parser import (
     MAX_OPENING_CHARACTERS,
@@ -186,6 +187,21 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
     assert parser.feed("}}") == [ArgumentsPiece("}")]
     assert [*parser.feed("more"), *parser.finish()] == []
+
+
+@pytest.mark.parametrize(("state", "text", "parts"), [
+    ("possible", "<think>\nHm</think>\n<tool_call>\n" + STOP_JSON, [ReasoningPiece("\nHm"), STOP_CALL]),
+    ("possible", STOP_JSON, [STOP_CALL]), ("open", f"H</thi</think>{STOP_JSON}", [ReasoningPiece("H</thi"), STOP_CALL]),
+    ("open", "Hm</th", [ReasoningPiece("Hm</th")]), ("possible", " <th", [ContentPiece(" <th")]),
+    ("possible", "<think>a</think><tool", [ReasoningPiece("a"), ContentPiece("<tool")]),
+    ("closed", f"<tool_call>{STOP_JSON}", [STOP_CALL]),
+    ("possible", '{"name": "g", "arguments": {"a": "<think></think>"}}',
+     [ParsedToolCall("g", '{"a": "<think></think>"}')])])
+def test_reasoning_precedes_a_required_call(state: str, text: str, parts: list[Any]) -> None:
+    """What looks like reasoning within the arguments belongs to them."""
+    for pieces in ([text], [*text], [text[:7], text[7:]]):
+        parser = RequiredCallParser(get_output_syntax(HERMES_FORMAT), ReasoningState(state), "<tool_call>\n")
+        assert parse_complete_response(parser, pieces) == parts
 
 
 # -- tools that are offered

@@ -20,7 +20,18 @@ from router.http.openai.answers import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.output_formats import HERMES_FORMAT, without_tool_calls
+from router.text.output_formats import (
+    GEMMA_FORMAT,
+    GRANITE_FORMAT,
+    HARMONY_FORMAT,
+    HERMES_FORMAT,
+    LLAMA_FORMAT,
+    MISTRAL_NAMED_FORMAT,
+    ReasoningState,
+    get_output_syntax,
+    without_tool_calls,
+)
+from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
@@ -36,11 +47,33 @@ from router.validation.validator import ValidatedRequest
 PARTS = st.one_of(st.builds(ContentPiece, st.text(" \na", max_size=3)),
                   st.builds(ReasoningPiece, st.text(" b", max_size=3)), st.just(ParsedToolCall("f", "{}")))
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
-MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
-    "reasoning": lambda: StreamingResponseParser(without_tool_calls(HERMES_FORMAT), ""),
-    "required": RequiredCallParser}
+TOOLS = [{"function": {"name": "f"}}]
+TEXTS = [" ", "\n", "Hi", "é", "STOP", "ST"]
+HERMES_TEXTS = ["<think>", "</think>", CALL, CALL[:20], CALL[:44], CALL.replace("1", "[NaN"), "<tool_call>",
+                "</tool_call>", CALL.replace('"f"', '"g"')]
+HARMONY_TEXTS = ["<|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|>",
+                 "<|channel|>commentary to=functions.f <|constrain|>json<|message|>", '{"a": 1}', "{", "<|call|>"]
+# By the kind of an answer: its parser, and texts that it may hold.
+ANSWER_KINDS = {
+    "none": (lambda: None, HERMES_TEXTS), "required": (RequiredCallParser, [CALL[11:-12], CALL[11:30], *HERMES_TEXTS]),
+    "calls": (lambda: StreamingResponseParser(HERMES_FORMAT, "", TOOLS), HERMES_TEXTS),
+    "one call": (lambda: StreamingResponseParser(HERMES_FORMAT, "", TOOLS, 1), HERMES_TEXTS),
+    "reasoning": (lambda: StreamingResponseParser(without_tool_calls(HERMES_FORMAT), ""), HERMES_TEXTS),
+    "required behind reasoning": (lambda: RequiredCallParser(
+        get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, "<tool_call>"), HERMES_TEXTS),
+    "required behind open reasoning": (lambda: RequiredCallParser(
+        get_output_syntax(HERMES_FORMAT), ReasoningState.OPEN, "<tool_call>"), HERMES_TEXTS),
+    "harmony": (lambda: StreamingResponseParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
+    "mistral": (lambda: StreamingResponseParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
+                ["[THINK]", "[/THINK]", "[TOOL_CALLS]f", "[ARGS]", '{"a": "b"}', '{"a', "[TOOL_CALLS]g[ARGS]{}"]),
+    "llama": (lambda: StreamingResponseParser(LLAMA_FORMAT, "", TOOLS),
+              ["<|python_tag|>", CALL[11:-12], CALL[11:30], "<|eom_id|>", "; "]),
+    "granite": (lambda: StreamingResponseParser(GRANITE_FORMAT, "", TOOLS),
+                ["<think>", "</think>", "<response>", "</response>", "<|tool_call|>", f"[{CALL[11:-12]}]", "["]),
+    "gemma": (lambda: StreamingResponseParser(GEMMA_FORMAT, "", TOOLS),
+              ["<|channel>thought\n", "<channel|>", '<|tool_call>call:f{a:<|"|>b<|"|>}', "<tool_call|>", "<turn|>"]),
+    "python": (lambda: PythonicCallParser(TOOLS),
+               ["[f(a=1)]", "[f(", "f(b='x')", ", ", "]", "<|python_end|>", "[g()]"])}
 
 
 class PartLines(AnswerStreamRenderer):
@@ -101,18 +134,18 @@ def read_lines(lines):
     return join_adjacent_parts(parts), ends
 
 
-@given(snippets=st.lists(SNIPPETS, max_size=8), cuts=st.lists(st.integers(0, 200), max_size=12),
-       reason=st.sampled_from(FinishReason), stops=st.sampled_from([(), ("STOP",)]),
-       kind=st.sampled_from([*MAKE_PARSERS]))
-def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(snippets, cuts, reason, stops, kind):
-    text = "".join(snippets).partition("STOP")[0]
+@given(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=12), reason=st.sampled_from(FinishReason),
+       stops=st.sampled_from([(), ("STOP",)]), kind=st.sampled_from([*ANSWER_KINDS]))
+def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(data, cuts, reason, stops, kind):
+    make_parser, texts = ANSWER_KINDS[kind]
+    text = "".join(data.draw(st.lists(st.sampled_from([*texts, *TEXTS]), max_size=8))).partition("STOP")[0]
     is_stopped = bool(stops) and reason is FinishReason.STOP_STRING
     text += "STOP" * is_stopped
     tokens = make_tokens(text, cuts)
     end = FinishedEvent(reason, text, len(tokens), make_finished_timeline(), is_stopped=is_stopped)
     output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
-    answer = read_answer(output, MAKE_PARSERS[kind](), stops)
-    renderer = PartLines(str, 2, stops, MAKE_PARSERS[kind]())
+    answer = read_answer(output, make_parser(), stops)
+    renderer = PartLines(str, 2, stops, make_parser())
     bursts = [renderer.render([token]) for token in tokens[:-1]] + [renderer.render([*tokens[-1:], end])]
     lines = [json.loads(line) for line in b"".join(bursts).splitlines()]
     parts, ends = read_lines(lines)

@@ -24,6 +24,8 @@ from router.text.output_formats import (
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
     QWEN_CODER_FORMAT,
+    ReasoningState,
+    find_reasoning_state,
     get_output_syntax,
     without_tool_calls,
 )
@@ -163,7 +165,8 @@ def test_required_call_follows_the_reasoning(prompt_end, text):
     grammar = constrain(template, prompt, has_format=False)
     assert fits(make_tokenizer(["<think>", "</think>", "<tool_call>"]), grammar, text)
     for size in (1, 3, 1000):
-        parser = RequiredCallParser(StreamingResponseParser(template.reasoning_format, prompt), "<tool_call>\n")
+        parser = RequiredCallParser(get_output_syntax(HERMES_FORMAT), find_reasoning_state(HERMES_FORMAT, prompt),
+                                    "<tool_call>\n")
         parts = parse_complete_response(parser, [text[place:place + size] for place in range(0, len(text), size)])
         assert parts == [*[ReasoningPiece("x")] * ("x" in text), STOP]
 
@@ -173,7 +176,7 @@ def test_required_call_of_harmony_stands_in_the_final_channel():
     grammar = constrain(template, "<|start|>assistant", has_format=False)
     text = (f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{call}")
     assert fits(make_tokenizer(CASES["harmony"][1]), grammar, text)
-    parser = RequiredCallParser(StreamingResponseParser(template.reasoning_format, "<|start|>assistant"))
+    parser = RequiredCallParser(get_output_syntax(HARMONY_FORMAT), ReasoningState.POSSIBLE)
     assert parse_complete_response(parser, [*text]) == [ReasoningPiece("x"), STOP]
 
 
