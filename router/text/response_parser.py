@@ -27,6 +27,7 @@ CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bf
                         r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
 CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
+REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
 # How formats make a call of JSON; of others the arguments come in one piece.
 CALL_TRANSFORM: Any = {"function": "{content}"}
@@ -249,36 +250,60 @@ class JsonCallReader:
         return []
 
 
-class RequiredCallParser:
-    """Parser of an answer that must be the JSON of one call, which a grammar ensures. The arguments are returned as
-    they come. An answer that is cut off before them is returned as content."""
-
-    strips_text = True
+class FormattedAnswerParser:
+    """Parser of an answer that a grammar ensures: reasoning, if the prompt leaves room for it, and a text in a format,
+    in which nothing else is looked for."""
 
     def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
                  opening: str = "") -> None:
-        """`state`: whether reasoning as in `syntax` precedes the call. `opening`: text that may precede the JSON."""
+        """`state`: whether reasoning as in `syntax` precedes the text. `opening`: what may precede the text then."""
         syntax = OutputSyntax() if syntax is None else syntax
+        self.strips_text = False
         self._reasoning_state = state if syntax.thoughts is not None else ReasoningState.CLOSED
         self._thoughts_opening, self._thoughts_closing = syntax.thoughts or ("", "")
-        marks = [mark.strip() for mark in (syntax.thoughts_end, syntax.answer_opening, opening)]
-        self._opening_pattern = re.compile(
-            "".join(rf"\s*(?:{re.escape(mark)})?" for mark in marks if mark) + CALL_OPENING_PATTERN)
+        self._marks = [] if self._reasoning_state is ReasoningState.CLOSED else [
+            mark.strip() for mark in (syntax.thoughts_end, opening or syntax.answer_opening) if mark]
+        # Whether whitespace and marks that separate the text from reasoning may follow.
+        self._is_at_start = self._reasoning_state is not ReasoningState.CLOSED
         self._text = ""  # that was not returned yet
-        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
 
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
-        reasoning: list[ResponsePart] = [] if self._reasoning_state is ReasoningState.CLOSED else self._take_reasoning()
-        return reasoning + (self._take_call() if self._reasoning_state is ReasoningState.CLOSED else [])
+        if self._reasoning_state is ReasoningState.CLOSED and not self._is_at_start:
+            return self._take_answer()
+        parts = self._take_reasoning()
+        if self._reasoning_state is ReasoningState.CLOSED:
+            self._skip_marks()
+            parts += [] if self._is_at_start else self._take_answer()
+        return parts
 
     def closes_field(self, _token: str) -> bool:
-        """Return False: the JSON itself tells where the call ends."""
+        """Return False: the grammar tells where the answer ends."""
         return False
 
     def finish(self) -> list[ResponsePart]:
         part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
         return [part_type(self._text)] if self._text else []
+
+    def _take_answer(self) -> list[ResponsePart]:
+        """Return the parts that are certain by now of the text behind the reasoning."""
+        text, self._text = self._text, ""
+        return [ContentPiece(text)] if text else []
+
+    def _skip_marks(self) -> None:
+        """Skip whitespace and marks before the text, as far as it is there."""
+        while self._is_at_start:
+            text = self._text.lstrip()
+            if self._marks and text.startswith(self._marks[0]):
+                text = text.removeprefix(self._marks.pop(0))
+            elif self._marks and not self._marks[0].startswith(text):
+                del self._marks[0]
+                continue
+            elif self._marks or not text:
+                return
+            else:
+                self._is_at_start = False
+            self._text = text
 
     def _take_reasoning(self) -> list[ResponsePart]:
         """Return the reasoning that is certain by now, which ends with the first closing."""
@@ -287,7 +312,7 @@ class RequiredCallParser:
             if text.startswith(self._thoughts_opening):
                 self._reasoning_state, self._text = ReasoningState.OPEN, text.removeprefix(self._thoughts_opening)
             elif not self._thoughts_opening.startswith(text):
-                self._reasoning_state = ReasoningState.CLOSED
+                self._reasoning_state, self._is_at_start = ReasoningState.CLOSED, bool(self._marks)
         if self._reasoning_state is not ReasoningState.OPEN:
             return []
         reasoning, closing, rest = self._text.partition(self._thoughts_closing)
@@ -300,10 +325,21 @@ class RequiredCallParser:
         self._text = rest
         return [ReasoningPiece(reasoning)] if reasoning else []
 
-    def _take_call(self) -> list[ResponsePart]:
+
+class RequiredCallParser(FormattedAnswerParser):
+    """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
+    cut off before them is returned as content."""
+
+    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
+                 opening: str = "") -> None:
+        super().__init__(syntax, state, opening)
+        self.strips_text = True
+        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+
+    def _take_answer(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments_end is None:
-            if (match := self._opening_pattern.match(self._text)) is None:
+            if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
             self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))

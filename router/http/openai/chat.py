@@ -66,6 +66,7 @@ from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     AnyResponseParser,
+    FormattedAnswerParser,
     RequiredCallParser,
     StreamingResponseParser,
     import_chat_parsing,
@@ -511,6 +512,9 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
         state = find_reasoning_state(reasoning_format, prompt_end)
         return RequiredCallParser(get_output_syntax(reasoning_format), state, validator.chat_template.tool_call_opening)
     if reasoning_format is not None and not chat_request.may_call_tool:
+        if validated_request.request.grammar is not None:
+            return FormattedAnswerParser(get_output_syntax(reasoning_format),
+                                         find_reasoning_state(reasoning_format, prompt_end))
         tools, output_format = None, reasoning_format
     else:
         tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)

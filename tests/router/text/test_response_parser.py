@@ -36,6 +36,7 @@ from router.text.response_parser import (
     MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
+    FormattedAnswerParser,
     ParsedToolCall,
     ReasoningPiece,
     RequiredCallParser,
@@ -194,13 +195,32 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     ("possible", STOP_JSON, [STOP_CALL]), ("open", f"H</thi</think>{STOP_JSON}", [ReasoningPiece("H</thi"), STOP_CALL]),
     ("open", "Hm</th", [ReasoningPiece("Hm</th")]), ("possible", " <th", [ContentPiece(" <th")]),
     ("possible", "<think>a</think><tool", [ReasoningPiece("a"), ContentPiece("<tool")]),
-    ("closed", f"<tool_call>{STOP_JSON}", [STOP_CALL]),
+    ("closed", f" {STOP_JSON}", [STOP_CALL]),
     ("possible", '{"name": "g", "arguments": {"a": "<think></think>"}}',
      [ParsedToolCall("g", '{"a": "<think></think>"}')])])
 def test_reasoning_precedes_a_required_call(state: str, text: str, parts: list[Any]) -> None:
     """What looks like reasoning within the arguments belongs to them."""
     for pieces in ([text], [*text], [text[:7], text[7:]]):
         parser = RequiredCallParser(get_output_syntax(HERMES_FORMAT), ReasoningState(state), "<tool_call>\n")
+        assert parse_complete_response(parser, pieces) == parts
+
+
+@pytest.mark.parametrize(("shape", "state", "text", "parts"), [
+    (HERMES_FORMAT, "possible", '<think>\nHm</think>\n\n{"a": "<think>"}',
+     [ReasoningPiece("\nHm"), ContentPiece('{"a": "<think>"}')]),
+    (HERMES_FORMAT, "possible", " x <tool_call>", [ContentPiece(" x <tool_call>")]),
+    (HERMES_FORMAT, "closed", "<think>x</think>", [ContentPiece("<think>x</think>")]),
+    (HERMES_FORMAT, "open", "Hm</think>", [ReasoningPiece("Hm")]), (HERMES_FORMAT, "possible", "", []),
+    (HARMONY_FORMAT, "possible", '<|channel|>final<|message|>{"a": "<|end|>"}', [ContentPiece('{"a": "<|end|>"}')]),
+    (HARMONY_FORMAT, "possible",
+     "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>[1]",
+     [ReasoningPiece("Hm"), ContentPiece("[1]")]),
+    (HARMONY_FORMAT, "possible", "<|channel|>fin", [ContentPiece("<|channel|>fin")]),
+    (LLAMA_FORMAT, "possible", " <think>", [ContentPiece(" <think>")])])
+def test_nothing_but_reasoning_is_looked_for_in_an_answer_with_a_format(shape: Any, state: str, text: str,
+                                                                        parts: list[Any]) -> None:
+    for pieces in ([text], [*text], [text[:7], text[7:]]):
+        parser = FormattedAnswerParser(get_output_syntax(shape), ReasoningState(state))
         assert parse_complete_response(parser, pieces) == parts
 
 

@@ -35,6 +35,7 @@ from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
+    FormattedAnswerParser,
     ParsedToolCall,
     ReasoningPiece,
     RequiredCallParser,
@@ -63,6 +64,7 @@ ANSWER_KINDS = {
         get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, "<tool_call>"), HERMES_TEXTS),
     "required behind open reasoning": (lambda: RequiredCallParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.OPEN, "<tool_call>"), HERMES_TEXTS),
+    "format": (lambda: FormattedAnswerParser(get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE), HERMES_TEXTS),
     "harmony": (lambda: StreamingResponseParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
     "mistral": (lambda: StreamingResponseParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
                 ["[THINK]", "[/THINK]", "[TOOL_CALLS]f", "[ARGS]", '{"a": "b"}', '{"a', "[TOOL_CALLS]g[ARGS]{}"]),
