@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+from router.text.json_object_reader import JsonObjectReader
 from router.text.output_formats import (
     REASONING_FIELDS,
     SYNTAX_KEY,
@@ -201,24 +202,24 @@ class StreamingResponseParser:
 
 class JsonCallReader:
     """Reader of the text of a call in JSON. `name`: of the function, if it stands before the JSON. Arguments of
-    functions among `tool_names` (None: of any) are returned as they come."""
+    functions among `tool_names` (None: of any) are returned as they come, as far as they are JSON."""
 
     def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
         self.body = ""
         self._name, self._tool_names = name, tool_names
-        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
         self._rest = ""  # text behind the arguments
 
     @property
     def has_begun(self) -> bool:
         """Whether the opening of the call was returned."""
-        return self._arguments_end is not None
+        return self._arguments is not None
 
     def feed(self, text: str) -> list[ResponsePart]:
         num_characters = len(self.body)
         self.body += text
         parts: list[ResponsePart] = []
-        if self._arguments_end is None:
+        if self._arguments is None:
             if num_characters > MAX_OPENING_CHARACTERS:
                 return parts
             match = (CALL_OPENING if self._name is None else ARGUMENTS_OPENING).match(self.body)
@@ -227,9 +228,9 @@ class JsonCallReader:
             name = json.loads(match[1]) if self._name is None else self._name
             if self._tool_names is not None and name not in self._tool_names:
                 return parts
-            self._arguments_end, text = ObjectEndFinder(), self.body[match.end():]
+            self._arguments, text = JsonObjectReader(), self.body[match.end():]
             parts.append(ToolCallOpening(name))
-        arguments = self._arguments_end.take(text)
+        arguments = self._arguments.take(text)
         self._rest += text[len(arguments):]
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
@@ -240,14 +241,19 @@ class JsonCallReader:
 
     def finish(self) -> list[ResponsePart]:
         """Return the text behind a call that has begun, if it is none of the call's."""
-        rest = self._rest.lstrip() if self._name is not None else self._rest.lstrip().removeprefix("}")
-        if not rest.strip():
-            return []
+        rest = self._rest
+        if self._arguments is not None and self._arguments.is_complete:
+            rest = rest.lstrip() if self._name is not None else rest.lstrip().removeprefix("}")
+            if rest.strip() and self._is_json():
+                return []
+        return [ContentPiece(rest)] if rest.strip() else []
+
+    def _is_json(self) -> bool:
         try:
             self.read_value()
         except (ValueError, RecursionError):
-            return [ContentPiece(rest)]
-        return []
+            return False
+        return True
 
 
 class FormattedAnswerParser:
@@ -334,43 +340,17 @@ class RequiredCallParser(FormattedAnswerParser):
                  opening: str = "") -> None:
         super().__init__(syntax, state, opening)
         self.strips_text = True
-        self._arguments_end: ObjectEndFinder | None = None  # once the arguments have begun
+        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
 
     def _take_answer(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
-        if self._arguments_end is None:
+        if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
-            self._arguments_end, self._text = ObjectEndFinder(), self._text[match.end():]
+            self._arguments, self._text = JsonObjectReader(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
-        arguments, self._text = self._arguments_end.take(self._text), ""
+        arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
-
-
-class ObjectEndFinder:
-    """Finds the end of a JSON object in a text that comes in pieces, and drops what follows it."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_in_string = self._is_escaped = self._is_complete = False
-
-    def take(self, piece: str) -> str:
-        """Return the beginning of the piece that belongs to the object."""
-        for index, character in enumerate(piece):
-            if self._is_complete:
-                return piece[:index]
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_in_string:
-                self._is_escaped, self._is_in_string = character == "\\", character != '"'
-            elif character == '"':
-                self._is_in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                self._is_complete = not self._depth
-        return piece
 
 
 def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:

@@ -21,7 +21,8 @@ from router.validation.validator import ValidatedRequest
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": "\u00e9"}}</tool_call>'
 REQUIRED_CALL = '{"name": "f", "arguments": {"a": 1, "b": "\u00e9 \\n", "c": [1.5, {"d": "e"}]}}'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9\U0001f600", CALL, CALL[:30], REQUIRED_CALL,
-                            *(REQUIRED_CALL[:end] for end in (10, 30, 45, 60)), "STOP", "ST", "<tool_call>"])
+                            *(REQUIRED_CALL[:end] for end in (10, 30, 45, 60)), "STOP", "ST", "<tool_call>",
+                            CALL.replace("}}", ", NaN}}"), CALL[:44]])
 MAKE_PARSERS = {
     "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}

@@ -28,7 +28,7 @@ from router.validation.validator import ValidatedRequest
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9", CALL, CALL[:30], "STOP", "ST",
-                            '{"name": "f", "arguments": {"a": 1', "}}"])
+                            '{"name": "f", "arguments": {"a": 1', "}}", CALL.replace("}}", ', NaN}}'), CALL[:44]])
 MAKE_PARSERS = {
     "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}  # with it alone an answer may be cut off within a call

@@ -27,7 +27,8 @@ from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>"])
+SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>",
+                            CALL.replace("}}", ", NaN}}"), CALL[:44]])
 MAKE_PARSERS = {
     "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
