@@ -13,6 +13,9 @@ SYNTAX_KEY = "syntax"  # key of a format's `OutputSyntax`, which transformers do
 TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
 CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
 BLANK = "{blank}"
+# How formats make a call of JSON.
+CALL_TRANSFORM: Any = {"function": "{content}"}
+NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +271,41 @@ def get_reasoning_openings(output_format: OutputFormat) -> list[str]:
 
 
 def get_output_syntax(output_format: OutputFormat) -> OutputSyntax:
-    """Return the format's own syntax, or for a model's own format one of its reasoning alone."""
+    """Return the format's own syntax. For a model's own format make one of the marks around its reasoning, and around
+    calls that are objects of JSON, as far as these marks are fixed."""
     if isinstance(syntax := output_format.get(SYNTAX_KEY), OutputSyntax):
         return syntax
-    fields, openings = output_format["fields"], get_reasoning_openings(output_format)
-    closings = [fields[name].get("close") for name in REASONING_FIELDS if name in fields]
-    if openings and closings and isinstance(closings[0], str):
-        return OutputSyntax((openings[0], closings[0]))
-    return OutputSyntax()
+    fields = output_format["fields"]
+    thoughts = next((find_marks(fields[name]) for name in REASONING_FIELDS if name in fields), None)
+    calls = fields.get(TOOL_CALLS_FIELD, {})
+    marks = find_marks(calls) if is_json_call(calls, CALL_TRANSFORM) and calls.get("repeats") else None
+    if marks is None:
+        return OutputSyntax(thoughts)
+    return OutputSyntax(thoughts, call=f"{marks[0]}{BLANK}{{call}}{BLANK}{marks[1]}", calls_separator=BLANK)
+
+
+def find_marks(field: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the texts that open and close a field, without whitespace; None if they are not fixed."""
+    opening, closing = find_mark(field, "open"), find_mark(field, "close")
+    return (opening, closing) if opening and closing else None
+
+
+def find_mark(field: Mapping[str, Any], kind: str) -> str:
+    """Return the text that opens or closes a field; empty if it is not fixed."""
+    if isinstance(text := field.get(kind), str):
+        return text
+    pattern = re.sub(r"^\\s(?:\*|\{0,16\})|\\s(?:\*|\{0,16\})$", "", field.get(f"{kind}_pattern", ""))
+    unescaped = re.sub(r"\\(\W)", r"\1", pattern)
+    return unescaped if re.escape(unescaped) == pattern else ""
+
+
+def is_json_call(field: Mapping[str, Any], *transforms: Any) -> bool:
+    """Return whether a field is plain JSON, from which one of these transforms makes calls."""
+    transform = field.get("transform")
+    if isinstance(transform, dict):
+        transform = {key: value for key, value in transform.items() if key != "type"}
+    return (field.get("content") == "json" and field.get("content_args", {}).keys() <= {"allow_non_json"}
+            and transform in transforms)
 
 
 def find_answer_beginning(output_format: OutputFormat, prompt: str) -> str:
@@ -311,9 +341,7 @@ def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
     field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
     if field.get("content") != "json" or not field.get("repeats"):
         return ""
-    pattern = re.sub(r"^\\s(?:\*|\{0,16\})|\\s(?:\*|\{0,16\})$", "", field.get("open_pattern", ""))
-    unescaped = re.sub(r"\\(\W)", r"\1", pattern)
-    text = str(field.get("open") or (unescaped if re.escape(unescaped) == pattern else ""))
+    text = find_mark(field, "open")
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 

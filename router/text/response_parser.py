@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from router.text.json_object_reader import JsonObjectReader
 from router.text.output_formats import (
+    CALL_TRANSFORM,
+    NAMED_CALL_TRANSFORM,
     REASONING_FIELDS,
     SYNTAX_KEY,
     TOOL_CALLS_FIELD,
@@ -20,6 +22,7 @@ from router.text.output_formats import (
     ReasoningState,
     find_answer_beginning,
     has_json_calls,
+    is_json_call,
     without_tool_calls,
 )
 
@@ -30,9 +33,6 @@ OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
 CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
 REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
-# How formats make a call of JSON; of others the arguments come in one piece.
-CALL_TRANSFORM: Any = {"function": "{content}"}
-NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +379,7 @@ def get_parser_class() -> Any:
 def has_streamed_calls(output_format: OutputFormat) -> bool:
     """Return whether calls are plain JSON, so that their arguments can be returned as they come."""
     field = output_format["fields"].get(TOOL_CALLS_FIELD, {})
-    return (field.get("content") == "json" and field.get("content_args", {}).keys() <= {"allow_non_json"}
-            and field.get("transform") in (None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM))
+    return is_json_call(field, None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM)
 
 
 def compile_call_end(field: Mapping[str, Any]) -> re.Pattern[str]:

@@ -58,7 +58,7 @@ def make_calls_node(syntax: OutputSyntax, tools: Sequence[Tool], *, has_one_call
         call = ["choice", *(make_text_node(syntax.call, make_function_nodes(syntax, name, schema))
                             for name, schema in schemas)]
     if not has_one_call and not syntax.has_one_call:
-        call = ["repeat", call, ["text", syntax.calls_separator]]
+        call = ["repeat", call, make_text_node(syntax.calls_separator, {})]
     return ["sequence", make_text_node(syntax.calls_opening, {}), call, ["text", syntax.calls_closing]]
 
 

@@ -70,6 +70,14 @@ CASES = {
     "later deepseek": (DEEPSEEK_LATER_FORMAT, [BEGIN, SEPARATOR, END, CALLS_BEGIN, CALLS_END],
                        f'{CALLS_BEGIN}{BEGIN}paint{SEPARATOR}{{"colour": "red"}}{END}',
                        f"{BEGIN}stop{SEPARATOR}{{}}{END}{CALLS_END}", "", ""),
+    "a format of the model's own": (
+        {"start_anchor": "A:", "fields": {
+            "tool_calls": {"open_pattern": r"\s*<call>", "close": "</call>", "repeats": True, "content": "json",
+                           "transform": {"type": "function", "function": "{content}"}},
+            "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+            "content": {"close_pattern": r"\s*<end>"}}},
+        ["<call>", "</call>"], '<call>\n{"name": "paint", "arguments": {"colour": "red"}}</call>',
+        '<call>{"name": "stop", "arguments": {}}\n</call>', "\n", ""),
     "qwen coder": (QWEN_CODER_FORMAT, ["<tool_call>", "</tool_call>"], CODER_PAINT,
                    "<tool_call>\n<function=stop>\n</function>\n</tool_call>", "\n", ""),
     "granite": (GRANITE_FORMAT, ["<|tool_call|>"],
