@@ -2,7 +2,6 @@
 
 import json
 import re
-import re._parser as re_parser
 from typing import Any
 
 import pytest
@@ -23,13 +22,10 @@ from router.text.output_formats import (
     LLAMA_FORMAT,
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
-    PYTHONIC_FORMAT,
     QWEN_CODER_FORMAT,
     ReasoningState,
     detect_output_format,
-    find_call_opening,
     find_reasoning_format,
-    find_reasoning_state,
     get_output_syntax,
 )
 from router.text.response_parser import (
@@ -134,20 +130,6 @@ def test_deeply_nested_json_is_plain_text() -> None:
     assert parse_complete_response(RequiredCallParser(), [call]) == [ContentPiece(call)]
 
 
-@pytest.mark.parametrize(("template", "shape"),
-                         [("{{ '<tool_call>' }}", HERMES_FORMAT), ("[TOOL_CALLS]", MISTRAL_FORMAT),
-                          ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED_FORMAT), ("<|start_header_id|>", LLAMA_FORMAT),
-                          ("<tool_call><function=", QWEN_CODER_FORMAT), ("plain", None),
-                          ("<|channel|>analysis", HARMONY_FORMAT), ("<|start_of_role|> <|tool_call|>", GRANITE_FORMAT),
-                          ("<|start_of_role|> <tool_call>", GRANITE_HERMES_FORMAT), ("<|tool_call>", GEMMA_FORMAT),
-                          ("<\uff5cAssistant\uff5c>", DEEPSEEK_FORMAT), ("<|header_start|>", LLAMA_4_FORMAT),
-                          ("<\uff5cAssistant\uff5c> f<\uff5ctool\u2581sep\uff5c>{}", DEEPSEEK_LATER_FORMAT),
-                          ("<start_function_call>", FUNCTION_GEMMA_FORMAT), ("[THINK]", MISTRAL_NAMED_FORMAT),
-                          ("<|start_header_id|>[func_name1(a=b)]", PYTHONIC_FORMAT)])
-def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
-    assert detect_output_format(template) == shape
-
-
 def test_adjacent_parts_of_one_kind_are_joined() -> None:
     assert join_adjacent_parts([ContentPiece("a"), ContentPiece("b"), ReasoningPiece("c"), ReasoningPiece("d"),
                                 WEATHER_CALL, WEATHER_CALL]) == [ContentPiece("ab"), ReasoningPiece("cd"), WEATHER_CALL,
@@ -155,16 +137,6 @@ def test_adjacent_parts_of_one_kind_are_joined() -> None:
 
 
 # -- required calls
-
-@pytest.mark.parametrize(("shape", "template", "opens"), [
-    (HERMES_FORMAT, "{{ '<tool_call>\\n' }}", "<tool_call>\n"), (HERMES_FORMAT, "<tool_call>\n{{", "<tool_call>\n"),
-    (HERMES_FORMAT, "<tool_call>{{", "<tool_call>"), (LLAMA_FORMAT, "", ""), (MISTRAL_FORMAT, "", ""),
-    (MISTRAL_NAMED_FORMAT, "", ""),
-    (BARE_JSON_FORMAT, "", ""), (None, "<tool_call>", ""), ({"fields": {}}, "", ""),
-    ({"fields": {"tool_calls": {"open": "[CALL]", "content": "json", "repeats": True}}}, "", "[CALL]"),
-    ({"fields": {"tool_calls": {"open_pattern": r"\[CALL\]\s*", "content": "json", "repeats": True}}}, "", "[CALL]")])
-def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) -> None:
-    assert find_call_opening(shape, template) == opens
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -355,16 +327,6 @@ def test_call_that_begins_late_comes_whole() -> None:
             ParsedToolCall("stop", '{"a": 1}')]
 
 
-@pytest.mark.parametrize("output_format", [HERMES_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, MISTRAL_NAMED_FORMAT,
-                                           QWEN_CODER_FORMAT, DEEPSEEK_FORMAT, BARE_JSON_FORMAT, HARMONY_FORMAT,
-                                           GRANITE_FORMAT, GRANITE_HERMES_FORMAT, GEMMA_FORMAT, FUNCTION_GEMMA_FORMAT])
-def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any]) -> None:
-    """Regression: whitespace without end was searched again with each piece, in time that grew with its cube."""
-    for field in output_format["fields"].values():
-        for name in ("open_pattern", "close_pattern"):
-            assert re_parser.parse(field.get(name, "")).getwidth()[1] < 1000
-
-
 @pytest.mark.parametrize("text", [
     "<tool_call>\n<function=plan></function>\n</tool_call><|im_end|>",
     "<tool_call>\n<function=plan></function>\n</tool_call>",
@@ -488,17 +450,3 @@ def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
     text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
             f"{START}<|channel|>final<|message|>Then.<|return|>")
     assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
-
-
-@pytest.mark.parametrize(("shape", "prompt", "state"), [
-    (HERMES_FORMAT, "<|im_start|>assistant\n", "possible"), (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n", "open"),
-    (HERMES_FORMAT, "<|im_start|>assistant\n<think>\n\n</think>\n\n", "closed"),
-    (HERMES_FORMAT, "<|im_start|>user\n<think>\n<|im_start|>assistant\nWell", "closed"),
-    (HERMES_FORMAT, "<other>model\n", "possible"), (HERMES_FORMAT, "<other>model\n<think>\n", "open"),
-    (HERMES_FORMAT, "<other>model\n<think>\n\n</think>\n\n", "closed"),
-    (DEEPSEEK_FORMAT, "<\uff5cAssistant\uff5c></think>", "closed"), (HARMONY_FORMAT, "<|start|>assistant", "possible"),
-    (LLAMA_FORMAT, "<think>", "closed"),
-    ({"start_anchor": "A:", "fields": {"thinking": {"open": "(", "close": ")"}}}, "A:(", "open"),
-    ({"start_anchor": "A:", "fields": {"thinking": {"open_pattern": "(", "close": ")"}}}, "A:(", "closed")])
-def test_prompt_tells_whether_the_answer_begins_with_reasoning(shape: Any, prompt: str, state: str) -> None:
-    assert find_reasoning_state(shape, prompt) == ReasoningState(state)
