@@ -315,8 +315,8 @@ def find_answer_beginning(output_format: OutputFormat, prompt: str) -> str:
     if anchor:
         return anchor + rest
     end = prompt.rstrip()
-    return next((prompt[len(end) - len(opening):] for opening in get_reasoning_openings(output_format)
-                 if end.endswith(opening.rstrip())), "")
+    return next((prompt[len(end) - len(mark):] for opening in get_reasoning_openings(output_format)
+                 if end.endswith(mark := opening.rstrip())), "")
 
 
 def find_reasoning_state(output_format: OutputFormat, prompt: str) -> ReasoningState:

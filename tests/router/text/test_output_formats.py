@@ -25,6 +25,7 @@ from router.text.output_formats import (
     OutputSyntax,
     ReasoningState,
     detect_output_format,
+    find_answer_beginning,
     find_call_opening,
     find_reasoning_state,
     get_output_syntax,
@@ -63,7 +64,7 @@ def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) 
     (HERMES_FORMAT, "<other>model\n", "possible"), (HERMES_FORMAT, "<other>model\n<think>\n", "open"),
     (HERMES_FORMAT, "<other>model\n<think>\n\n</think>\n\n", "closed"),
     (DEEPSEEK_FORMAT, "<\uff5cAssistant\uff5c></think>", "closed"), (HARMONY_FORMAT, "<|start|>assistant", "possible"),
-    (LLAMA_FORMAT, "<think>", "closed"),
+    (LLAMA_FORMAT, "<think>", "closed"), (GEMMA_FORMAT, "<other>a<|channel>thought\n", "open"),
     ({"start_anchor": "A:", "fields": {"thinking": {"open": "(", "close": ")"}}}, "A:(", "open"),
     ({"start_anchor": "A:", "fields": {"thinking": {"open_pattern": "(", "close": ")"}}}, "A:(", "closed")])
 def test_prompt_tells_whether_the_answer_begins_with_reasoning(shape: Any, prompt: str, state: str) -> None:
@@ -79,6 +80,14 @@ def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any
     for field in output_format["fields"].values():
         for name in ("open_pattern", "close_pattern"):
             assert re_parser.parse(field.get(name, "")).getwidth()[1] < 1000
+
+
+@pytest.mark.parametrize(("shape", "prompt", "beginning"), [
+    (HERMES_FORMAT, "a<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<think>\n"),
+    (HERMES_FORMAT, "a<think>\n", "<think>\n"), (GEMMA_FORMAT, "a<|channel>thought\n", "<|channel>thought\n"),
+    (HERMES_FORMAT, "a<think>b", ""), (LLAMA_FORMAT, "a", "")])
+def test_beginning_of_the_answer_is_the_end_of_the_prompt(shape: Any, prompt: str, beginning: str) -> None:
+    assert find_answer_beginning(shape, prompt) == beginning
 
 
 @pytest.mark.parametrize(("output_format", "syntax"), [
