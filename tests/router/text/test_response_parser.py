@@ -161,20 +161,6 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     assert parser.feed("}}") == [ArgumentsPiece("}")]
     assert [*parser.feed("more"), *parser.finish()] == []
 
-def test_token_closes_only_the_field_that_is_open() -> None:
-    parser = StreamingResponseParser(LLAMA_FORMAT, "")
-    assert not parser.closes_field("<|eom_id|>")
-    parser.feed('<|python_tag|>{"name": "stop"}')
-    assert (parser.closes_field("<|eom_id|>"), parser.closes_field("</think>")) == (True, False)
-    parser.feed("<|eom_id|>Well.")
-    assert not parser.closes_field("<|eom_id|>")
-    begun = StreamingResponseParser(HERMES_FORMAT, "<|im_start|>assistant\n<think>\n")
-    assert (begun.closes_field("</think>"), begun.closes_field("<|im_end|>")) == (True, False)
-    listed = {"start_anchor": "x", "fields": {"reasoning": {"open": "[T]", "close": ["[/T]", "[E]"]}, "content": {}}}
-    parser = StreamingResponseParser(listed, "")
-    parser.feed("[T]a")
-    assert (parser.closes_field("[E]"), parser.closes_field("[T]")) == (True, False)
-
 
 @pytest.mark.parametrize(("state", "text", "parts"), [
     ("possible", "<think>\nHm</think>\n<tool_call>\n" + STOP_JSON, [ReasoningPiece("\nHm"), STOP_CALL]),
