@@ -39,7 +39,7 @@ from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, Em
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
-from router.http.transport.body import ReportingRequestBody, RequestBody, json_response
+from router.http.transport.body import BodyModel, ReportingBodyModel, json_response
 from router.http.transport.errors import (
     AnthropicErrorReply,
     ErrorReply,
@@ -105,7 +105,7 @@ class DocumentedRoute:
     method: str
     path: str
     summary: str
-    body_models: tuple[type[RequestBody], ...] = ()  # one of these, or none
+    body_models: tuple[type[BodyModel], ...] = ()  # one of these, or none
     can_stream: bool = False  # answers, or may answer, with a stream
     stream_media_type: str = "text/event-stream"
     response_media_type: str = "application/json"
@@ -221,7 +221,7 @@ ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
     "Embed and classify": POOLING_ROUTES, "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES,
     "Ollama": OLLAMA_ROUTES, "Probes": PROBE_ROUTES}
 # Bodies of the same routes with --compat lorax.
-LORAX_BODY_MODELS: dict[str, tuple[type[RequestBody], ...]] = {
+LORAX_BODY_MODELS: dict[str, tuple[type[BodyModel], ...]] = {
     "/": (LoraxCompatGenerateRequest,),
     "/generate": (LoraxGenerateRequest,),
     "/generate_stream": (LoraxGenerateRequest,),
@@ -249,9 +249,9 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     routes = [entry for section in sections.values() for entry in section]
     body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
     _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
-    for model in iter_subclasses(RequestBody):
+    for model in iter_subclasses(BodyModel):
         schema = schemas["$defs"].get(model.__name__, {})
-        if schema and issubclass(model, ReportingRequestBody) and model.ignored_fields:
+        if schema and issubclass(model, ReportingBodyModel) and model.ignored_fields:
             schema["description"] += f" Ignored: {', '.join(sorted(model.ignored_fields))}."
         properties = schema.get("properties", {})
         for name in model.model_fields.keys() & properties.keys():
@@ -276,7 +276,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     }
 
 
-def iter_subclasses(body_model: type[RequestBody]) -> Iterator[type[RequestBody]]:
+def iter_subclasses(body_model: type[BodyModel]) -> Iterator[type[BodyModel]]:
     for subclass in body_model.__subclasses__():
         yield subclass
         yield from iter_subclasses(subclass)

@@ -170,7 +170,7 @@ FIELD_DESCRIPTIONS: Mapping[str, str] = {
     "FunctionTool.parameters": "JSON schema of the arguments",
     "GenerateParameters.temperature": "divides the logits; 1 changes nothing",
     "GenerateParameters.top_p": "keep the best candidates that have this probability together",
-    "SharedGenerateParameters.top_k": "keep so many candidates",
+    "BaseGenerateParameters.top_k": "keep so many candidates",
     "LoraxChatRequest.top_k": "keep so many candidates",
     "LoraxCompletionRequest.top_k": "keep so many candidates",
     "LoadAdapterRequest.id": "name of the adapter in its source",

@@ -18,7 +18,7 @@ from router.http.docs import (
     get_route_sections,
     iter_subclasses,
 )
-from router.http.transport.body import ReportingRequestBody, RequestBody
+from router.http.transport.body import BodyModel, ReportingBodyModel
 
 PAGE = Path("docs/reference/http-fields.md")
 PAGE_HEADER = """\
@@ -114,9 +114,9 @@ def format_table(schema: Schema) -> Iterator[str]:
                           field.get("description", "")))
 
 
-def format_notes(model: type[RequestBody]) -> Iterator[str]:
+def format_notes(model: type[BodyModel]) -> Iterator[str]:
     """Yield which fields that a model does not have are ignored and refused."""
-    if not issubclass(model, ReportingRequestBody):
+    if not issubclass(model, ReportingBodyModel):
         return
     for title, names in (("Ignored", model.unreported_fields),
                          ("Ignored, and named in the answer", model.ignored_fields),
@@ -136,7 +136,7 @@ def list_referenced_names(schema: Any) -> Iterator[str]:
 def format_section(title: str, routes: Sequence[DocumentedRoute], schemas: Mapping[str, Schema],
                    shown: set[str]) -> Iterator[str]:
     """Yield a section: the bodies of its routes, each followed by the objects that no body before it had."""
-    models = {model.__name__: model for model in iter_subclasses(RequestBody)}
+    models = {model.__name__: model for model in iter_subclasses(BodyModel)}
     paths_by_body: dict[str, list[str]] = {}
     for route in routes:
         for body in route.body_models:

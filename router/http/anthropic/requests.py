@@ -13,7 +13,7 @@ from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
 from router.http.openai.chat import REFUSED_FIELDS, ChatRequest, TextPart
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR
-from router.http.transport.body import NOT_GIVEN, Int32, ReportingRequestBody, UInt32, UInt64
+from router.http.transport.body import NOT_GIVEN, Int32, ReportingBodyModel, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
 
@@ -43,7 +43,7 @@ TextContent = Annotated[list[TextPart], Field(fail_fast=True),
                         BeforeValidator(wrap_text, json_schema_input_type=str | list[TextPart])]
 
 
-class ToolResultBlock(ReportingRequestBody):
+class ToolResultBlock(ReportingBodyModel):
     """Result of a call that an earlier message made."""
 
     unreported_fields = CACHE_FIELDS
@@ -57,7 +57,7 @@ class ToolResultBlock(ReportingRequestBody):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": prefix + join_texts(self.content)}
 
 
-class ThinkingBlock(ReportingRequestBody):
+class ThinkingBlock(ReportingBodyModel):
     """Reasoning in an earlier answer."""
 
     unreported_fields = frozenset({"signature"})
@@ -65,14 +65,14 @@ class ThinkingBlock(ReportingRequestBody):
     thinking: str
 
 
-class RedactedThinkingBlock(ReportingRequestBody):
+class RedactedThinkingBlock(ReportingBodyModel):
     """Encrypted reasoning of an answer that another server gave; it is left out of the prompt."""
 
     unreported_fields = frozenset({"data"})
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(ReportingRequestBody):
+class ToolUseBlock(ReportingBodyModel):
     """Tool call in an earlier answer."""
 
     unreported_fields = CACHE_FIELDS
@@ -86,14 +86,14 @@ UserBlock = Annotated[TextPart | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-class AnthropicSystemMessage(ReportingRequestBody):
+class AnthropicSystemMessage(ReportingBodyModel):
     """An instruction between the messages of a chat."""
 
     role: Literal["system"]
     content: TextContent
 
 
-class AnthropicUserMessage(ReportingRequestBody):
+class AnthropicUserMessage(ReportingBodyModel):
     """A message of the user, or the results of tool calls, or both."""
 
     role: Literal["user"]
@@ -101,7 +101,7 @@ class AnthropicUserMessage(ReportingRequestBody):
                        BeforeValidator(wrap_text, json_schema_input_type=str | list[UserBlock])]
 
 
-class AnthropicAssistantMessage(ReportingRequestBody):
+class AnthropicAssistantMessage(ReportingBodyModel):
     """An earlier answer. A last message with text is continued."""
 
     role: Literal["assistant"]
@@ -143,7 +143,7 @@ def make_assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     return message
 
 
-class AnthropicTool(ReportingRequestBody):
+class AnthropicTool(ReportingBodyModel):
     """A tool that the model may call and the client runs."""
 
     unreported_fields = CACHE_FIELDS | {"strict"}
@@ -158,7 +158,7 @@ class AnthropicTool(ReportingRequestBody):
         return {"type": "function", "function": {"name": self.name, **description, "parameters": self.input_schema}}
 
 
-class AnthropicToolChoice(ReportingRequestBody):
+class AnthropicToolChoice(ReportingBodyModel):
     """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -180,7 +180,7 @@ class AnthropicToolChoice(ReportingRequestBody):
         return "required" if self.type == "any" else {"function": {"name": self.name}}
 
 
-class ThinkingConfig(ReportingRequestBody):
+class ThinkingConfig(ReportingBodyModel):
     """Whether the model reasons before it answers, if its template leaves the choice."""
 
     ignored_fields = frozenset({"budget_tokens"})
@@ -188,14 +188,14 @@ class ThinkingConfig(ReportingRequestBody):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonSchemaFormat(ReportingRequestBody):
+class JsonSchemaFormat(ReportingBodyModel):
     """JSON schema that the answer follows."""
 
     type: Literal["json_schema"]
     answer_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(ReportingRequestBody):
+class OutputConfig(ReportingBodyModel):
     """Effort of the reasoning, and format of the answer."""
 
     ignored_fields = frozenset({"task_budget"})
@@ -203,7 +203,7 @@ class OutputConfig(ReportingRequestBody):
     format: JsonSchemaFormat | None = None
 
 
-class AnthropicCountTokensRequest(ReportingRequestBody):
+class AnthropicCountTokensRequest(ReportingBodyModel):
     """Body of `/v1/messages/count_tokens`: the fields of a message on which its prompt depends."""
 
     ignored_fields = frozenset({

@@ -9,8 +9,8 @@ from pydantic import Field
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
-from router.http.tgi.routes import SharedGenerateParameters
-from router.http.transport.body import Int32, MergedAdapters, ReportingRequestBody
+from router.http.tgi.routes import BaseGenerateParameters
+from router.http.transport.body import Int32, MergedAdapters, ReportingBodyModel
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
@@ -40,7 +40,7 @@ class LoraxParameterNames(DialectParameterNames):
 LORAX_PARAMETER_NAMES = LoraxParameterNames()
 
 
-class ResponseFormat(ReportingRequestBody):
+class ResponseFormat(ReportingBodyModel):
     """Format of the answer. Whatever the `type`, the answer matches the schema; without a schema it is any JSON object,
     and with a null schema it is free text."""
 
@@ -52,7 +52,7 @@ class ResponseFormat(ReportingRequestBody):
                                                                                   self.response_schema)
 
 
-class LoraxParameters(SharedGenerateParameters):
+class LoraxParameters(BaseGenerateParameters):
     """The field `parameters` of LoRAX's requests."""
 
     temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None

@@ -36,7 +36,7 @@ from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respo
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (
     Int32,
-    ReportingRequestBody,
+    ReportingBodyModel,
     UInt32,
     adapter_for_stream_headers,
     json_response,
@@ -82,7 +82,7 @@ class LoraxGenerationInput:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerateRequest(ReportingRequestBody):
+class LoraxGenerateRequest(ReportingBodyModel):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
@@ -99,21 +99,21 @@ class LoraxCompatGenerateRequest(LoraxGenerateRequest):
     stream: bool = False
 
 
-class LoraxTokenizeRequest(ReportingRequestBody):
+class LoraxTokenizeRequest(ReportingBodyModel):
     """Body of LoRAX's `/tokenize`."""
 
     inputs: str
     add_special_tokens: bool | None = None
 
 
-class NamedSchema(ReportingRequestBody):
+class NamedSchema(ReportingBodyModel):
     """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
 
     name: str
     response_schema: Any = Field(default=None, alias="schema")
 
 
-class ChatResponseFormat(ReportingRequestBody):
+class ChatResponseFormat(ReportingBodyModel):
     """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]

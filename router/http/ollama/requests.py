@@ -20,7 +20,7 @@ from router.http.openai.chat import (
     get_echoed_model,
 )
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
-from router.http.transport.body import Int32, ReportingRequestBody, RequestBody, TextsOrTokens, UInt32
+from router.http.transport.body import BodyModel, Int32, ReportingBodyModel, TextsOrTokens, UInt32
 from router.http.transport.services import Services
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
@@ -38,13 +38,13 @@ REFUSAL_REASONS = {
 }
 
 
-def refuse_given_fields(body: RequestBody, *names: str) -> None:
+def refuse_given_fields(body: BodyModel, *names: str) -> None:
     for name in names:
         if getattr(body, name):
             raise InvalidRequest(f"`{name}` is given, but {REFUSAL_REASONS[name]}; leave it out")
 
 
-class OllamaOptions(ReportingRequestBody):
+class OllamaOptions(ReportingBodyModel):
     """The field `options`. Null means that an option is not given; the model's own default then counts."""
 
     ignored_fields = frozenset({
@@ -83,7 +83,7 @@ class OllamaOptions(ReportingRequestBody):
         }
 
 
-class OllamaModelRequest(ReportingRequestBody):
+class OllamaModelRequest(ReportingBodyModel):
     """Body that names a model: the served one, or an adapter."""
 
     ignored_fields = frozenset({"keep_alive"})  # the model is there as long as the server
@@ -161,7 +161,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
         return {"chat_template_kwargs": {"enable_thinking": bool(self.think)}, **effort}
 
 
-class OllamaFunctionCall(ReportingRequestBody):
+class OllamaFunctionCall(ReportingBodyModel):
     """Name and arguments of a call that an earlier message made."""
 
     unreported_fields = frozenset({"index"})
@@ -169,7 +169,7 @@ class OllamaFunctionCall(ReportingRequestBody):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class OllamaToolCall(ReportingRequestBody):
+class OllamaToolCall(ReportingBodyModel):
     """A tool call in an earlier message."""
 
     unreported_fields = frozenset({"type"})
@@ -182,7 +182,7 @@ class OllamaToolCall(ReportingRequestBody):
                                         "function": function})
 
 
-class OllamaMessage(ReportingRequestBody):
+class OllamaMessage(ReportingBodyModel):
     """A message of the chat."""
 
     role: Annotated[str, Field(min_length=1)]

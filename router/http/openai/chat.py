@@ -46,10 +46,10 @@ from router.http.openai.tools import (
 )
 from router.http.transport.body import (
     NOT_GIVEN,
+    BodyModel,
     Int32,
     RefusedFields,
-    ReportingRequestBody,
-    RequestBody,
+    ReportingBodyModel,
     UInt32,
     UInt64,
     is_base_model,
@@ -135,7 +135,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
-class StreamOptions(ReportingRequestBody):
+class StreamOptions(ReportingBodyModel):
     """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
     far."""
 
@@ -270,14 +270,14 @@ def join_content_parts(content: object) -> str | None:
     return "".join(texts)
 
 
-class TextPart(RequestBody):
+class TextPart(BodyModel):
     """Part of a message's content that is text, the only type of part that is served."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(ReportingRequestBody):
+class Message(ReportingBodyModel):
     """A message of the chat, as OpenAI's clients send it."""
 
     unreported_fields = frozenset({"refusal", "annotations"})

@@ -26,10 +26,10 @@ from router.http.openai.responses_rendering import ResponseEvents, ResponseStrea
 from router.http.openai.tools import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     NOT_GIVEN,
+    BodyModel,
     Int32,
     RefusedFields,
-    ReportingRequestBody,
-    RequestBody,
+    ReportingBodyModel,
     UInt32,
     UInt64,
     json_text_response,
@@ -93,14 +93,14 @@ def join_content_parts_text(content: object) -> object:
     return "".join(texts)
 
 
-class InputTextPart(RequestBody):
+class InputTextPart(BodyModel):
     """Part of an item's content that is text."""
 
     type: Literal["input_text", "output_text"]
     text: str
 
 
-class RefusalPart(RequestBody):
+class RefusalPart(BodyModel):
     """Part of an earlier answer with which the model refused."""
 
     type: Literal["refusal"]
@@ -111,7 +111,7 @@ ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
                                              json_schema_input_type=str | list[InputTextPart | RefusalPart])]
 
 
-class InputMessage(ReportingRequestBody):
+class InputMessage(ReportingBodyModel):
     """Item of the input that is a message."""
 
     unreported_fields = ITEM_FIELDS
@@ -130,7 +130,7 @@ class InputMessage(ReportingRequestBody):
             answer["content"] += self.content
 
 
-class FunctionCallItem(ReportingRequestBody):
+class FunctionCallItem(ReportingBodyModel):
     """Item of the input that is a function call of an earlier answer."""
 
     unreported_fields = ITEM_FIELDS
@@ -144,7 +144,7 @@ class FunctionCallItem(ReportingRequestBody):
             {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
 
 
-class FunctionCallOutputItem(ReportingRequestBody):
+class FunctionCallOutputItem(ReportingBodyModel):
     """Item of the input that is the result of a function call."""
 
     unreported_fields = ITEM_FIELDS
@@ -156,14 +156,14 @@ class FunctionCallOutputItem(ReportingRequestBody):
         messages.append({"role": "tool", "content": self.output, "tool_call_id": self.call_id})
 
 
-class ReasoningPart(RequestBody):
+class ReasoningPart(BodyModel):
     """Piece of reasoning, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class ReasoningItem(ReportingRequestBody):
+class ReasoningItem(ReportingBodyModel):
     """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
 
     unreported_fields = ITEM_FIELDS | {"encrypted_content"}
@@ -202,7 +202,7 @@ InputItem = Annotated[
 DocumentedInput = str | list[InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
 
 
-class FunctionTool(ReportingRequestBody):
+class FunctionTool(ReportingBodyModel):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -216,14 +216,14 @@ class FunctionTool(ReportingRequestBody):
         return {"type": "function", "function": function}
 
 
-class FunctionToolChoice(ReportingRequestBody):
+class FunctionToolChoice(ReportingBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
 
 
-class TextFormat(ReportingRequestBody):
+class TextFormat(ReportingBodyModel):
     """The format of a response's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -250,21 +250,21 @@ class TextFormat(ReportingRequestBody):
         return self.model_dump(by_alias=True, exclude_none=True, exclude=set(self.model_extra or ()))
 
 
-class TextOptions(ReportingRequestBody):
+class TextOptions(ReportingBodyModel):
     """The field `text`: options of a response's text."""
 
     ignored_fields = frozenset({"verbosity"})
     format: Annotated[TextFormat | None, make_type_check("formats", "text", "json_object", "json_schema")] = None
 
 
-class ReasoningOptions(ReportingRequestBody):
+class ReasoningOptions(ReportingBodyModel):
     """The field `reasoning`: options of the model's reasoning."""
 
     ignored_fields = frozenset({"context", "generate_summary", "mode", "summary"})
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(ReportingRequestBody):
+class ResponsesRequest(ReportingBodyModel):
     """Body of `/v1/responses`. Null means that a field is not given."""
 
     ignored_fields = IGNORED_FIELDS - {"metadata"} | {"access_programs", "image", "stream_options"}

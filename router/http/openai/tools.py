@@ -33,7 +33,7 @@ from router.http.openai.rendering import (
     get_finish_reason,
     logprobs_json,
 )
-from router.http.transport.body import ReportingRequestBody, RequestBody
+from router.http.transport.body import BodyModel, ReportingBodyModel
 from router.http.transport.services import GenerationOutput
 from router.text.response_parser import (
     AnyResponseParser,
@@ -50,7 +50,7 @@ TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class TemplatePassthroughBody(RequestBody):
+class TemplatePassthroughBody(BodyModel):
     """Base class of objects that reach the template unchanged: with unknown fields and in the client's order, since
     templates render them as JSON."""
 
@@ -85,13 +85,13 @@ class Tool(TemplatePassthroughBody):
     function: Function
 
 
-class NamedFunction(ReportingRequestBody):
+class NamedFunction(ReportingBodyModel):
     """Name of the function in a `tool_choice`."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedToolChoice(ReportingRequestBody):
+class NamedToolChoice(ReportingBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"] = "function"

@@ -12,7 +12,7 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.errors import AdapterLoadFailed, InvalidRequest
 from router.http.transport.auth import require_admin
-from router.http.transport.body import ReportingRequestBody, is_base_model, json_response, read_body
+from router.http.transport.body import ReportingBodyModel, is_base_model, json_response, read_body
 from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
 from router.validation.bounds import ADAPTER_NAME
@@ -21,7 +21,7 @@ ABSENT_ADAPTER_STATUS = AdapterStatus(ABSENT_STATUS, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
-class LoadAdapterRequest(ReportingRequestBody):
+class LoadAdapterRequest(ReportingBodyModel):
     """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
     id: Annotated[str, ADAPTER_NAME]
@@ -30,7 +30,7 @@ class LoadAdapterRequest(ReportingRequestBody):
     alias: Annotated[str | None, ADAPTER_NAME] = None
 
 
-class LoadLoraAdapterRequest(ReportingRequestBody):
+class LoadLoraAdapterRequest(ReportingBodyModel):
     """Body of vLLM's `/v1/load_lora_adapter`."""
 
     lora_name: Annotated[str, ADAPTER_NAME]
@@ -38,7 +38,7 @@ class LoadLoraAdapterRequest(ReportingRequestBody):
     load_inplace: bool = False
 
 
-class UnloadLoraAdapterRequest(ReportingRequestBody):
+class UnloadLoraAdapterRequest(ReportingBodyModel):
     """Body of vLLM's `/v1/unload_lora_adapter`."""
 
     lora_name: str

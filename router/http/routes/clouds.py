@@ -11,13 +11,13 @@ from router.errors import InvalidRequest
 from router.http.openai.chat import ChatRequest, validate_with_model_adapter
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.body import ReportingRequestBody, RequestBody, json_response, read_body
+from router.http.transport.body import BodyModel, ReportingBodyModel, json_response, read_body
 from router.http.transport.request_context import RequestContext, request_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 
 
-class SageMakerRequest(RequestBody):
+class SageMakerRequest(BodyModel):
     """The fields that decide which route the body is for: the first one present."""
 
     inputs: Any = None
@@ -25,7 +25,7 @@ class SageMakerRequest(RequestBody):
     prompt: Any = None
 
 
-class VertexRequest(ReportingRequestBody):
+class VertexRequest(ReportingBodyModel):
     """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
 
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]

@@ -27,7 +27,7 @@ from router.http.transport.body import (
     NOT_GIVEN,
     AdapterParameters,
     RefusedFields,
-    ReportingRequestBody,
+    ReportingBodyModel,
     TextsOrTokens,
     UInt32,
     json_response,
@@ -120,14 +120,14 @@ class EmbedParameters(AdapterParameters):
     """The field `parameters` of embedding requests: the adapter to use."""
 
 
-class EmbedRequest(ReportingRequestBody):
+class EmbedRequest(ReportingBodyModel):
     """Body of LoRAX's `/embed`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: EmbedParameters | None = None
 
 
-class EmbeddingsRequest(ReportingRequestBody):
+class EmbeddingsRequest(ReportingBodyModel):
     """One or several texts to embed. Null means that a field is not given."""
 
     ignored_fields = frozenset({"cache_salt", "padding", "priority", "request_id", "truncation_side", "user"})
@@ -154,7 +154,7 @@ class EmbeddingsRequest(ReportingRequestBody):
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
 
 
-class FeatureExtractionRequest(ReportingRequestBody):
+class FeatureExtractionRequest(ReportingBodyModel):
     """Body of `/` for a model that only makes embeddings: text-embeddings-inference's, which the Hub's client sends."""
 
     inputs: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
@@ -179,13 +179,13 @@ class FeatureExtractionRequest(ReportingRequestBody):
                            if self.normalize or self.dimensions is not None else vector)
 
 
-class ClassifyRequest(ReportingRequestBody):
+class ClassifyRequest(ReportingBodyModel):
     """Body of `/classify`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
 
 
-class ClassifyBatchRequest(ReportingRequestBody):
+class ClassifyBatchRequest(ReportingBodyModel):
     """Body of `/classify_batch`: several texts."""
 
     inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]

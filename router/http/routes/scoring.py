@@ -18,8 +18,8 @@ from router.errors import InvalidRequest
 from router.http.routes.pooling import MAX_TEXTS, create_embedding_input, get_output_vector, run_pooling_requests
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
-    ReportingRequestBody,
-    RequestBody,
+    BodyModel,
+    ReportingBodyModel,
     UInt32,
     json_text_response,
     read_body,
@@ -39,7 +39,7 @@ Texts = Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS_OR
                   BeforeValidator(wrap_single_text, json_schema_input_type=str | list[str])]
 
 
-class ScoringRequest(ReportingRequestBody):
+class ScoringRequest(ReportingBodyModel):
     """Base class of bodies with texts to compare."""
 
     model: str | None = None
@@ -51,7 +51,7 @@ class ScoringRequest(ReportingRequestBody):
                 raise InvalidRequest(f"`{name}` is given, but texts are compared whole here; leave it out")
 
 
-class RankedDocument(RequestBody):
+class RankedDocument(BodyModel):
     """A document to rank, as an object."""
 
     text: Annotated[str, NON_EMPTY_TEXT]

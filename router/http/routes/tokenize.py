@@ -13,7 +13,7 @@ from pydantic import FailFast
 
 from router.http.openai.chat import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.body import ReportingRequestBody, RequestBody, UInt32, json_response, read_body
+from router.http.transport.body import BodyModel, ReportingBodyModel, UInt32, json_response, read_body
 from router.http.transport.request_context import request_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import ChatTemplate, Conversation
@@ -32,7 +32,7 @@ PATH_FIELDS = frozenset({"name_or_path", "_name_or_path"})  # beside those that 
 TokenJson = dict[str, Any]
 
 
-class TokenizedFields(RequestBody):
+class TokenizedFields(BodyModel):
     """The fields that decide in whose format `/tokenize` is asked."""
 
     inputs: Any = None
@@ -40,7 +40,7 @@ class TokenizedFields(RequestBody):
     messages: Any = None
 
 
-class TokenizePromptRequest(ReportingRequestBody):
+class TokenizePromptRequest(ReportingBodyModel):
     """Body of vLLM's `/tokenize` for a text."""
 
     prompt: Annotated[str, bounds.NON_EMPTY_TEXT]
@@ -48,7 +48,7 @@ class TokenizePromptRequest(ReportingRequestBody):
     model: str | None = None
 
 
-class DetokenizeRequest(ReportingRequestBody):
+class DetokenizeRequest(ReportingBodyModel):
     """Body of vLLM's `/detokenize`."""
 
     tokens: Annotated[list[UInt32], FailFast()]

@@ -15,7 +15,7 @@ from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_
 from router.http.transport.body import (
     AdapterParameters,
     Int32,
-    ReportingRequestBody,
+    ReportingBodyModel,
     UInt32,
     UInt64,
     adapter_for_stream_headers,
@@ -30,7 +30,7 @@ from router.validation import bounds
 from router.validation.validator import GenerationInput
 
 
-class SharedGenerateParameters(AdapterParameters):
+class BaseGenerateParameters(AdapterParameters):
     """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
 
     best_of: UInt64 | None = None
@@ -78,7 +78,7 @@ class SharedGenerateParameters(AdapterParameters):
         )
 
 
-class GenerateParameters(SharedGenerateParameters):
+class GenerateParameters(BaseGenerateParameters):
     """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
     top_n_tokens: UInt32 | None = None
@@ -87,7 +87,7 @@ class GenerateParameters(SharedGenerateParameters):
     priority: Annotated[Int32, bounds.PRIORITY] = 0
 
 
-class GenerateRequest(ReportingRequestBody):
+class GenerateRequest(ReportingBodyModel):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 

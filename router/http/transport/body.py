@@ -52,14 +52,14 @@ TextsOrTokens = Annotated[
     BeforeValidator(wrap_single_text, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
 
 
-class RequestBody(BaseModel):
+class BodyModel(BaseModel):
     """Base class of request bodies. Types are as strict as TGI's: no number for a string, no 1.0 for 1, no true for 1.
     Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class ReportingRequestBody(RequestBody):
+class ReportingBodyModel(BodyModel):
     """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
     the log of requests. `unreported_fields` are those that clients send without a meaning for the answer.
 
@@ -90,7 +90,7 @@ class ReportingRequestBody(RequestBody):
             places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
                 (field, value),)
             for place, part in places:
-                if not isinstance(part, ReportingRequestBody):
+                if not isinstance(part, ReportingBodyModel):
                     break  # parts are of the same kind
                 for name, given in (part.model_extra or {}).items():
                     if given is not None and name not in part.unreported_fields:
@@ -99,7 +99,7 @@ class ReportingRequestBody(RequestBody):
                     yield f"{place}.{name}"
 
 
-BodyT = TypeVar("BodyT", bound=RequestBody)
+BodyT = TypeVar("BodyT", bound=BodyModel)
 
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
@@ -114,12 +114,12 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         if first["type"] == "json_invalid":
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}") from None
         raise BodyValidationError(first["loc"], first["msg"]) from None
-    if isinstance(body, ReportingRequestBody) and (unknown_fields := body.list_unknown_fields()):
+    if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
         request[IGNORED_FIELDS] = format_field_names(unknown_fields)
     return body
 
 
-def report_ignored_fields(request: web.Request, body: RequestBody,
+def report_ignored_fields(request: web.Request, body: BodyModel,
                           neutral_values: Mapping[str, Sequence[object]]) -> None:
     """Report known fields that this route ignores, too, unless they have one of these values, which change nothing."""
     names = [name for name, values in neutral_values.items() if getattr(body, name) not in values]
@@ -221,7 +221,7 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 
-class MergedAdapters(ReportingRequestBody):
+class MergedAdapters(ReportingBodyModel):
     """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
 
     ids: Annotated[list[str], FailFast()]
@@ -231,7 +231,7 @@ class MergedAdapters(ReportingRequestBody):
     majority_sign_method: str | None = None
 
 
-class AdapterParameters(ReportingRequestBody):
+class AdapterParameters(ReportingBodyModel):
     """Parameters that name the adapter of a request, or several adapters to merge."""
 
     adapter_id: str | None = None

@@ -37,7 +37,7 @@ PROMPT_TOO_LONG = "the prompt is too long: "  # agents, and LiteLLM, know by the
 COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
 
-class ErrorFormat(NamedTuple):
+class ErrorReplyFormats(NamedTuple):
     """How an exception is reported. Clients act on status and type: `overloaded` and 429 mean "retry later"."""
 
     label: str  # in metrics, as text-generation-inference names it, or else LoRAX
@@ -48,29 +48,29 @@ class ErrorFormat(NamedTuple):
 
 
 GENERATION_PREFIX = "Request failed during generation: "
-ERROR_FORMATS: dict[type[BaseException], ErrorFormat] = {
-    InvalidRequest: ErrorFormat("validation", (422, "validation", "Input validation error: "),
+ERROR_FORMATS: dict[type[BaseException], ErrorReplyFormats] = {
+    InvalidRequest: ErrorReplyFormats("validation", (422, "validation", "Input validation error: "),
                                 (400, INVALID_REQUEST_ERROR, ""), openai_has_prefix=False, is_client_error=True),
-    ChatTemplateFailed: ErrorFormat("template", (422, "template_error", "Template error: "),
+    ChatTemplateFailed: ErrorReplyFormats("template", (422, "template_error", "Template error: "),
                                     (400, INVALID_REQUEST_ERROR, ""), is_client_error=True),
-    InvalidTools: ErrorFormat("validation", (422, "tool_error", "Tool error: "), (400, INVALID_REQUEST_ERROR, ""),
+    InvalidTools: ErrorReplyFormats("validation", (422, "tool_error", "Tool error: "), (400, INVALID_REQUEST_ERROR, ""),
                               openai_has_prefix=False, is_client_error=True),
-    Overloaded: ErrorFormat("overloaded", (429, "overloaded", "Model is overloaded: "),
+    Overloaded: ErrorReplyFormats("overloaded", (429, "overloaded", "Model is overloaded: "),
                             (429, "rate_limit_error", "rate_limit_exceeded"), is_client_error=True),
-    NotReady: ErrorFormat("overloaded", (503, "overloaded", "Model is not ready: "), (503, SERVER_ERROR, "")),
-    AdapterNotFound: ErrorFormat("download_adapter", (424, "generation", GENERATION_PREFIX),
+    NotReady: ErrorReplyFormats("overloaded", (503, "overloaded", "Model is not ready: "), (503, SERVER_ERROR, "")),
+    AdapterNotFound: ErrorReplyFormats("download_adapter", (424, "generation", GENERATION_PREFIX),
                                  (404, INVALID_REQUEST_ERROR, "model_not_found"), openai_has_prefix=False),
-    AdapterLoadFailed: ErrorFormat("download_adapter", (424, "generation", GENERATION_PREFIX),
+    AdapterLoadFailed: ErrorReplyFormats("download_adapter", (424, "generation", GENERATION_PREFIX),
                                    (424, INVALID_REQUEST_ERROR, "adapter_failed"), openai_has_prefix=False),
-    EmbeddingFailed: ErrorFormat("embedding_failure", (500, "embedding_failure", "Embedding Failure: "),
+    EmbeddingFailed: ErrorReplyFormats("embedding_failure", (500, "embedding_failure", "Embedding Failure: "),
                                  (500, SERVER_ERROR, "")),
-    ClassificationFailed: ErrorFormat("classification_failure", (500, "classification_failure",
+    ClassificationFailed: ErrorReplyFormats("classification_failure", (500, "classification_failure",
                                                                  "Classification Failure: "), (500, SERVER_ERROR, "")),
-    GenerationFailed: ErrorFormat("generation", (424, "generation", GENERATION_PREFIX), (500, SERVER_ERROR, "")),
-    TimedOut: ErrorFormat("timeout", (408, "timeout", "Request timed out: "), (408, "timeout_error", ""),
+    GenerationFailed: ErrorReplyFormats("generation", (424, "generation", GENERATION_PREFIX), (500, SERVER_ERROR, "")),
+    TimedOut: ErrorReplyFormats("timeout", (408, "timeout", "Request timed out: "), (408, "timeout_error", ""),
                           is_client_error=True),
 }
-UNEXPECTED_ERROR = ErrorFormat("incomplete", (500, "internal", ""), (500, SERVER_ERROR, ""))
+UNEXPECTED_ERROR = ErrorReplyFormats("incomplete", (500, "internal", ""), (500, SERVER_ERROR, ""))
 # Labels of other errors that clients cause.
 CLIENT_ERROR_LABELS: dict[type[BaseException], str] = {
     web.HTTPClientError: "validation", Cancelled: "dropped", ConnectionError: "dropped",
@@ -86,7 +86,7 @@ ANTHROPIC_TYPES_BY_STATUS = {
 OPENAI_CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
 
 
-def find_error_format(kind: type[BaseException]) -> ErrorFormat:
+def find_error_format(kind: type[BaseException]) -> ErrorReplyFormats:
     return next((row for known, row in ERROR_FORMATS.items() if issubclass(kind, known)), UNEXPECTED_ERROR)
 
 

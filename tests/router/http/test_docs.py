@@ -15,7 +15,7 @@ from router.http.docs import (
     render_docs_page,
 )
 from router.http.transport.auth import MODEL_PATH_PREFIX, PUBLIC_PATHS
-from router.http.transport.body import RequestBody
+from router.http.transport.body import BodyModel
 from router.validation.bounds import DocumentedBounds
 
 ROUTES_BY_METHOD_AND_PATH = {(entry.method, entry.path): entry for section in ROUTE_SECTIONS.values()
@@ -131,7 +131,7 @@ def test_path_parameters_and_responses_are_described():
 def test_bounds_of_fields_appear_in_their_schemas():
     schemas = build_openapi_document("lorax")["components"]["schemas"] | OPENAPI_DOCUMENT["components"]["schemas"]
     bounded = [(schemas[model.__name__]["properties"][name], bounds.keywords)
-               for model in iter_subclasses(RequestBody) if model.__name__ in schemas
+               for model in iter_subclasses(BodyModel) if model.__name__ in schemas
                for name, field in model.model_fields.items() for bounds in field.metadata
                if isinstance(bounds, DocumentedBounds)]
     assert len(bounded) > 50

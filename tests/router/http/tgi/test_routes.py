@@ -12,7 +12,7 @@ from router.adapters.reference import AdapterReference
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.http.lorax.parameters import LoraxParameters
-from router.http.tgi.routes import GenerateRequest, SharedGenerateParameters
+from router.http.tgi.routes import BaseGenerateParameters, GenerateRequest
 from router.http.transport.request_context import RequestContext
 from router.request import DEFAULT_TENANT, FinishReason
 from router.validation.validator import GenerationInput
@@ -397,7 +397,7 @@ OTHER_PARAMETERS = {"frequency_penalty", "return_full_text", "details", "api_tok
 
 
 def test_parameters_become_a_generation_input():
-    assert SharedGenerateParameters.model_validate(PARAMETERS).base_generation_input("hi", CALLER) == GenerationInput(
+    assert BaseGenerateParameters.model_validate(PARAMETERS).base_generation_input("hi", CALLER) == GenerationInput(
         prompt="hi", adapter=AdapterReference("a", "s3", "theirs"), best_of=2, temperature=0.5, repetition_penalty=1.5,
         top_k=3, top_p=0.25, typical_p=0.75, do_sample=True, max_new_tokens=7, ignore_eos=True,
         stop_strings=("x", "y"), truncate=9, watermark=True, prompt_logprobs=True, seed=11, tenant=DEFAULT_TENANT,
@@ -405,7 +405,7 @@ def test_parameters_become_a_generation_input():
 
 
 def test_every_shared_parameter_is_tested():
-    assert PARAMETERS.keys() | OTHER_PARAMETERS == SharedGenerateParameters.model_fields.keys()
+    assert PARAMETERS.keys() | OTHER_PARAMETERS == BaseGenerateParameters.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", PARAMETERS.keys() - {"adapter_source"})
