@@ -119,7 +119,7 @@ class CompilerWorker:
         self.process: CompilerProcess | None = None
 
     def compile(self, grammar: Grammar) -> tuple[CompilerAnswer, bool]:
-        """Return the answer, and whether it says something about the grammar and not about this moment. Blocks."""
+        """Return the answer, and whether it is a verdict on the grammar that would be the same at any time. Blocks."""
         try:
             try:
                 answer = self._compile_in_process(grammar)

@@ -59,7 +59,7 @@ def load_tokenizer(tokenizer: str) -> LLTokenizer:
 
 @lru_cache(1)
 def find_special_tokens(tokenizer: LLTokenizer) -> Mapping[str, int]:
-    """Return the tokens that no text stands for, by their names. Others call some of them added tokens."""
+    """Return the tokens that no text is encoded to, by their names. Others call some of them added tokens."""
     return {tokenizer.decode_str([token]): token for token in range(tokenizer.vocab_size)
             if tokenizer.is_special_token(token)}
 

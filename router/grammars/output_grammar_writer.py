@@ -24,8 +24,8 @@ def quote_for_lark(text: str) -> str:
 
 
 class OutputGrammarWriter:
-    """Writer of a tree of nodes in the form that shards load. A special token stands for its name in a text, and no
-    text stands for it. `grammar_readers` return a grammar's form, by its kind. Raises ValueError."""
+    """Writer of a tree of nodes in the form that shards load. A text that names a special token means that token, and
+    no other text matches it. `grammar_readers` return a grammar's form, by its kind. Raises ValueError."""
 
     def __init__(self, special_tokens: Mapping[str, int], grammar_readers: Mapping[str, Callable[[str], str]]) -> None:
         self._special_tokens = special_tokens

@@ -47,7 +47,7 @@ class RequestRecord:
         return "running" if self.timeline.phase in RUNNING_PHASES else "waiting"
 
     def log_fields(self, now: float) -> dict[str, Any]:
-        """Return what the log says of the request when it is over. What does not apply is left out."""
+        """Return the fields of the log line of a finished request. What does not apply is left out."""
         timeline = self.timeline
         seconds_by_phase = timeline.seconds_by_phase(now)
         queue_seconds = sum(seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES)

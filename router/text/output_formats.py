@@ -264,7 +264,7 @@ def find_reasoning_format(output_format: OutputFormat | None, template: str) -> 
 
 
 def get_reasoning_openings(output_format: OutputFormat) -> list[str]:
-    """Return the texts that may open reasoning; none if only a pattern tells."""
+    """Return the texts that may open reasoning; none if only a pattern describes them."""
     fields = output_format["fields"]
     values = [fields[name].get("open", []) for name in REASONING_FIELDS if name in fields]
     return [opening for value in values for opening in ([value] if isinstance(value, str) else value)]
@@ -310,7 +310,7 @@ def is_json_call(field: Mapping[str, Any], *transforms: Any) -> bool:
 
 def find_answer_beginning(output_format: OutputFormat, prompt: str) -> str:
     """Return the end of the prompt that is the beginning of the answer, from the format's start anchor on. Where a
-    template of another family lacks the anchor, only an opening of reasoning at the end tells."""
+    template of another family lacks the anchor, only an opening of reasoning at the end counts."""
     _, anchor, rest = prompt.rpartition(str(output_format.get("start_anchor", "")) or "\0")
     if anchor:
         return anchor + rest
@@ -346,5 +346,5 @@ def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
 
 
 def has_json_calls(output_format: OutputFormat) -> bool:
-    """Return whether calls are JSON, which tells by itself whether a call is whole."""
+    """Return whether calls are JSON, which is valid only if a call is whole."""
     return bool(output_format["fields"].get(TOOL_CALLS_FIELD, {}).get("content") == "json")

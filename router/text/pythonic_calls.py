@@ -43,7 +43,7 @@ class PythonicCallParser:
         return parts if self._may_be_list else parts + self._take_text()
 
     def closes_field(self, _token: str) -> bool:
-        """Return False: the list itself tells where it ends."""
+        """Return False: no token closes the list."""
         return False
 
     def finish(self) -> list[ResponsePart]:
@@ -200,6 +200,6 @@ def read_value(tokens: TokenReader) -> Any:
 
 
 def unescape(match: re.Match[str]) -> str:
-    """Return what an escape in a string stands for; itself if it stands for nothing, as in Python."""
+    """Return the character of an escape in a string, or an unknown escape unchanged, as Python does."""
     code = match[1] or match[2] or match[3]
     return chr(int(code, 16)) if code else ESCAPED_CHARACTERS.get(match[4], match[0])

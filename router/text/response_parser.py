@@ -290,7 +290,7 @@ class FormattedAnswerParser:
         return parts
 
     def closes_field(self, _token: str) -> bool:
-        """Return False: the grammar tells where the answer ends."""
+        """Return False: the grammar determines the end of the answer."""
         return False
 
     def finish(self) -> list[ResponsePart]:
@@ -396,7 +396,7 @@ def find_open_field(events: Sequence[Mapping[str, Any]]) -> str:
 
 def compile_field_end(field: Mapping[str, Any]) -> re.Pattern[str]:
     """Return the pattern of what ends a field, such as a call; an empty one if nothing does, or if the model's own
-    format says it in another dialect of patterns."""
+    format has it in another dialect of patterns."""
     closes = field.get("close") or ()
     pattern = field.get("close_pattern") or "|".join(map(re.escape, [closes] if isinstance(closes, str) else closes))
     try:

@@ -257,7 +257,7 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
 
 
 def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:
-    """Return what an explanation says of the request itself, and the phases of others."""
+    """Return the part of an explanation about the request itself and the phases of others."""
     # Points in time are rounded, and lengths are their differences, so that intervals have no gaps.
     intervals: list[dict[str, Any]] = []
     for phase, start, end in [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at),

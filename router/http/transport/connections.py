@@ -1,5 +1,5 @@
 """Limits of HTTP connections: how many there may be, and how long a client may take to send a request or to read its
-response. A connection that exceeds one is closed, if possible with a response that says why."""
+response. A connection that exceeds one is closed, if possible with a response that has the reason."""
 
 import asyncio
 import fcntl
