@@ -56,9 +56,9 @@ def check_chats() -> None:
         assert join_text(chunks) == COUNTED, model
         assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (12, 15), model
         assert complete(model, COUNTING_MESSAGES, max_tokens=2).choices[0].finish_reason == "length", model
-    pirate, base = (complete(model, COUNTING_MESSAGES, max_tokens=8).choices[0].message.content
-                    for model in ("openai/pirate", "openai/weft/demo"))
-    assert pirate != base
+    adapted, base = (complete(model, COUNTING_MESSAGES, max_tokens=8).choices[0].message.content
+                     for model in ("openai/json", "openai/weft/demo"))
+    assert adapted != base
 
 
 def check_tools() -> None:
