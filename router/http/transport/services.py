@@ -71,7 +71,7 @@ class Services:
         if self.config.api_key or self.config.api_keys:
             return source_names_by_alias
         used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
-        return {name: name for name in (*used_names, *await registry.list_local_names())
+        return {name: name for name in sorted({*used_names, *await registry.list_local_names()})
                 if name not in source_names_by_alias.values()} | source_names_by_alias
 
     @property

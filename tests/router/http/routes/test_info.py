@@ -94,6 +94,14 @@ def test_local_adapters_are_listed_before_they_are_used(serve, key, source, name
     serve(scenario, store=FakeAdapterStore(), config=RouterConfig(api_key=key, adapter_source=source))
 
 
+def test_use_of_an_adapter_does_not_change_the_order_of_the_list(serve):
+    async def scenario(client, _):
+        await client.post("/v1/completions", json={"model": "b", "prompt": "x"})
+        models = (await (await client.get("/v1/models")).json())["data"]
+        assert [model["id"] for model in models] == ["loom", "a", "b", "secret"]
+    serve(scenario, store=FakeAdapterStore(), config=RouterConfig(adapter_source="local"))
+
+
 def test_version_is_answered_in_the_format_of_vllm(serve):
     async def scenario(client, _):
         info = await (await client.get("/info")).json()
