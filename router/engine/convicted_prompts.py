@@ -18,12 +18,16 @@ class ConvictedPrompts:
         self.refused_until: OrderedDict[bytes, float] = OrderedDict()
 
     def add(self, request: Request, now: float) -> None:
-        self.refused_until[compute_prompt_digest(request)] = now + REFUSAL_SECONDS
+        digest = compute_prompt_digest(request)
+        self.refused_until[digest] = now + REFUSAL_SECONDS
+        self.refused_until.move_to_end(digest)
         if len(self.refused_until) > MAX_PROMPTS:
             self.refused_until.popitem(last=False)
 
     def check(self, request: Request, now: float) -> None:
-        """Raise InvalidRequest for a prompt that is refused."""
+        """Raise InvalidRequest for a prompt that is refused; forget those that are no longer."""
+        while self.refused_until and next(iter(self.refused_until.values())) <= now:
+            self.refused_until.popitem(last=False)
         seconds_left = self.refused_until.get(compute_prompt_digest(request), 0.0) - now
         if seconds_left > 0:
             raise InvalidRequest("the model's processes died several times with this prompt; it is refused for "
@@ -31,6 +35,7 @@ class ConvictedPrompts:
 
 
 def compute_prompt_digest(request: Request) -> bytes:
-    """Return a digest of the prompt and its adapter: with other parameters the prompt does the same harm."""
+    """Return a digest of the prompt, its adapter and its tenant, which must not have the prompts of others refused: a
+    parameter may have been to blame."""
     adapter = "" if request.adapter is None else f"{request.adapter.kind} {request.adapter.id}"
-    return sha256(adapter.encode() + b"\0" + array("Q", request.prompt).tobytes()).digest()
+    return sha256(f"{adapter}\0{request.tenant.name}\0".encode() + array("Q", request.prompt).tobytes()).digest()

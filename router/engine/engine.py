@@ -288,11 +288,10 @@ class Engine:
         return True
 
     def _convict(self, failures: list[SchedulerEvent]) -> None:
-        """Refuse the prompts of the requests to blame for deaths from now on, and report that these were not chance."""
+        """Refuse the prompts of the requests to blame for deaths from now on."""
         for failure in failures:
             if isinstance(failure, SequenceFailed):
                 self._convicted_prompts.add(self._client_streams.get_request(failure.sequence_id), now())
-        self._on_culprit_found(DEATHS_BEFORE_FAILURE)
 
     async def _recover_shards(self, lost: ShardsLost) -> None:
         logger.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
@@ -300,7 +299,8 @@ class Engine:
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
         failures = self._scheduler.on_shards_lost(lost.loss_reason, now())
-        if lost.loss_reason is ShardLossReason.DEATH and failures:
+        has_culprit = lost.loss_reason is ShardLossReason.DEATH and bool(failures)
+        if has_culprit:
             self._convict(failures)
         self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
@@ -312,6 +312,8 @@ class Engine:
         await self._plans_in_flight.wait_and_clear()
         while not await self._connect_shards(*ShardLossReason):
             pass
+        if has_culprit:
+            self._on_culprit_found(DEATHS_BEFORE_FAILURE)  # now that all of them have been counted
         # Directly: `_flush_events` has left no queued events, and without shards there are no answers.
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self.resource_controller.wake_load_waiters()

@@ -155,11 +155,14 @@ class CompilerWorker:
         if self._is_closed:
             raise CompilerUnavailable(STOP_REASON)
         if self.process is None:
-            self.process = CompilerProcess(self._command)
+            try:
+                self.process, tokenizer = CompilerProcess(self._command), self._get_tokenizer()
+            except OSError as error:
+                raise CompilerUnavailable(f"the process that compiles grammars does not start: {error}") from error
             if self._is_closed:  # `kill` may have run before the process was assigned
                 self.process.kill()
             try:
-                answer = self.process.send_request({"tokenizer": self._get_tokenizer()}, MAX_START_SECONDS,
+                answer = self.process.send_request({"tokenizer": tokenizer}, MAX_START_SECONDS,
                                                    MAX_START_SECONDS)
             except (CompilerDied, CompilerTimeUsedUp):
                 raise CompilerUnavailable("the process that compiles grammars does not start") from None

@@ -5,13 +5,17 @@ import json
 from dataclasses import dataclass
 
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
-from router.grammars.parameters import Grammar
+from router.grammars.parameters import MAX_CHARACTERS, Grammar
 from router.text.output_formats import OutputSyntax, ReasoningState
+from router.text.prompt_encoder import check_text
 
 
 def make_output_grammar(node: Node, reference_fault: str = "") -> Grammar:
-    """Return the grammar of a tree; `reference_fault` is that of its schemas."""
-    return Grammar("output", json.dumps(node, ensure_ascii=False), reference_fault)
+    """Return the grammar of a tree; `reference_fault` is that of its schemas. Raises InvalidRequest for one that is too
+    long."""
+    source = json.dumps(node, ensure_ascii=False)
+    check_text("tools", source, 2 * MAX_CHARACTERS)  # only many functions make it longer than each part may be
+    return Grammar("output", source, reference_fault)
 
 
 def make_node(grammar: Grammar) -> Node:

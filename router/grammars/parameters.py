@@ -43,6 +43,9 @@ UNSUPPORTED_DIRECTIVES = ("%llguidance", "%json")  # of context-free grammars, f
 REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
 
 
+Keys = tuple[str | int, ...]  # that lead to a part of a schema
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A JSON schema, regular expression, context-free grammar or tree of these (output_grammar.py) that the output of a
@@ -123,15 +126,14 @@ def make_json_schema_grammar(path: str, value: object) -> Grammar:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"`{path}` must be a JSON schema: an object, or a string that holds one")
     check_depth(path, schema)
-    subschemas = [*iterate_schemas(path, schema)]
-    for subpath, subschema in subschemas:
-        check_keywords(subpath, subschema)
     try:
         source = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
     check_text(path, source, MAX_CHARACTERS)
-    return Grammar("json_schema", source, find_reference_fault(path, schema, subschemas))
+    for keys, subschema in iterate_schemas((), schema):
+        check_keywords(path, keys, subschema)
+    return Grammar("json_schema", source, find_reference_fault(schema))
 
 
 def parse_if_string(path: str, value: object) -> object:
@@ -157,39 +159,41 @@ def check_depth(path: str, schema: dict[str, Any]) -> None:
                  if isinstance(inner, dict | list)]
 
 
-def iterate_schemas(path: str, value: object, *, maps_names: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all schemas in a value, each with its path. With `maps_names` the value maps names to schemas."""
+def iterate_schemas(keys: Keys, value: object, *, maps_names: bool = False) -> Iterator[tuple[Keys, dict[str, Any]]]:
+    """Yield all schemas in a value, each with the keys that lead to it: a path of each as text could take gigabytes.
+    With `maps_names` the value maps names to schemas."""
     if isinstance(value, dict) and not maps_names:
-        yield path, value
+        yield keys, value
         for key, item in value.items():
             if key not in PLAIN_VALUE_KEYWORDS:
-                yield from iterate_schemas(f"{path}.{key}", item, maps_names=key in SCHEMA_MAP_KEYWORDS)
+                yield from iterate_schemas((*keys, key), item, maps_names=key in SCHEMA_MAP_KEYWORDS)
     elif isinstance(value, dict | list):
         for name, item in (value.items() if isinstance(value, dict) else enumerate(value)):
-            yield from iterate_schemas(f"{path}.{name}", item)
+            yield from iterate_schemas((*keys, name), item)
 
 
-def check_keywords(path: str, schema: dict[str, Any]) -> None:
+def check_keywords(path: str, keys: Keys, schema: dict[str, Any]) -> None:
     for key in UNSUPPORTED_KEYWORDS & schema.keys():
-        raise InvalidRequest(f"`{path}.{key}` is not supported, and would be ignored; leave it out")
-    if isinstance(pattern := schema.get("pattern"), str):
-        check_repetitions(f"{path}.pattern", pattern)
+        place = ".".join(map(str, (path, *keys, key)))
+        raise InvalidRequest(f"`{place}` is not supported, and would be ignored; leave it out")
+    if isinstance(pattern := schema.get("pattern"), str) and "{" in pattern:
+        check_repetitions(".".join(map(str, (path, *keys, "pattern"))), pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
-        for pattern in patterns:
-            check_repetitions(f"{path}.patternProperties", pattern)
+        for pattern in (pattern for pattern in patterns if "{" in pattern):
+            check_repetitions(".".join(map(str, (path, *keys, "patternProperties"))), pattern)
 
 
-def find_reference_fault(path: str, schema: dict[str, Any], subschemas: list[tuple[str, dict[str, Any]]]) -> str:
-    """Return a description of the first reference that does not lead to a part of the schema at `path`; empty if there
-    is none, or if a part has an id of its own, which references may be relative to."""
-    if any("$id" in subschema for _, subschema in subschemas):
+def find_reference_fault(schema: dict[str, Any]) -> str:
+    """Return a description of the first reference that does not lead to a part of the schema; empty if there is none,
+    or if a part has an id of its own, which references may be relative to."""
+    if any("$id" in subschema for _, subschema in iterate_schemas((), schema)):
         return ""
-    anchors = {subschema.get(key) for _, subschema in subschemas for key in ANCHOR_KEYWORDS
+    anchors = {subschema.get(key) for _, subschema in iterate_schemas((), schema) for key in ANCHOR_KEYWORDS
                if isinstance(subschema.get(key), str)}
-    for subpath, subschema in subschemas:
+    for keys, subschema in iterate_schemas((), schema):
         reference = subschema.get("$ref")
         if isinstance(reference, str) and not is_reference_valid(reference, schema, anchors):
-            place = f"{subpath}.$ref"[len(path) + 1:]  # within the schema: dialects have different names for that
+            place = ".".join(map(str, (*keys, "$ref")))  # within the schema: dialects have different names for that
             return (f"the reference `{reference[:MAX_REFERENCE_CHARS_IN_ERROR]}` at `{place}` leads to no part of the "
                     "JSON schema")
     return ""

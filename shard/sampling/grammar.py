@@ -44,13 +44,15 @@ class GrammarTokenizer:
         self.tokens = ([self._model_tokenizer.decode_bytes([token]) for token in known_tokens]
                        + [b""] * (vocabulary_size - len(known_tokens)) + [END_OF_GRAMMAR])
         self.special_token_ids = [*filter(self._model_tokenizer.is_special_token, known_tokens), vocabulary_size]
+        self._special_tokens = frozenset(self.special_token_ids)
         self.llguidance_tokenizer = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 
     def __call__(self, text: str) -> list[int]:
-        """Tokenize forced text as the model's tokenizer does, unless its tokens are beyond the vocabulary or yield
-        another text, such as one with a leading blank."""
+        """Tokenize forced text as the model's tokenizer does, unless its tokens are beyond the vocabulary, special,
+        which no text is to llguidance, or yield another text, such as one with a leading blank."""
         tokens = self._model_tokenizer.tokenize_str(text)
-        if max(tokens, default=0) < self.eos_token_id and self._model_tokenizer.decode_bytes(tokens) == text.encode():
+        if (self._special_tokens.isdisjoint(tokens) and max(tokens, default=0) < self.eos_token_id
+            and self._model_tokenizer.decode_bytes(tokens) == text.encode()):
             return tokens
         return self.llguidance_tokenizer.greedy_tokenize(text)
 

@@ -59,7 +59,8 @@ COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency
 
 
 # Fields of OpenAI's routes that LoRAX ignored, unless they have these values: its texts keep stop strings.
-IGNORED_COMPLETION_FIELDS: Mapping[str, Sequence[object]] = {"include_stop_str_in_output": (None, True)}
+IGNORED_COMPLETION_FIELDS: Mapping[str, Sequence[object]] = {"include_stop_str_in_output": (None, True),
+                                                             "stream_options": (None,)}
 IGNORED_CHAT_FIELDS: Mapping[str, Sequence[object]] = {**IGNORED_COMPLETION_FIELDS, "logprobs": (None, False),
                                                        "top_logprobs": (None, 0)}
 

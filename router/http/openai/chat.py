@@ -92,7 +92,8 @@ MAX_NAMED_MODELS = 10  # models and adapters that an error names
 CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
                                              grammar="response_format", top_n_tokens="top_logprobs",
                                              max_top_n_tokens=MAX_TOP_LOGPROBS)
-NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
+# Last tokens of the prompt, in which the template has begun the answer, or which the client has written of it.
+NUM_LAST_PROMPT_TOKENS, NUM_CONTINUED_PROMPT_TOKENS = 64, 8192
 # Fields that change how a chat is rendered, beside its messages and tools.
 TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
                              "continue_final_message"})
@@ -553,8 +554,9 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     reasoning_format = None if is_compat else validator.reasoning_format
     if reasoning_format is None and not chat_request.may_call_tool:
         return None
-    prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-NUM_LAST_PROMPT_TOKENS:],
-                                            skip_special=False)
+    num_tokens = (NUM_CONTINUED_PROMPT_TOKENS if chat_request.messages[-1].role == "assistant"
+                  else NUM_LAST_PROMPT_TOKENS)
+    prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-num_tokens:], skip_special=False)
     if chat_request.needs_tool_call:
         if reasoning_format is None or validator.chat_template is None:
             return RequiredCallParser()

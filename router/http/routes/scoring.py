@@ -9,16 +9,25 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from math import sqrt
 from operator import mul
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from aiohttp import web
-from pydantic import AliasChoices, BeforeValidator, FailFast, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 
 from router.errors import InvalidRequest
 from router.http.routes.pooling import MAX_TEXTS, create_embedding_input, get_output_vector, run_pooling_requests
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     BodyModel,
+    RefusedFields,
     ReportingBodyModel,
     UInt32,
     json_text_response,
@@ -32,8 +41,6 @@ from router.text.prompt_encoder import DialectParameterNames
 from router.validation.bounds import NON_EMPTY_TEXT, NON_EMPTY_TEXTS_OR_TOKENS
 
 FIRST_NAMES, SECOND_NAMES = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
-# Fields of these APIs that would change the scores, and are not served.
-REFUSED_FIELDS = ("truncate_prompt_tokens", "max_tokens_per_doc", "rank_fields")
 # One text or several.
 Texts = Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS_OR_TOKENS,
                   BeforeValidator(wrap_single_text, json_schema_input_type=str | list[str])]
@@ -42,18 +49,19 @@ Texts = Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS_OR
 class ScoringRequest(ReportingBodyModel):
     """Base class of bodies with texts to compare."""
 
+    refused_fields: ClassVar[RefusedFields] = dict.fromkeys(
+        ("truncate_prompt_tokens", "max_tokens_per_doc", "rank_fields"), (None,))  # texts are compared whole
     model: str | None = None
 
     def check_supported(self) -> None:
         """Raises InvalidRequest."""
-        for name in REFUSED_FIELDS:
-            if (self.model_extra or {}).get(name) is not None:
-                raise InvalidRequest(f"`{name}` is given, but texts are compared whole here; leave it out")
+        self.check_refused_fields()
 
 
 class RankedDocument(BodyModel):
-    """A document to rank, as an object."""
+    """A document to rank, as an object. Its other fields are passed over, as Cohere does."""
 
+    model_config = ConfigDict(extra="allow")
     text: Annotated[str, NON_EMPTY_TEXT]
 
 

@@ -72,7 +72,7 @@ def find_allowed_hosts(config: RouterConfig) -> frozenset[str] | None:
 def check_host(request: web.Request, allowed_hosts: frozenset[str]) -> None:
     """Raise the HTTP error 403 if the request addresses the server by a domain name that is not allowed."""
     host = request.headers.get("Host", "")
-    name = PORT_PATTERN.sub("", host).lower()
+    name = PORT_PATTERN.sub("", host).lower().removesuffix(".")
     if "." in name and not ADDRESS_PATTERN.fullmatch(name) and not name.endswith(LOCAL_SUFFIXES) \
             and name not in allowed_hosts:
         raise web.HTTPForbidden(text=f"requests must address this server by its address or localhost, got `Host` "

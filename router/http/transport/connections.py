@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum, auto
 from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network
+from itertools import islice
 from typing import Any, Self
 
 from aiohttp import web
@@ -25,7 +27,11 @@ SWEEP_SECONDS = 1.0  # between checks of the time limits
 RESERVED_DESCRIPTORS = 128  # for shards, files, grammars and the adapter store
 SHARE_PER_ADDRESS = 0.5  # of the connections, that one address may have by default
 MAX_EVICTION_ATTEMPTS = 8
+MAX_LATENESS_SECONDS = 1.0  # of a sweep, beyond which this process has stood still
 MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
+
+
+EvictableConnections = OrderedDict["Connection", None]
 
 
 class ConnectionState(Enum):
@@ -62,8 +68,8 @@ class ConnectionLimits:
 
 
 class Connections:
-    """All open connections of a server. While no more are allowed, a new one takes the place of the one that has been
-    longest without a complete request."""
+    """All open connections of a server. While no more are allowed, of an address or in all, a new one takes the place
+    of the one that has been longest without a complete request."""
 
     def __init__(self, limits: ConnectionLimits, *, closes_after_response: bool = False) -> None:
         """With `closes_after_response`, each connection is closed after its next response."""
@@ -71,8 +77,12 @@ class Connections:
         self._max_connections, self._max_per_address = limits.resolve_numbers()
         self._num_by_address: Counter[str] = Counter()
         self._num_connections = 0
-        self._evictable: OrderedDict[Connection, None] = OrderedDict()  # not HANDLED, by when they entered their state
-        self._write_paused: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
+        # Those that are not HANDLED, in all and by address, in the order in which they entered their state.
+        self._evictable: EvictableConnections = OrderedDict()
+        self._evictable_by_address: dict[str, EvictableConnections] = {}
+        # Number of bytes that a client has not read, and since when it is that number.
+        self._unread: dict[Connection, tuple[int, float]] = {}
+        self._next_sweep_at = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: "Connection") -> str:
@@ -80,13 +90,13 @@ class Connections:
         address = connection.address
         self._num_by_address[address] += 1
         self._num_connections += 1
-        if self._num_by_address[address] > self._max_per_address and address:
+        self._start_sweep_timer()
+        if (self._num_by_address[address] > self._max_per_address and address
+                and not evict_oldest(self._evictable_by_address.get(address, OrderedDict()))):
             return (f"{address} has {self._max_per_address} connections, as many as one address may "
                     "(--max-connections-per-address)")
-        if self._num_connections > self._max_connections and not self._evict_oldest():
+        if self._num_connections > self._max_connections and not evict_oldest(self._evictable):
             return f"there are {self._max_connections} connections, as many as allowed (--max-connections)"
-        if self._sweep_timer is None:
-            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         return ""
 
     def remove(self, connection: "Connection") -> None:
@@ -94,45 +104,65 @@ class Connections:
         self._num_by_address[connection.address] -= 1
         if not self._num_by_address[connection.address]:
             del self._num_by_address[connection.address]
-        self._evictable.pop(connection, None)
-        self._write_paused.pop(connection, None)
+        self.forget_evictable(connection)
+        self._unread.pop(connection, None)
 
     def note_state(self, connection: "Connection") -> None:
         if connection.state is ConnectionState.HANDLED:
-            self._evictable.pop(connection, None)
+            self.forget_evictable(connection)
         else:
-            self._evictable[connection] = None
-            self._evictable.move_to_end(connection)
+            of_address = self._evictable_by_address.setdefault(connection.address, OrderedDict())
+            for evictable in (self._evictable, of_address):
+                evictable[connection] = None
+                evictable.move_to_end(connection)
 
-    def note_write_paused(self, connection: "Connection", *, is_paused: bool) -> None:
-        if is_paused:
-            self._write_paused[connection] = (connection.count_unread_bytes(), asyncio.get_running_loop().time())
-        else:
-            self._write_paused.pop(connection, None)
+    def forget_evictable(self, connection: "Connection") -> None:
+        self._evictable.pop(connection, None)
+        if (of_address := self._evictable_by_address.get(connection.address)) is not None:
+            of_address.pop(connection, None)
+            if not of_address:
+                del self._evictable_by_address[connection.address]
 
-    def _evict_oldest(self) -> bool:
-        """Close the connection that has been longest without a complete request; return whether there is one."""
-        for _ in range(min(len(self._evictable), MAX_EVICTION_ATTEMPTS)):
-            connection, _ = self._evictable.popitem(last=False)
-            if not connection.num_buffered_bytes:
-                connection.reject(503, "overloaded", "other connections needed the place of this one "
-                                  "(--max-connections)")
-                return True
-            self._evictable[connection] = None  # the last response is on its way
-        return False
+    def watch_unread(self, connection: "Connection") -> None:
+        """Disconnect the client unless it reads what is buffered for it."""
+        self._unread.setdefault(connection, (connection.count_unread_bytes(), asyncio.get_running_loop().time()))
+
+    def _start_sweep_timer(self) -> None:
+        if self._sweep_timer is None:
+            loop = asyncio.get_running_loop()
+            self._next_sweep_at = loop.time() + SWEEP_SECONDS
+            self._sweep_timer = loop.call_at(self._next_sweep_at, self._sweep)
 
     def _sweep(self) -> None:
-        """Close the connections whose time is over."""
-        now = asyncio.get_running_loop().time()
-        for connection in [*self._evictable]:
-            connection.close_if_late(now)
-        for connection, (num_bytes, since) in [*self._write_paused.items()]:
-            if (num_unread_bytes := connection.count_unread_bytes()) != num_bytes:
-                self._write_paused[connection] = (num_unread_bytes, now)
-            elif now - since > self.limits.slow_client_timeout:
-                connection.abort()
-        self._sweep_timer = (asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
-                             if self._num_connections else None)
+        """Close the connections whose time is over. If this process has stood still, what clients sent meanwhile comes
+        first."""
+        self._sweep_timer, now = None, asyncio.get_running_loop().time()
+        if now - self._next_sweep_at <= MAX_LATENESS_SECONDS:
+            for connection in [*self._evictable]:
+                if connection.num_buffered_bytes:
+                    self.watch_unread(connection)
+                else:
+                    connection.close_if_late(now)
+            for connection, (num_bytes, since) in [*self._unread.items()]:
+                if not connection.num_buffered_bytes:
+                    del self._unread[connection]
+                elif (num_unread_bytes := connection.count_unread_bytes()) != num_bytes:
+                    self._unread[connection] = (num_unread_bytes, now)
+                elif now - since > self.limits.slow_client_timeout:
+                    connection.abort()
+        if self._num_connections:
+            self._start_sweep_timer()
+
+
+def evict_oldest(evictable: "EvictableConnections") -> bool:
+    """Close the connection that has been longest without a complete request; return whether there is one."""
+    for connection in [*islice(evictable, MAX_EVICTION_ATTEMPTS)]:
+        if not connection.num_buffered_bytes:  # else the last response is on its way
+            connection.connections.forget_evictable(connection)
+            connection.reject(503, "overloaded", "other connections needed the place of this one (--max-connections, "
+                              "--max-connections-per-address)")
+            return True
+    return False
 
 
 class Connection(web.RequestHandler):
@@ -146,22 +176,24 @@ class Connection(web.RequestHandler):
         self._is_counted = False
         self._deadline = 0.0
         self._has_sent_bytes = False  # since it entered its state
+        self._open_transport: asyncio.Transport | None = None  # also while it is closed, but not yet lost
 
     @property
     def num_buffered_bytes(self) -> int:
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return 0 if self._open_transport is None else self._open_transport.get_write_buffer_size()
 
     def count_unread_bytes(self) -> int:
         """Return how much of the response the client's machine has not taken, the kernel's buffer included."""
-        if self.transport is None:
+        if self._open_transport is None or (descriptor := self._open_transport.get_extra_info("socket").fileno()) < 0:
             return 0
-        in_kernel = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        in_kernel = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
         return self.num_buffered_bytes + int.from_bytes(in_kernel, sys.byteorder)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
-        self.address = peer[0] if isinstance(peer, tuple) else ""
+        self.address = find_address(peer[0]) if isinstance(peer, tuple) else ""
         super().connection_made(transport)
+        self._open_transport = self.transport
         self._is_counted = True
         if reason := self.connections.add(self):
             self._has_sent_bytes = True  # or will have soon
@@ -173,6 +205,7 @@ class Connection(web.RequestHandler):
         if self._is_counted:
             self._is_counted = False
             self.connections.remove(self)
+            self._open_transport = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -184,13 +217,17 @@ class Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.connections.note_write_paused(self, is_paused=True)
+        self.connections.watch_unread(self)
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.connections.note_write_paused(self, is_paused=False)
+    async def finish_response(self, request: web.BaseRequest, resp: web.StreamResponse,
+                              start_time: float | None) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        self.enter_state(ConnectionState.IDLE)
+        return finished
 
     def enter_state(self, state: ConnectionState) -> None:
+        if not self._is_counted:
+            return  # a handler that ends after its connection was lost
         limits = self.connections.limits
         self.state, self._has_sent_bytes = state, False
         if state is not ConnectionState.HANDLED:
@@ -209,7 +246,7 @@ class Connection(web.RequestHandler):
 
     def close_if_late(self, now: float) -> None:
         """Close the connection if the client has taken too long."""
-        if now < self._deadline or self.num_buffered_bytes:  # of the last response, which has a limit of its own
+        if now < self._deadline:
             return
         limits = self.connections.limits
         part, seconds, flag = (("body", limits.body_timeout, "--body-timeout") if self.state is ConnectionState.BODY
@@ -226,10 +263,11 @@ class Connection(web.RequestHandler):
                     f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n")
             self.transport.write(head.encode() + body)
         self.force_close()
+        self.connections.watch_unread(self)
 
     def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+        if self._open_transport is not None:
+            self._open_transport.abort()
 
     def handle_error(self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
                      message: str | None = None) -> web.StreamResponse:
@@ -237,7 +275,8 @@ class Connection(web.RequestHandler):
         response = super().handle_error(request, status, exc, message)
         if status != HTTPStatus.BAD_REQUEST:
             return response
-        reason = "this is not HTTP" if isinstance(exc, BadHttpMethod) else f"this is not valid HTTP: {message}"
+        fault = (message or "").partition(": b'")[0]  # what follows quotes the client
+        reason = "this is not HTTP" if isinstance(exc, BadHttpMethod) else f"this is not valid HTTP: {fault}"
         json_response = web.Response(status=status, text=error_json("bad_request", reason),
                                      content_type="application/json")
         json_response.force_close()
@@ -246,15 +285,12 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell a connection when its request begins and ends. Close it after the response if all are to be closed, or if
+    """Note that the connection has a request. Close it after the response if all are to be closed, or if
     the body was not read to its end: the rest may be of any length."""
     connection = find_connection(request)
     assert connection is not None, "the server makes all connections"
     connection.enter_state(ConnectionState.HANDLED)
-    try:
-        response = await handler(request)
-    finally:
-        connection.enter_state(ConnectionState.IDLE)
+    response = await handler(request)
     if connection.connections.closes_after_response or not request.content.is_eof():
         response.force_close()
     return response
@@ -263,6 +299,14 @@ async def handle_on_connection(request: web.Request, handler: Handler) -> web.St
 def error_json(error_type: str, reason: str) -> str:
     """Return an error in TGI's format: which route the client wants may not be known yet."""
     return json.dumps({"error": " ".join(reason.split())[:MAX_REASON_CHARACTERS], "error_type": error_type})
+
+
+def find_address(peer_address: str) -> str:
+    """Return what counts as one client's address: of IPv6 the network, in which a client has any number of them."""
+    if ":" not in peer_address:
+        return peer_address
+    address = IPv6Address(peer_address.partition("%")[0])
+    return str(address.ipv4_mapped or IPv6Network((int(address), 64), strict=False))
 
 
 def find_connection(request: web.BaseRequest) -> Connection | None:

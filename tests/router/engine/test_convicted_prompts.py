@@ -5,7 +5,7 @@ import pytest
 from router.engine import convicted_prompts
 from router.engine.convicted_prompts import REFUSAL_SECONDS, ConvictedPrompts
 from router.errors import InvalidRequest
-from router.request import LoadableResource, Request
+from router.request import LoadableResource, Request, Tenant
 
 
 def test_prompt_is_refused_for_some_minutes_whatever_its_other_parameters() -> None:
@@ -16,7 +16,9 @@ def test_prompt_is_refused_for_some_minutes_whatever_its_other_parameters() -> N
         prompts.check(Request("b", (1, 2, 3), 50), 10.0)
     prompts.check(Request("b", (1, 2, 3, 4), 5), 10.0)
     prompts.check(Request("b", (1, 2, 3), 5, adapter=LoadableResource("adapter", 1)), 10.0)
+    prompts.check(Request("b", (1, 2, 3), 5, tenant=Tenant("other")), 10.0)  # which must not suffer from another
     prompts.check(Request("b", (1, 2, 3), 5), 10.0 + REFUSAL_SECONDS)
+    assert not prompts.refused_until
 
 
 def test_number_of_remembered_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

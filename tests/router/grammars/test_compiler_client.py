@@ -141,6 +141,20 @@ def test_process_that_died_by_accident_is_replaced_and_the_grammar_compiled(tmp_
     run_scenario(scenario)
 
 
+def test_process_that_cannot_be_started_is_named_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise OSError(11, "no more processes")
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        monkeypatch.setattr(compiler_client, "CompilerProcess", fail)
+        outcomes = await asyncio.gather(*(compiler.compile(make_regex_grammar(source)) for source in "abcd"),
+                                        return_exceptions=True)
+        assert all("does not start: [Errno 11] no more processes" in str(outcome) for outcome in outcomes)
+        monkeypatch.undo()
+        assert (await compiler.compile(make_regex_grammar("a"))).startswith("a")
+    run_scenario(scenario)
+
+
 def test_only_verdicts_about_the_grammar_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 0.3)
     monkeypatch.setattr(compiler_client, "MAX_STALLED_SECONDS", 0.4)

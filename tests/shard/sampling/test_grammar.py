@@ -141,6 +141,17 @@ def test_invalid_grammar_is_rejected(grammar_registry: GrammarRegistry) -> None:
         grammar_registry.load(7, "weft")
 
 
+def test_forced_text_that_names_a_special_token_is_text() -> None:
+    """Regression: its answer failed, since the grammar had no way on."""
+    tokenizer = Tokenizer.from_str(create_byte_tokenizer().path_or_content)
+    tokenizer.add_special_tokens(["</think>"])
+    grammar_registry = GrammarRegistry(GrammarTokenizer(tokenizer.to_str(), VOCABULARY_SIZE))
+    grammar_registry.load(1, 'start: "a </think> b"')
+    text = b"a </think> b"
+    for place, letter in enumerate(text):
+        assert get_allowed_tokens(grammar_registry, make_constrained_sequence(1, text[:place])) == {letter}
+
+
 @pytest.mark.parametrize("size", [200, 257, 5000])
 def test_logits_may_be_narrower_or_wider_than_the_vocabulary(size: int) -> None:
     grammar_registry = GrammarRegistry(GrammarTokenizer(create_byte_tokenizer().path_or_content, size))

@@ -13,7 +13,7 @@ from router.config import RouterConfig
 from router.http.server import PROTOCOL_OPTIONS, HttpServer, create_listening_socket
 from router.http.transport import connections
 from router.http.transport.body import read_content
-from router.http.transport.connections import ConnectionLimits
+from router.http.transport.connections import ConnectionLimits, Connections
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEAD = b"POST / HTTP/1.1\r\nHost: weft\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
@@ -23,6 +23,8 @@ LARGE_BODY = b"x" * 5_000_000
 
 class App:
     """Server whose handler reads the body, and counts what it answers and what is cancelled."""
+
+    connections: Connections
 
     def __init__(self) -> None:
         self.num_answered = self.num_cancelled = 0
@@ -56,6 +58,7 @@ def run(limits: ConnectionLimits, scenario: Callable[[App], Awaitable[None]]) ->
         server = HttpServer(web_app, limits)
         with create_listening_socket("127.0.0.1", 0) as listening_socket:
             app.port = await server.start(listening_socket)
+            app.connections = server._connections
         try:
             await asyncio.wait_for(scenario(app), 20)
         finally:
@@ -68,6 +71,14 @@ async def read_error(reader: asyncio.StreamReader) -> tuple[int, str]:
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert b"application/json" in head
     return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it did not come")
 
 
 async def send(streams: Streams, data: bytes = HEAD + b"{}") -> bytes:
@@ -101,13 +112,13 @@ def test_client_that_sends_nothing_is_disconnected_in_silence() -> None:
 def test_head_that_comes_byte_by_byte_gets_no_further_time() -> None:
     async def scenario(app: App) -> None:
         reader, writer = await app.connect()
-        async def trickle() -> None:
-            for byte in HEAD[:-2] * 100:
-                writer.write(bytes([byte]))
-                await asyncio.sleep(0.01)
-        task = asyncio.create_task(trickle())
-        assert (await read_error(reader))[0] == 408
-        task.cancel()
+        answer = asyncio.create_task(reader.readuntil(b"\r\n"))
+        for byte in HEAD[:-2]:
+            if answer.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(SHORT / 20)
+        assert b"408" in await answer
         writer.close()
     run(ConnectionLimits(header_timeout=SHORT), scenario)
 
@@ -198,7 +209,7 @@ def test_new_connection_takes_the_place_of_the_one_without_a_request_for_longest
         await asyncio.sleep(0.1)
         newest = await app.connect()
         assert await read_error(partial[0]) == (503, "other connections needed the place of this one "
-                                                     "(--max-connections)")
+                                                     "(--max-connections, --max-connections-per-address)")
         app.may_answer.set()
         assert await answer == b"HTTP/1.1 200 OK"
         for streams in (idle, newest):
@@ -223,13 +234,88 @@ def test_connection_beyond_the_limit_is_refused_while_all_others_are_answered() 
     run(ConnectionLimits(max_connections=2, max_connections_per_address=10), scenario)
 
 
+def test_address_at_its_limit_gives_up_its_oldest_connection_without_a_request() -> None:
+    async def scenario(app: App) -> None:
+        idle, other = [await app.connect() for _ in range(2)]
+        newest = await app.connect()
+        assert await idle[0].read() == b""
+        for streams in (other, newest):
+            assert await send(streams) == b"HTTP/1.1 200 OK"
+        for _, writer in (idle, other, newest):
+            writer.close()
+    run(ConnectionLimits(max_connections_per_address=2), scenario)
+
+
+def test_client_that_leaves_during_its_request_leaves_nothing_behind() -> None:
+    async def scenario(app: App) -> None:
+        app.may_answer.clear()
+        for _ in range(5):
+            _, writer = await app.connect()
+            writer.write(HEAD + b"{}")
+            await asyncio.sleep(0.05)
+            writer.close()
+        await wait_until(lambda: app.num_cancelled == 5)
+        app.may_answer.set()
+        assert (app.connections._num_connections, len(app.connections._evictable)) == (0, 0)
+    run(ConnectionLimits(), scenario)
+
+
+def test_small_answer_that_is_not_read_does_not_hold_the_connection() -> None:
+    async def scenario(app: App) -> None:
+        with socket.socket() as reader:
+            await request_large_answer(app, reader)
+            await wait_until(lambda: app.num_answered == 1)
+            [connection] = app.connections._unread
+            assert connection.transport is not None
+            connection.resume_writing()  # as if no more than a small part was left
+            await asyncio.sleep(4 * SHORT)
+            assert await read_until_end(reader, 0.0) < len(LARGE_BODY)
+    run(ConnectionLimits(slow_client_timeout=SHORT), scenario)
+
+
+def test_sweep_after_a_standstill_closes_nothing() -> None:
+    async def scenario(app: App) -> None:
+        streams = await app.connect()
+        streams[1].write(HEAD)
+        await asyncio.sleep(0.05)
+        deadline = asyncio.get_running_loop().time() + connections.MAX_LATENESS_SECONDS + SHORT
+        while asyncio.get_running_loop().time() < deadline:  # as if this process was stopped
+            pass
+        assert await send(streams, b"{}") == b"HTTP/1.1 200 OK"
+        streams[1].close()
+    run(ConnectionLimits(body_timeout=SHORT), scenario)
+
+
+def test_refusal_of_an_expectation_leaves_the_connection_idle() -> None:
+    async def scenario(app: App) -> None:
+        streams = await app.connect()
+        streams[1].write(b"POST / HTTP/1.1\r\nHost: weft\r\nExpect: cake\r\nContent-Length: 2\r\n\r\n{}")
+        assert b"417" in await streams[0].readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2 * SHORT)
+        assert b"408" not in await streams[0].read(1000)
+        streams[1].close()
+    run(ConnectionLimits(header_timeout=SHORT, keep_alive_timeout=4 * SHORT), scenario)
+
+
+@pytest.mark.parametrize(("peer", "address"), [
+    ("10.0.0.7", "10.0.0.7"), ("::ffff:10.0.0.7", "10.0.0.7"), ("2001:db8::1:2:3:4", "2001:db8::/64"),
+    ("fe80::1%eth0", "fe80::/64")])
+def test_address_of_ipv6_is_the_network(peer: str, address: str) -> None:
+    assert connections.find_address(peer) == address
+
+
 def test_one_address_has_a_limit_of_its_own_and_its_places_come_back() -> None:
     async def scenario(app: App) -> None:
+        app.may_answer.clear()
         held = [await app.connect() for _ in range(2)]
+        for _, writer in held:
+            writer.write(HEAD + b"{}")
+        await asyncio.sleep(0.1)
         reader, writer = await app.connect()
         assert await read_error(reader) == (503, "127.0.0.1 has 2 connections, as many as one address may "
                                                  "(--max-connections-per-address)")
         writer.close()
+        app.may_answer.set()
         held[0][1].close()
         await held[0][1].wait_closed()
         await asyncio.sleep(0.1)
