@@ -70,12 +70,20 @@ class TokenizeRoutes(ServiceRoutes):
                 self._services, request, prompt_request.prompt, PROMPT_PARAMETER_NAMES, self._render_token_ids,
                 add_special_tokens=prompt_request.add_special_tokens is not False)
         if fields.inputs is None and fields.messages is not None:
-            chat_request = await read_body(request, ChatRequest)
+            chat_request = await self._read_chat(request)
             return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                              self._render_token_ids)
         generate_request = await read_body(request, GenerateRequest)
         return await respond_with_tokens(self._services, request, generate_request.inputs, PARAMETER_NAMES,
                                          render_token_list)
+
+    async def _read_chat(self, request: web.Request) -> ChatRequest:
+        """Return the chat of the body. Fields that would change its prompt, and are not served, are refused as in a
+        chat, unless another server is imitated, which ignores them."""
+        chat_request = await read_body(request, ChatRequest)
+        if self._services.config.compat == "none":
+            chat_request.check_refused_fields()
+        return chat_request
 
     def _render_token_ids(self, encoded: TokenizedText) -> list[bytes]:
         return [json.dumps({"count": len(encoded.token_ids), "tokens": [*encoded.token_ids], "token_strs": None,
@@ -91,7 +99,7 @@ class TokenizeRoutes(ServiceRoutes):
                                                  self._services.validator.chat_template))
 
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
-        chat_request = await read_body(request, ChatRequest)
+        chat_request = await self._read_chat(request)
         return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                          render_chat_tokens)
 

@@ -30,6 +30,8 @@ T = TypeVar("T")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 MIN_REPORTED_WAIT_SECONDS = 0.001  # a shorter wait gets no `x-wait-reason`
 
+RETRY_SECONDS = 0.05  # between attempts of a request's next group to find room
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -37,6 +39,14 @@ class ServedModel:
 
     name: str = ""
     notice: str = ""  # what users should know about the model
+
+
+@dataclass(slots=True)
+class TurnBudget:
+    """Number of places that the further groups of all HTTP requests with several may still take: others must find room
+    beside any number of such requests."""
+
+    num_left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,7 @@ class Services:
     config: RouterConfig
     served_model: ServedModel
     pump_flusher: PumpFlusher
+    turn_budget: TurnBudget
 
     def submit(self, validated_request: ValidatedRequest, context: RequestContext) -> RequestStream:
         if context.request_span is None:
@@ -161,6 +172,7 @@ class RequestTurns:
         self._waiting = deque(enumerate(groups))
         self._max_groups = max_groups
         self._submitted: dict[int, list[RequestStream]] = {}  # unfinished groups, by index
+        self._num_budgeted: dict[int, int] = {}  # places of the budget that they take
 
     def submit(self) -> list[tuple[int, list[RequestStream]]]:
         """Submit the groups that have room, and return their indices and streams. Raises what the engine raises, but
@@ -168,15 +180,32 @@ class RequestTurns:
         submitted: list[tuple[int, list[RequestStream]]] = []
         while self._waiting and len(self._submitted) < self._max_groups:
             index, group = self._waiting[0]
+            num_budgeted = len(group) if self._submitted else 0
+            if num_budgeted > self._services.turn_budget.num_left:
+                break
             try:
                 self._submitted[index] = self._submit_group(group)
             except Overloaded:
                 if not self._submitted:
                     raise
                 break
+            self._services.turn_budget.num_left -= num_budgeted
+            self._num_budgeted[index] = num_budgeted
             submitted.append((index, self._submitted[index]))
             self._waiting.popleft()
         return submitted
+
+    async def _submit_when_possible(self) -> list[tuple[int, list[RequestStream]]]:
+        """Submit the groups that have room; while others have all the room and no group is unfinished, wait."""
+        while True:
+            try:
+                return self.submit()
+            except Overloaded:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _close_group(self, index: int) -> None:
+        close_streams(self._submitted.pop(index))
+        self._services.turn_budget.num_left += self._num_budgeted.pop(index)
 
     async def run(self, handle: Callable[[int, Sequence[RequestStream]], Awaitable[object]]) -> None:
         """Call `handle` with the index and the streams of each group, and submit a waiting one when it returns. Raises
@@ -188,8 +217,8 @@ class RequestTurns:
 
         async def run_group(index: int, streams: Sequence[RequestStream]) -> None:
             await handle(index, streams)
-            close_streams(self._submitted.pop(index))
-            start_tasks(self.submit())
+            self._close_group(index)
+            start_tasks(await self._submit_when_possible())
 
         def start_tasks(groups: Iterable[tuple[int, Sequence[RequestStream]]]) -> None:
             for index, streams in groups:
@@ -202,8 +231,8 @@ class RequestTurns:
             raise failures.exceptions[0] from None
 
     def close(self) -> None:
-        for streams in self._submitted.values():
-            close_streams(streams)
+        for index in [*self._submitted]:
+            self._close_group(index)
 
     def _submit_group(self, group: Sequence[ValidatedRequest]) -> list[RequestStream]:
         streams: list[RequestStream] = []

@@ -98,6 +98,12 @@ def test_tokenize_routes_generate_nothing(serve):
     serve(scenario)
 
 
+@pytest.mark.parametrize("path", ["/chat_tokenize", "/tokenize"])
+def test_field_that_would_change_the_prompt_is_refused_as_in_a_chat(post, path):
+    status, _, text = post(path, messages=MESSAGES, documents=[{"text": "x"}])
+    assert (status, "`documents` is given, but this server does not support it" in text) == (422, True)
+
+
 def test_chat_tokenize_also_returns_the_rendered_prompt(post):
     status, _, text = post("/chat_tokenize", messages=MESSAGES)
     response = json.loads(text)

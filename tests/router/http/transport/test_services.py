@@ -12,6 +12,7 @@ from router.errors import GenerationFailed, Overloaded
 from router.http.transport.services import (
     GenerationOutput,
     RequestTurns,
+    TurnBudget,
     collect_output,
     gather_or_cancel,
     timing_headers,
@@ -94,6 +95,7 @@ class ServicesWithPlaces:
 
     def __init__(self, num_places):
         self.num_places, self.submitted, self.unfinished = num_places, [], set()
+        self.turn_budget = TurnBudget(100)
 
     def submit(self, choice, _):
         if len(self.unfinished) >= self.num_places:
@@ -109,7 +111,42 @@ def run_turns(services, groups, max_groups, handle):
             turns.submit()
             await turns.run(handle)
     asyncio.run(main())
-    assert services.unfinished == set()
+    assert (services.unfinished, services.turn_budget.num_left) == (set(), 100)
+
+
+def test_further_groups_of_all_requests_share_a_budget():
+    """Regression: two requests of many prompts had everybody else refused until they ended."""
+    services, sizes = ServicesWithPlaces(100), []
+    services.turn_budget.num_left = 6
+
+    async def handle(*_):
+        sizes.append(len(services.unfinished))
+        await asyncio.sleep(0)
+
+    async def run_one(name):
+        groups = [[f"{name}{index}a", f"{name}{index}b"] for index in range(9)]
+        with closing(RequestTurns(services, SimpleNamespace(deadline=None), groups, 50)) as turns:
+            turns.submit()
+            await turns.run(handle)
+
+    async def main():
+        await asyncio.gather(*map(run_one, "xyz"))
+    asyncio.run(main())
+    assert len(services.submitted) == 54
+    assert max(sizes) == 3 * 2 + 6
+    assert services.turn_budget.num_left == 6
+
+
+def test_later_group_waits_while_others_have_all_the_room():
+    services = ServicesWithPlaces(1)
+
+    async def handle(index, _):
+        if index == 0:
+            services.num_places = 0
+            asyncio.get_running_loop().call_later(0.2, setattr, services, "num_places", 1)
+
+    run_turns(services, [["a"], ["b"]], 1, handle)
+    assert services.submitted == ["a", "b"]
 
 
 def test_groups_run_in_order_and_a_limited_number_at_once():
