@@ -267,7 +267,7 @@ class ReasoningOptions(ReportingBodyModel):
 class ResponsesRequest(ReportingBodyModel):
     """Body of `/v1/responses`. Null means that a field is not given."""
 
-    ignored_fields = IGNORED_FIELDS - {"metadata", "store"} | {"access_programs", "image", "stream_options"}
+    ignored_fields = IGNORED_FIELDS - {"metadata"} | {"access_programs", "image", "stream_options"}
     refused_fields: ClassVar[RefusedFields] = {  # of vLLM
         **{name: REFUSED_FIELDS[name] for name in (
             "ec_transfer_params", "include_reasoning", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs",
