@@ -196,8 +196,9 @@ class PoolingRoutes(ServiceRoutes):
     embeddings of `/`."""
 
     def root_routes(self) -> list[web.RouteDef]:
+        """Return the route `/` of a model that only makes embeddings. LoRAX's clients expect a generation there."""
         is_only_embedding = self._services.engine.model_info.supported_kinds == (RequestKind.EMBED,)
-        return [web.post("/", self.extract_features)] if is_only_embedding else []
+        return [web.post("/", self.extract_features)] if is_only_embedding and not self._services.is_lorax else []
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings),

@@ -11,6 +11,7 @@ from support.scheduling.simulated_world import compute_expected_pooled
 from support.servers.fake_adapter_store import FakeAdapterStore
 from support.servers.in_process_server import play_scenario
 
+from router.config import RouterConfig
 from router.request import LoadableResource, Request, RequestKind
 
 TEXT = "a loom"
@@ -242,6 +243,14 @@ def test_root_of_an_embedding_model_normalizes_on_request(serve, fields, vector)
 def test_root_of_an_embedding_model_names_invalid_fields(serve, fields, words):
     status, answer, _ = post_to_root(serve, **{"inputs": "a"} | fields)
     assert (status, words in answer["error"]) == (422, True), answer
+
+
+def test_root_of_an_embedding_model_keeps_the_error_that_clients_of_lorax_know(serve):
+    async def scenario(client, engine):
+        async with client.post("/", json={"inputs": "a"}) as answer:
+            text = await answer.text()
+            assert (answer.status >= 400, "does not generate text" in text) == (True, True), text
+    serve(scenario, **ONLY_EMBEDDINGS, config=RouterConfig(compat="lorax"))
 
 
 def test_root_of_a_model_that_generates_too_is_that_of_tgi(serve):
