@@ -53,10 +53,6 @@ class ScoringRequest(ReportingBodyModel):
         ("truncate_prompt_tokens", "max_tokens_per_doc", "rank_fields"), (None,))  # texts are compared whole
     model: str | None = None
 
-    def check_supported(self) -> None:
-        """Raises InvalidRequest."""
-        self.check_refused_fields()
-
 
 class RankedDocument(BodyModel):
     """A document to rank, as an object. Its other fields are passed over, as Cohere does."""
@@ -102,8 +98,8 @@ class ScoreRequest(ScoringRequest):
     def given_names(self) -> tuple[str, str]:
         return self._given_names
 
-    def check_supported(self) -> None:
-        super().check_supported()
+    def check_num_texts(self) -> None:
+        """Raise InvalidRequest unless the texts can be paired."""
         num_first, num_second = len(self.text_1), len(self.text_2)
         if num_first not in {1, num_second}:
             first, second = self._given_names
@@ -121,7 +117,7 @@ class ScoringRoutes(ServiceRoutes):
     async def rerank(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         rerank_request = await read_body(request, RerankRequest)
-        rerank_request.check_supported()
+        rerank_request.check_refused_fields()
         texts = rerank_request.documents
         scores, headers, num_tokens = await self._compute_scores(
             request, context, ("query", [rerank_request.query]), ("documents", texts))
@@ -138,7 +134,8 @@ class ScoringRoutes(ServiceRoutes):
     async def score(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         score_request = await read_body(request, ScoreRequest)
-        score_request.check_supported()
+        score_request.check_refused_fields()
+        score_request.check_num_texts()
         first, second = score_request.given_names
         scores, headers, num_tokens = await self._compute_scores(
             request, context, (first, score_request.text_1), (second, score_request.text_2))

@@ -29,7 +29,7 @@ SHARE_PER_ADDRESS = 0.5  # of the connections, that one address may have by defa
 MAX_EVICTION_ATTEMPTS = 8
 MAX_LATENESS_SECONDS = 1.0  # of a sweep, beyond which this process has stood still
 MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
-
+DEFAULT_CONFIG = RouterConfig()
 
 EvictableConnections = OrderedDict["Connection", None]
 
@@ -45,12 +45,12 @@ class ConnectionState(Enum):
 class ConnectionLimits:
     """Limits of a server's connections, in seconds and numbers."""
 
-    header_timeout: float = 10.0
-    body_timeout: float = 60.0
-    keep_alive_timeout: float = 75.0
-    slow_client_timeout: float = 30.0
-    max_connections: int | None = None  # None: as many as descriptors allow
-    max_connections_per_address: int | None = None  # None: SHARE_PER_ADDRESS of them
+    header_timeout: float = DEFAULT_CONFIG.header_timeout
+    body_timeout: float = DEFAULT_CONFIG.body_timeout
+    keep_alive_timeout: float = DEFAULT_CONFIG.keep_alive_timeout
+    slow_client_timeout: float = DEFAULT_CONFIG.slow_client_timeout
+    max_connections: int | None = DEFAULT_CONFIG.max_connections  # None: as many as descriptors allow
+    max_connections_per_address: int | None = DEFAULT_CONFIG.max_connections_per_address  # None: SHARE_PER_ADDRESS
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> Self:
@@ -209,10 +209,9 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._has_sent_bytes = True
         if self.state is ConnectionState.IDLE:
             self.enter_state(ConnectionState.HEAD)
-            self._has_sent_bytes = True
+        self._has_sent_bytes = True
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -285,8 +284,8 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note that the connection has a request. Close it after the response if all are to be closed, or if
-    the body was not read to its end: the rest may be of any length."""
+    """Note that the connection has a request. Close it after the response if all are to be closed, or if the body was
+    not read to its end: the rest may be of any length."""
     connection = find_connection(request)
     assert connection is not None, "the server makes all connections"
     connection.enter_state(ConnectionState.HANDLED)

@@ -29,7 +29,6 @@ from router.validation.validator import RequestValidator, ValidatedRequest, rema
 T = TypeVar("T")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 MIN_REPORTED_WAIT_SECONDS = 0.001  # a shorter wait gets no `x-wait-reason`
-
 RETRY_SECONDS = 0.05  # between attempts of a request's next group to find room
 
 
