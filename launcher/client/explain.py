@@ -34,7 +34,7 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     """Return one line about the request, and a line per cause, the longest first: its time, share and description.
     Under it stands what others did meanwhile."""
     total_ms = explanation["total_ms"]
-    lines = [f"{explanation['id']} ({explanation['state']}): {format_milliseconds(total_ms)}, "
+    lines = [f"{explanation['id']} ({format_state(explanation)}): {format_milliseconds(total_ms)}, "
              f"{explanation['prompt_tokens']} prompt tokens, {explanation['cached_tokens']} of them cached, "
              f"{explanation['generated_tokens']} generated"]
     width = max(map(len, explanation["by_cause"]), default=0)
@@ -53,11 +53,17 @@ def format_requests(requests: list[dict[str, Any]]) -> str:
     """Return a table with one line per request, the latest first, and with the cause that took most of its time."""
     if not requests:
         return "no requests yet, or none of this key"
-    rows = [[request["id"], request["state"], format_milliseconds(request["total_ms"]), str(request["prompt_tokens"]),
-             str(request["cached_tokens"]), str(request["generated_tokens"]), format_longest_cause(request["by_cause"])]
+    rows = [[request["id"], format_state(request), format_milliseconds(request["total_ms"]),
+             str(request["prompt_tokens"]), str(request["cached_tokens"]), str(request["generated_tokens"]),
+             format_longest_cause(request["by_cause"])]
             for request in requests]
     cells = [[" ".join(cell.translate(REMOVED_CONTROL_CHARACTERS).split()) for cell in row] for row in rows]
     return align_columns([TABLE_HEADER, *cells], left_columns=(0, 1, len(TABLE_HEADER) - 1))
+
+
+def format_state(request: dict[str, Any]) -> str:
+    """Return the state, and why the request failed or was refused if it was."""
+    return f"{request['state']}, {request['error_type']}" if request.get("error_type") else str(request["state"])
 
 
 def format_longest_cause(ms_by_cause: dict[str, float]) -> str:

@@ -158,6 +158,10 @@ class Engine:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
 
+    def add_refused_request(self, record: RequestRecord) -> None:
+        """Add the record of a request that ended before it was submitted."""
+        self._client_streams.request_records.add_refused(record)
+
     def cancel_request(self, request_id: str, tenant_name: str) -> int:
         """Cancel a tenant's request, and return how many of its sequences were unfinished."""
         return self._client_streams.cancel_request(request_id, tenant_name)

@@ -1,13 +1,14 @@
 """Metrics of the engine, and records of requests. There is no work per token: counters and histograms change once per
 step, and when a request begins or ends; gauges are computed from the scheduler's state when a page is made."""
 
+import heapq
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import fsum
-from typing import Any
+from typing import Any, Self
 
 from router.config import ADAPTER_SOURCES
 from router.request import FinishReason, Request, Tenant
@@ -23,6 +24,7 @@ from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAM
 from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
+MAX_REFUSED_RECORDS = 100  # records of refused requests, fewer: under overload there are many of them
 STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
@@ -39,6 +41,14 @@ class RequestRecord:
     finish_reason: FinishReason | None = None  # of a generated text; None if unfinished, failed or cancelled
     adapter_name: str | None = None  # name of its adapter in metrics, empty for a private one; None without an adapter
     traceparent: str = ""  # parent of the spans that shards send for it; empty: shards send none
+    error_type: str | None = None  # why it failed or was refused, as in metrics; None while unfinished
+
+    @classmethod
+    def of_refused(cls, request_id: str, tenant_name: str, arrived_at: float, now: float, error_type: str) -> Self:
+        """Return the record of a request that ends now without having been submitted."""
+        record = cls(request_id, tenant_name, 0, arrived_at, RequestTimeline(now), error_type=error_type)
+        record.timeline.end(now)
+        return record
 
     @property
     def state(self) -> str:
@@ -78,9 +88,10 @@ class RequestRecordStore:
         self._max_finished = max_finished
         self._unfinished: dict[str, RequestRecord] = {}
         self._finished: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._refused: deque[RequestRecord] = deque(maxlen=MAX_REFUSED_RECORDS)
 
     def add_unfinished(self, record: RequestRecord) -> None:
-        earlier = self.get(record.id)
+        earlier = self._get_submitted(record.id)
         if earlier is not None and earlier.tenant_name != record.tenant_name:
             return
         self._finished.pop(record.id, None)
@@ -95,12 +106,23 @@ class RequestRecordStore:
         if len(self._finished) > self._max_finished:
             self._finished.popitem(last=False)
 
+    def add_refused(self, record: RequestRecord) -> None:
+        """Add the record of a request that was never submitted. It is listed, and keeps no other request from its
+        id."""
+        self._refused.append(record)
+
     def get(self, request_id: str) -> RequestRecord | None:
+        return self._get_submitted(request_id) or next(
+            (record for record in reversed(self._refused) if record.id == request_id), None)
+
+    def _get_submitted(self, request_id: str) -> RequestRecord | None:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
 
     def find_latest(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
         """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
-        newest_first = chain(reversed(self._unfinished.values()), reversed(self._finished.values()))
+        ended = heapq.merge(reversed(self._finished.values()), reversed(self._refused),
+                            key=lambda record: -(record.timeline.ended_at or 0.0))
+        newest_first = chain(reversed(self._unfinished.values()), ended)
         return list(islice((record for record in newest_first if record.tenant_name == tenant_name), max_records))
 
     def copy_others(self, record: RequestRecord) -> list[RequestRecord]:
@@ -110,7 +132,7 @@ class RequestRecordStore:
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of `tenant` may have this id: it is unknown, or of its finished requests."""
-        record = self.get(request_id)
+        record = self._get_submitted(request_id)
         return record is None or (request_id not in self._unfinished and record.tenant_name == tenant.name)
 
 

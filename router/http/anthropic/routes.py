@@ -1,6 +1,5 @@
 """Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-import secrets
 from time import monotonic as clock
 
 from aiohttp import web
@@ -14,7 +13,7 @@ from router.http.anthropic.requests import (
 from router.http.openai.answers import call_with_parsing, read_answer, stream_answer
 from router.http.openai.chat import get_echoed_model, validate_chat
 from router.http.transport.body import json_response, json_text_response, read_body
-from router.http.transport.request_context import RequestContext, request_headers, response_headers
+from router.http.transport.request_context import ANSWER_ID, RequestContext, request_headers, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 
@@ -34,7 +33,7 @@ class AnthropicRoutes(ServiceRoutes):
         chat = await validate_chat(services, chat_request, context, ANTHROPIC_PARAMETER_NAMES)
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         thinking = messages_request.thinking
-        metadata = MessageMetadata(f"msg_{secrets.token_hex(12)}", get_echoed_model(services, chat_request),
+        metadata = MessageMetadata(f"msg_{request[ANSWER_ID]}", get_echoed_model(services, chat_request),
                                    len(choice.request.prompt), choice.request.stop_strings,
                                    shows_thinking=thinking is None or thinking.display != "omitted")
         headers = response_headers(request, services.engine.model_info, choice.num_prompt_characters, choice.adapter)

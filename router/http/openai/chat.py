@@ -475,7 +475,7 @@ class ChatRoutes(ServiceRoutes):
             report_ignored_fields(request, chat_request, TGI_IGNORED_FIELDS)
         chat = await validate_chat(services, chat_request, context)
         validated_at, choices = clock(), chat.choices
-        metadata = ResponseMetadata.create(services, request.path, "chatcmpl", get_echoed_model(services, chat_request))
+        metadata = ResponseMetadata.create(services, request, "chatcmpl-", get_echoed_model(services, chat_request))
         output_options = ChatOutputOptions(
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),

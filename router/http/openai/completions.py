@@ -136,7 +136,7 @@ class CompletionRoutes(ServiceRoutes):
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
         choices, all_details = await self._validate_prompts(completion_request, context, num_choices)
         validated_at = clock()
-        metadata = ResponseMetadata.create(services, request.path, "cmpl",
+        metadata = ResponseMetadata.create(services, request, "cmpl-",
                                            get_echoed_model(services, completion_request))
         trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
         headers = response_headers(request, services.engine.model_info,

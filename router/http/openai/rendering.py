@@ -3,7 +3,6 @@ stream or as a whole response. The part that all chunks of a stream share is ren
 in TGI's events."""
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,14 @@ from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Self
 
+from aiohttp import web
+
 from router.engine.stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
 from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
+from router.http.transport.request_context import ANSWER_ID
 from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
@@ -92,12 +94,11 @@ class ResponseMetadata:
     render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
 
     @classmethod
-    def create(cls, services: Services, path: str, id_prefix: str, model: str) -> Self:
-        """Return the metadata of a new response. Its id is generated: the client's may be long, and every chunk has
-        it."""
-        return cls(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+    def create(cls, services: Services, request: web.Request, id_prefix: str, model: str) -> Self:
+        """Return the metadata of a new response to this request."""
+        return cls(id_prefix + request[ANSWER_ID], int(time.time()), model, SYSTEM_FINGERPRINT,
                    TGI_COMPAT_WORDS if services.is_tgi else OPENAI_WORDS,
-                   partial(render_error_chunk, path=path, compat=services.config.compat))
+                   partial(render_error_chunk, path=request.path, compat=services.config.compat))
 
     def to_json_fields(self, object_type: str) -> str:
         return (f'"object":"{object_type}","id":"{self.id}","created":{self.created},"model":{quoted(self.model)},'

@@ -35,7 +35,7 @@ from router.http.transport.body import (
     json_text_response,
     read_body,
 )
-from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.request_context import ANSWER_ID, RequestContext, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
@@ -408,7 +408,8 @@ class ResponsesRoutes(ServiceRoutes):
             error.param = RESPONSE_PARAMETER_NAMES.prompt
             raise
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
-        events = ResponseEvents(responses_request.echoed_fields(get_echoed_model(services, chat_request)))
+        events = ResponseEvents(f"resp_{request[ANSWER_ID]}",
+                                responses_request.echoed_fields(get_echoed_model(services, chat_request)))
         renderer = ResponseStreamRenderer(events, len(choice.request.prompt),
                                           chat_request.trimmed_stop_strings(is_tgi=False), parser,
                                           services.validator.tokenizer if responses_request.includes_logprobs

@@ -21,9 +21,9 @@ class ResponseEvents:
 
     __slots__ = ("_created_at", "_echoed_fields", "_id", "_num_events", "items", "response_json")
 
-    def __init__(self, echoed_fields: str) -> None:
+    def __init__(self, response_id: str, echoed_fields: str) -> None:
         """`echoed_fields`: JSON of the response's fields that repeat the request, without braces."""
-        self._id = f"resp_{secrets.token_hex(24)}"
+        self._id = response_id
         self._created_at = int(time.time())
         self._echoed_fields = echoed_fields
         self._num_events = 0

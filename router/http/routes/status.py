@@ -18,6 +18,7 @@ from router.http.anthropic.rendering import model_json
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
+from router.http.transport.request_context import read_request_id
 from router.http.transport.services import ServiceRoutes
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
@@ -152,7 +153,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a request of the client's own tenant. Its connection is closed without the end of the answer."""
-        request_id = request.match_info["id"]
+        request_id = read_request_id(request.match_info["id"])
         num_cancelled = self._services.engine.cancel_request(request_id, request[CLIENT].tenant.name)
         if not num_cancelled:
             raise web.HTTPNotFound(text="there is no unfinished request of this id; an answer has its id in the header "
@@ -161,7 +162,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def explain(self, request: web.Request) -> web.Response:
         """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
-        record = self._services.engine.get_request_record(request.match_info["id"])
+        record = self._services.engine.get_request_record(read_request_id(request.match_info["id"]))
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
@@ -286,6 +287,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "id": record.id,
         "tenant": record.tenant_name,
         "state": record.state,
+        "error_type": record.error_type,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.timeline.num_prefix_hit_tokens,
         "generated_tokens": record.num_generated,

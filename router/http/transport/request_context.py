@@ -26,6 +26,10 @@ from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
 REQUEST_ID = web.RequestKey("request_id", str)
+# What follows the prefix in an answer's id: the request's id, by which the request can be found then, unless the client
+# has chosen that, which may be long or used twice.
+ANSWER_ID = web.RequestKey("answer_id", str)
+ARRIVED_AT = web.RequestKey("arrived_at", float)  # of time.monotonic
 REQUEST_COUNTER = web.RequestKey("request_counter", Counter)  # counter of requests; removed once this one is counted
 SPAN_FACTORY = web.RequestKey("span_factory", RequestSpanFactory)  # absent without tracing
 REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
@@ -36,6 +40,7 @@ DROPPED_LABEL = "dropped"  # the connection ended before the response was comple
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MAX_KNOWN_HOSTS = 64
+ANSWER_ID_PATTERN = re.compile("(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 
 logger = logging.getLogger(__name__)
@@ -58,10 +63,10 @@ class RequestContext:
     def from_request(cls, request: web.Request, engine: Engine,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
         arrived_at, client = clock(), request.get(CLIENT, KEYLESS_CLIENT)
-        request_id = get_client_request_id(request)
+        request_id, new_id = get_client_request_id(request), create_request_id()
         if not request_id or not engine.can_use_request_id(request_id, client.tenant):
-            request_id = create_request_id()
-        request[REQUEST_ID] = request_id
+            request_id = new_id
+        request[REQUEST_ID], request[ANSWER_ID], request[ARRIVED_AT] = request_id, new_id, arrived_at
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
@@ -98,6 +103,12 @@ def get_client_request_id(request: web.Request) -> str:
 
 def create_request_id() -> str:
     return secrets.token_hex(16)
+
+
+def read_request_id(request_or_answer_id: str) -> str:
+    """Return the id of the request whose answer has this id, or which has it itself."""
+    match = ANSWER_ID_PATTERN.fullmatch(request_or_answer_id)
+    return request_or_answer_id if match is None else match[1]
 
 
 async def add_request_id_header(request: web.Request, response: web.StreamResponse) -> None:
@@ -167,15 +178,39 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
             response = render_failure(request, error)
             return response
         finally:
-            if engine is not None and request_metrics is not None and REQUEST_ID in request:
-                failure_type = request.get(FAILURE_TYPE)
-                label = None if failure_type is None else error_label(failure_type)
-                (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
-                if logs_requests and logger.isEnabledFor(logging.INFO):
-                    status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
-                    log_request(request, status, engine.get_request_record(request[REQUEST_ID]))
+            if engine is not None and REQUEST_ID in request:
+                record_end(request, response, engine, logs_request=logs_requests and logger.isEnabledFor(logging.INFO))
 
     return handle_request
+
+
+def record_end(request: web.Request, response: web.StreamResponse | None, engine: Engine, *,
+               logs_request: bool) -> None:
+    """Count a request that is over, add to its record why it failed, and log it."""
+    request_metrics, failure_type = engine.server_metrics.requests, request.get(FAILURE_TYPE)
+    label = None if failure_type is None else error_label(failure_type)
+    (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
+    record = find_request_record(request, engine) if logs_request or label is not None else None
+    if label is not None:
+        record_failure(request, engine, record, label)
+    if logs_request:
+        status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
+        log_request(request, status, record)
+
+
+def find_request_record(request: web.Request, engine: Engine) -> RequestRecord | None:
+    """Return the record of a request; None if it was not submitted, also where an earlier one had the same id."""
+    record = engine.get_request_record(request[REQUEST_ID])
+    return None if record is None or record.arrived_at != request[ARRIVED_AT] else record
+
+
+def record_failure(request: web.Request, engine: Engine, record: RequestRecord | None, label: str) -> None:
+    """Add to the record why the request failed. One that was not submitted gets a record of its own."""
+    if record is not None:
+        record.error_type = label
+    else:
+        engine.add_refused_request(RequestRecord.of_refused(request[REQUEST_ID], request[CLIENT].tenant.name,
+                                                            request[ARRIVED_AT], clock(), label))
 
 
 def log_request(request: web.Request, status: str, record: RequestRecord | None) -> None:

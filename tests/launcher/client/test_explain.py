@@ -57,6 +57,12 @@ def test_longest_cause_is_listed_first_with_its_share() -> None:
         "longest prompts of other requests in this time: long-1 (1700 tokens, 207.1 ms)"]
 
 
+def test_failure_stands_beside_the_state() -> None:
+    failed = {**EXPLANATION, "error_type": "validation"}
+    assert format_explanation(failed).startswith("slow-1 (over, validation): ")
+    assert "over, validation" in format_requests([failed])
+
+
 @pytest.mark.parametrize("answer", [[], {"error": "x"}, {**EXPLANATION, "by_cause": 3}])
 def test_answer_of_another_server_is_reported_in_one_line(answer: Any, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,9 @@ class ScriptedEngine:
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)
 
+    def add_refused_request(self, record: RequestRecord) -> None:
+        self.request_records.add_refused(record)
+
     def find_latest_request_records(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
         return self.request_records.find_latest(tenant_name, max_records)
 

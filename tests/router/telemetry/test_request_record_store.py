@@ -4,7 +4,7 @@ import pytest
 
 from router.request import DEFAULT_TENANT, Tenant
 from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.telemetry.server_metrics import RequestRecord, RequestRecordStore
+from router.telemetry.server_metrics import MAX_REFUSED_RECORDS, RequestRecord, RequestRecordStore
 
 
 def make_record(request_id="mine", tenant=""):
@@ -70,3 +70,27 @@ def test_later_of_two_requests_with_one_id_is_returned():
     assert request_records.get("mine") is second
     request_records.add_unfinished(third := make_record())
     assert request_records.get("mine") is third
+
+
+def test_refused_requests_are_listed_by_their_end_and_take_no_id():
+    request_records = RequestRecordStore()
+    request_records.add_unfinished(running := make_record("running", "a"))
+    for name, ended_at in (("first", 2.0), ("last", 4.0)):
+        request_records.add_unfinished(record := make_record(name, "a"))
+        request_records.move_to_finished(record, ended_at)
+    for tenant, ended_at in (("a", 3.0), ("b", 5.0)):
+        request_records.add_refused(RequestRecord.of_refused("refused", tenant, 1.0, ended_at, "validation"))
+    assert [record.id for record in request_records.find_latest("a", 10)] == ["running", "last", "refused", "first"]
+    assert request_records.get("refused").tenant_name == "b"
+    assert request_records.can_use_request_id("refused", Tenant("a"))
+    request_records.add_unfinished(again := make_record("refused", "a"))
+    assert request_records.get("refused") is again
+    assert running.error_type is None
+
+
+def test_oldest_refused_records_are_dropped():
+    request_records = RequestRecordStore()
+    for number in range(MAX_REFUSED_RECORDS + 1):
+        request_records.add_refused(RequestRecord.of_refused(str(number), "", 1.0, 2.0 + number, "overloaded"))
+    assert request_records.get("0") is None
+    assert len(request_records.find_latest("", 1000)) == MAX_REFUSED_RECORDS

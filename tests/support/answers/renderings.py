@@ -242,7 +242,8 @@ class CompletionRendering(OpenAIRendering):
 
 class ResponsesRendering(Rendering):
     def create_renderer(self, generation: Generation, index: int = 0) -> ResponseStreamRenderer:
-        return ResponseStreamRenderer(ResponseEvents('"model":"loom"'), len(PROMPT_TEXT), self.trimmed_stop_strings,
+        events = ResponseEvents("resp_1", '"model":"loom"')
+        return ResponseStreamRenderer(events, len(PROMPT_TEXT), self.trimmed_stop_strings,
                                       self.answer.create_parser(), generation.tokenizer if self.has_logprobs else None)
 
     def render_whole(self, generation: Generation) -> str:

@@ -43,7 +43,7 @@ def make_tokens(text, cuts):
 
 
 def make_renderer(parser=None, stops=(), *, includes_logprobs=False):
-    return ResponseStreamRenderer(ResponseEvents('"model":"loom"'), 2, stops, parser,
+    return ResponseStreamRenderer(ResponseEvents("resp_1", '"model":"loom"'), 2, stops, parser,
                                   create_byte_tokenizer() if includes_logprobs else None)
 
 

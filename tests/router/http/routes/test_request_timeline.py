@@ -44,8 +44,8 @@ def test_finished_request_is_explained_from_arrival_to_end():
         ("validation", 0.0, 1000.0), ("queue", 1000.0, 1000.0), ("prefill", 2000.0, 500.0), ("decode", 2500.0, 1500.0),
         ("yielded", 4000.0, 500.0), ("prefill", 4500.0, 500.0), ("decode", 5000.0, 2000.0)]
     assert explanation == {
-        "id": "mine", "tenant": "a", "state": "over", "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 2,
-        "total_ms": 7000.0,
+        "id": "mine", "tenant": "a", "state": "over", "error_type": None, "prompt_tokens": 3, "cached_tokens": 0,
+        "generated_tokens": 2, "total_ms": 7000.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
                    for cause in ("validation", "queue", "prefill", "decode", "yielded")},
@@ -173,4 +173,58 @@ def test_list_of_requests_is_bounded(serve):
             await client.post("/generate", json={"inputs": "hi", "parameters": {"max_new_tokens": 1}})
         listed = await (await client.get("/v1/requests")).json()
         assert len(listed["requests"]) == MAX_LISTED_REQUESTS
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+    ("/v1/responses", {"input": "hi"}),
+])
+def test_request_is_found_by_the_id_of_its_answer(serve, path, body):
+    async def scenario(client, engine):
+        answer = await client.post(path, json={"model": "loom", **body})
+        answer_id = (await answer.json())["id"]
+        explanation = await (await client.get(f"/v1/requests/{answer_id}/explain")).json()
+        assert explanation["id"] == answer.headers["x-request-id"]
+    serve(scenario)
+
+
+def test_answers_of_a_request_id_that_is_used_twice_have_different_ids(serve):
+    async def scenario(client, engine):
+        ids = [(await (await client.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": "mine"}))
+                .json())["id"] for _ in range(2)]
+        assert ids[0] != ids[1]
+        assert (await client.get(f"/v1/requests/{ids[0]}/explain")).status == 404
+    serve(scenario)
+
+
+def test_refused_requests_are_listed_and_explained_with_the_reason(serve, tmp_path):
+    (tmp_path / "keys").write_text('{"sk-a": {"tenant": "a"}, "sk-b": {"tenant": "b"}}')
+
+    async def scenario(client, engine):
+        headers = {"Authorization": "Bearer sk-a", "x-request-id": "mine"}
+        served = await client.post("/generate", json={"inputs": "hi"}, headers=headers | {"x-request-id": "earlier"})
+        refused = await client.post("/generate", json={"inputs": ""}, headers=headers)
+        assert (served.status, refused.status) == (200, 422)
+        listed = await (await client.get("/v1/requests", headers={"Authorization": "Bearer sk-a"})).json()
+        assert ([(request["id"], request["error_type"], request["prompt_tokens"]) for request in listed["requests"]][-1]
+                == ("mine", "validation", 0))
+        explanation = await (await client.get("/v1/requests/mine/explain", headers=headers)).json()
+        assert (explanation["state"], explanation["error_type"]) == ("over", "validation")
+        others = await (await client.get("/v1/requests", headers={"Authorization": "Bearer sk-b"})).json()
+        assert others["requests"] == []
+    serve(scenario, config=RouterConfig(api_keys=str(tmp_path / "keys")))
+
+
+def test_refused_request_leaves_the_record_of_an_earlier_one_with_its_id(serve):
+    async def scenario(client, engine):
+        headers = {"x-request-id": "mine"}
+        assert (await client.post("/generate", json={"inputs": "hi"}, headers=headers)).status == 200
+        assert (await client.post("/generate", json={"inputs": ""}, headers=headers)).status == 422
+        explanation = await (await client.get("/v1/requests/mine/explain")).json()
+        assert (explanation["error_type"], explanation["prompt_tokens"]) == (None, 2)
+        listed = await (await client.get("/v1/requests")).json()
+        assert [request["error_type"] for request in listed["requests"]].count("validation") == 1
     serve(scenario)
