@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from router.config import RouterConfig
+from router.pydantic_errors import describe_first_error, describe_value
 from router.request import DEFAULT_TENANT, Tenant
 
 MAX_SHOWN_KEY_CHARACTERS = 4  # characters of a key in messages, and never more than half of it
@@ -141,33 +142,20 @@ def check_tenant_consistency(file: Path, tenant_by_key: Mapping[str, Tenant]) ->
 
 def describe_validation_error(error: ValidationError) -> str:
     """Describe the first error, without values that might be keys."""
-    first_error: Any = error.errors(include_url=False, include_context=False)[0]
+    first_error: Any = error.errors(include_url=False)[0]
     match first_error["loc"]:
         case (key, field, *_):
-            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_error_reason(first_error)}"
+            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_rule(first_error)}"
         case (key,):
-            return f"key {mask_key(key)}: what it stands for {describe_error_reason(first_error)}"
-    return f"what it holds {describe_error_reason(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
+            return f"key {mask_key(key)}: what it stands for {describe_rule(first_error)}"
+    return f"what it holds {describe_rule(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
 
 
-def describe_error_reason(error: Any) -> str:
-    kind, text = error["type"], error["msg"].removeprefix("Input ").removeprefix("String ")
-    if kind == "missing":
-        return "is missing"
-    if kind == "extra_forbidden":
+def describe_rule(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
         return f"is no setting; there are {', '.join(ApiKeyEntry.model_fields)}"
-    rule = "must be an object" if kind in {"dict_type", "model_type"} else text.replace("should", "must")
-    return f"{rule}, got {describe_value(error['input'])}"
+    return describe_first_error([error], shows_strings=False)[1]
 
 
 def mask_key(key: str) -> str:
     return ascii(key[:min(MAX_SHOWN_KEY_CHARACTERS, len(key) // 2)])[1:-1] + "…"
-
-
-def describe_value(value: object) -> str:
-    """Return a number, true, false or null as JSON, and of every other value only the type."""
-    if value is None or isinstance(value, int | float):
-        return json.dumps(value)[:MAX_NAME_LENGTH]
-    if isinstance(value, str):
-        return "a string"
-    return "an object" if isinstance(value, dict) else "a list"

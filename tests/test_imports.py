@@ -36,7 +36,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
-    "router": ["config", "errors", "request", "model_info", "api_keys",
+    "router": ["config", "errors", "request", "model_info", "pydantic_errors", "api_keys",
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
                "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
                "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax", "http.field_descriptions",

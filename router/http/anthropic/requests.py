@@ -29,7 +29,7 @@ def wrap_text(content: object) -> object:
 
 def refuse_value(value: object) -> None:
     if value is not None:
-        raise PydanticCustomError("unsupported", "is given, but this server does not support it; leave it out")
+        raise PydanticCustomError("unsupported", "is not supported by this server; leave it out")
 
 
 def check_tool_type(value: object) -> object:

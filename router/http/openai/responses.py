@@ -65,14 +65,14 @@ REFUSAL_REASONS = {  # of fields of OpenAI's API
 ChatMessageFields = dict[str, Any]  # of a message of ChatRequest
 
 
-def make_type_check(noun: str, *served_types: str) -> BeforeValidator:
+def make_type_check(*served_types: str) -> BeforeValidator:
     """Return a validator that refuses objects of other types than these, by the name of their type."""
     def check_type(value: object) -> object:
         given_type = value.get("type") if isinstance(value, dict) else None
         if given_type is not None and given_type not in served_types:
             shown_type = str(given_type)[:MAX_TYPE_CHARS_IN_ERROR]
             raise PydanticCustomError(
-                "type", f"{noun} of the type `{shown_type}` are not served, only {', '.join(served_types)}")
+                "type", f"is of the type `{shown_type}`, which is not served, only {', '.join(served_types)}")
         return value
 
     return BeforeValidator(check_type)
@@ -196,7 +196,7 @@ def wrap_input_text(value: object) -> object:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")] | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")] | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(get_item_type), make_type_check("items", "message", "function_call", "function_call_output",
+    Discriminator(get_item_type), make_type_check("message", "function_call", "function_call_output",
                                                   "reasoning")]
 # In the document the types of items are alternatives without a discriminator: `type` may be absent.
 DocumentedInput = str | list[InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
@@ -254,7 +254,7 @@ class TextOptions(ReportingBodyModel):
     """The field `text`: options of a response's text."""
 
     ignored_fields = frozenset({"verbosity"})
-    format: Annotated[TextFormat | None, make_type_check("formats", "text", "json_object", "json_schema")] = None
+    format: Annotated[TextFormat | None, make_type_check("text", "json_object", "json_schema")] = None
 
 
 class ReasoningOptions(ReportingBodyModel):
@@ -287,8 +287,8 @@ class ResponsesRequest(ReportingBodyModel):
     top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
     top_logprobs: UInt32 | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    tools: list[Annotated[FunctionTool, make_type_check("tools", "function")]] | None = None
-    tool_choice: Annotated[FunctionToolChoice | str | None, make_type_check("choices", "function")] = None
+    tools: list[Annotated[FunctionTool, make_type_check("function")]] | None = None
+    tool_choice: Annotated[FunctionToolChoice | str | None, make_type_check("function")] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None

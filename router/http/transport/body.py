@@ -19,6 +19,7 @@ from router.adapters.reference import AdapterReference, MergedAdapterReference, 
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
 from router.http.transport.connections import find_connection
+from router.pydantic_errors import describe_first_error
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -110,10 +111,11 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     try:
         body = body_model.model_validate_json(content)
     except ValidationError as error:  # report the first fault, without repeating the body
-        first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}") from None
-        raise BodyValidationError(first["loc"], first["msg"]) from None
+        errors: Any = error.errors(include_url=False)
+        if errors[0]["type"] == "json_invalid":
+            reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
+            raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
+        raise BodyValidationError(*describe_first_error(errors)) from None
     if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
         request[IGNORED_FIELDS] = format_field_names(unknown_fields)
     return body
@@ -217,7 +219,8 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
 
     def __init__(self, location: Sequence[str | int], fault: str) -> None:
         self.param = str(location[0]) if location else ""
-        self.fault = f"`{'.'.join(map(str, location)) or 'body'}`: {fault}"
+        place = f"`{'.'.join(map(str, location))}`" if location else "the body"
+        self.fault = f"{place} {fault}"
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 

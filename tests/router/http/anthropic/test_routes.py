@@ -108,20 +108,21 @@ def test_parameters_reach_the_request(serve):
 
 
 INVALID_BODIES = {
-    "no length": ({"max_tokens": None}, "`max_tokens`: "),
+    "no length": ({"max_tokens": None}, "`max_tokens` must be an integer, got null"),
     "no tokens": ({"max_tokens": 0}, "`max_tokens` must be at least 1, got 0"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-                 "`messages.0.user.content.0`: Input tag 'image' found using 'type' does not match any of the expected "
-                 "tags: 'text', 'tool_result'"),
+                 "`messages.0.user.content.0` must have one of 'text', 'tool_result' as 'type', got 'image'"),
     "a document in a result": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
-            {"type": "document", "text": ""}]}]}]}, "`messages.0.user.content.0.tool_result.content.0.type`: "),
+            {"type": "document", "text": ""}]}]}]},
+        "`messages.0.user.content.0.tool_result.content.0.type` must be 'text', got"),
     "a call by the user": ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
-                           "`messages.0.user.content.0`: Input tag 'tool_use'"),
-    "another role": ({"messages": [{"role": "tool", "content": "x"}]}, "`messages.0`: Input tag 'tool'"),
+                           "`messages.0.user.content.0` must have one of 'text', 'tool_result' as 'type'"),
+    "another role": ({"messages": [{"role": "tool", "content": "x"}]},
+                     "`messages.0` must have one of 'system', 'user', 'assistant' as 'role', got 'tool'"),
     "a tool of the server": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-                             "`tools.0.type`: must be `custom`: tools that run on the server are not supported"),
-    "servers": ({"mcp_servers": []}, "`mcp_servers`: is given, but this server does not support it; leave it out"),
+                             "`tools.0.type` must be `custom`: tools that run on the server are not supported"),
+    "servers": ({"mcp_servers": []}, "`mcp_servers` is not supported by this server; leave it out"),
     "too many stop sequences": ({"stop_sequences": [*"abcde"]}, "`stop_sequences` must hold at most 4 strings"),
     "an empty stop sequence": ({"stop_sequences": [""]}, "`stop_sequences` must not be an empty string"),
     "a long stop sequence": ({"stop_sequences": ["x" * 1025]}, "a string in `stop_sequences` must have at most 1024"),

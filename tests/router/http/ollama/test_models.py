@@ -81,7 +81,7 @@ def test_show_knows_no_others(serve, model):
 @pytest.mark.parametrize("body", [{}, {"model": ""}, {"model": None}])
 def test_show_needs_a_name(serve, body):
     status, error = show(serve, body)
-    assert (status, error["error"].partition(":")[0]) == (400, "`model`")
+    assert (status, error["error"].partition(" ")[0]) == (400, "`model`")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"),

@@ -317,13 +317,13 @@ REFUSALS = {
     "temperature": (CHAT_PATH, {"options": {"temperature": -1}}, "`temperature` must be at least 0, got -1.0"),
     "repeat_penalty": (CHAT_PATH, {"options": {"repeat_penalty": 0}}, "`repeat_penalty` must be above 0, got 0.0"),
     "option of another type": (CHAT_PATH, {"options": {"seed": "x"}},
-                               "`options.seed`: Input should be a valid integer"),
+                               "`options.seed` must be an integer, got"),
     "num_predict": (GENERATE_PATH, {"prompt": "x" * 1000, "options": {"num_predict": 1000}, "raw": True},
                     "the prompt is too long: `prompt` (1000 tokens) and `num_predict` (1000) must be at most 1600"),
     "long messages": (CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 2000}]},
                       "the prompt is too long: `messages` must have at most 1599 tokens"),
     "logprobs": (CHAT_PATH, {"top_logprobs": 21}, "`top_logprobs` must be at most 20 (--max-top-n-tokens), got 21"),
-    "no model": (CHAT_PATH, {"model": ""}, "`model`: String should have at least 1 character"),
+    "no model": (CHAT_PATH, {"model": ""}, "`model` must have at least 1 character, got 0"),
 }
 
 

@@ -444,7 +444,7 @@ def test_malformed_field_is_named_in_the_error(post, fields, field_path, stream)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] == field_path.partition(".")[0]
-    assert error["message"].startswith(f"`{field_path}`: ")
+    assert error["message"].startswith(f"`{field_path}` ")
 
 
 @pytest.mark.parametrize("stream", [False, True])
