@@ -158,6 +158,10 @@ class Engine:
         """Return the record of an unfinished or recently finished request."""
         return self._client_streams.request_records.get(request_id)
 
+    def find_prompt_records(self, first: RequestRecord) -> list[list[RequestRecord]]:
+        """Return the records of all prompts of a request, for each those of its choices."""
+        return self._client_streams.request_records.find_prompts(first)
+
     def add_refused_request(self, record: RequestRecord) -> None:
         """Add the record of a request that ended before it was submitted."""
         self._client_streams.request_records.add_refused(record)

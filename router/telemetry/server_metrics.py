@@ -4,7 +4,7 @@ step, and when a request begins or ends; gauges are computed from the scheduler'
 import heapq
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import fsum
@@ -80,6 +80,17 @@ class RequestRecord:
         return fields
 
 
+def count_tokens(prompts: Sequence[Sequence[RequestRecord]]) -> dict[str, int]:
+    """Return the fields of the log line of a request with several prompts or choices that differ from those of its
+    first choice. A prompt counts once."""
+    if len(prompts) == len(prompts[0]) == 1:
+        return {}
+    return {"prompts": len(prompts), "choices": max(map(len, prompts)),
+            "prompt_tokens": sum(first.num_prompt_tokens for first, *_ in prompts),
+            "cached_tokens": sum(first.timeline.num_prefix_hit_tokens for first, *_ in prompts),
+            "generated_tokens": sum(choice.num_generated for choices in prompts for choice in choices)}
+
+
 class RequestRecordStore:
     """Records by request id. Clients choose ids, so two requests of a tenant may have the same one: the later one is
     kept. A record of another tenant is never replaced; the later request then has none."""
@@ -117,6 +128,17 @@ class RequestRecordStore:
 
     def _get_submitted(self, request_id: str) -> RequestRecord | None:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
+
+    def find_prompts(self, first: RequestRecord) -> list[list[RequestRecord]]:
+        """Return the records of all prompts of the request that has this first one, for each those of its choices."""
+        return [list(self._iterate_parts(prompt, "-", 2)) for prompt in self._iterate_parts(first, ".", 1)]
+
+    def _iterate_parts(self, first: RequestRecord, separator: str, number: int) -> Iterator[RequestRecord]:
+        yield first
+        while ((part := self._get_submitted(f"{first.id}{separator}{number}")) is not None
+               and part.arrived_at == first.arrived_at):
+            yield part
+            number += 1
 
     def find_latest(self, tenant_name: str, max_records: int) -> list[RequestRecord]:
         """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""

@@ -5,9 +5,10 @@ the other ends the span that `RequestContext.from_request` begins. Only requests
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic as clock
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -22,7 +23,7 @@ from router.http.transport.errors import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import Tenant
 from router.telemetry.instruments import Counter
-from router.telemetry.server_metrics import RequestRecord
+from router.telemetry.server_metrics import RequestRecord, count_tokens
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -195,7 +196,8 @@ def record_end(request: web.Request, response: web.StreamResponse | None, engine
         record_failure(request, engine, record, label)
     if logs_request:
         status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
-        log_request(request, status, record)
+        log_request(request, status, {} if record is None else record.log_fields(clock())
+                    | count_tokens(engine.find_prompt_records(record)))
 
 
 def find_request_record(request: web.Request, engine: Engine) -> RequestRecord | None:
@@ -213,10 +215,10 @@ def record_failure(request: web.Request, engine: Engine, record: RequestRecord |
                                                             request[ARRIVED_AT], clock(), label))
 
 
-def log_request(request: web.Request, status: str, record: RequestRecord | None) -> None:
+def log_request(request: web.Request, status: str, fields: Mapping[str, Any]) -> None:
     """Log a request that is over: a line of lengths and times, never of text. `status` is the HTTP status, with the
-    reason where it failed; `record` is None if the request did not get as far as the scheduler."""
-    details = {"request_id": request[REQUEST_ID], **({} if record is None else record.log_fields(clock()))}
+    reason where it failed; `fields` is empty if the request did not get as far as the scheduler."""
+    details = {"request_id": request[REQUEST_ID], **fields}
     if IGNORED_FIELDS in request:
         details["ignored_fields"] = request[IGNORED_FIELDS]
     route = f"{request.method} {request.rel_url.raw_path}"

@@ -15,3 +15,16 @@ def test_choices_share_the_blocks_of_their_prompt(tmp_path):
         assert 1000 <= computed <= 1150
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True)
+
+
+def test_log_line_counts_all_prompts_and_choices(tmp_path, caplog):
+    async def scenario(weft):
+        with caplog.at_level("INFO", "router.http.transport.request_context"):
+            async with weft.http_session.post("/v1/completions", json={
+                    "prompt": ["x" * 20, "y" * 30], "n": 3, "max_tokens": 4, "ignore_eos": True}) as answer:
+                usage = (await answer.json())["usage"]
+        [fields] = [record.fields for record in caplog.records if "/v1/completions" in record.message]
+        assert (fields["prompts"], fields["choices"]) == (2, 3)
+        assert (fields["prompt_tokens"], fields["generated_tokens"]) == (usage["prompt_tokens"],
+                                                                         usage["completion_tokens"])
+    play_scenario(scenario, tmp_path, http=True)

@@ -72,6 +72,9 @@ class ScriptedEngine:
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)
 
+    def find_prompt_records(self, first: RequestRecord) -> list[list[RequestRecord]]:
+        return self.request_records.find_prompts(first)
+
     def add_refused_request(self, record: RequestRecord) -> None:
         self.request_records.add_refused(record)
 

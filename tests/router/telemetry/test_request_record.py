@@ -2,7 +2,7 @@
 
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.telemetry.server_metrics import RequestRecord
+from router.telemetry.server_metrics import RequestRecord, count_tokens
 
 
 def make_timeline(*phases: tuple[RequestPhase, float], end: float) -> RequestTimeline:
@@ -26,3 +26,17 @@ def test_log_leaves_out_what_a_request_that_never_started_does_not_have() -> Non
     record = RequestRecord("r1", "a", 20, 9.9, make_timeline(end=10.5), adapter_name="lora")
     assert record.log_fields(10.5) == {"prompt_tokens": 20, "cached_tokens": 0, "generated_tokens": 0,
                                        "queue_ms": 500.0, "total_ms": 600.0, "adapter": "lora", "tenant": "a"}
+
+
+def make_part(name: str, num_prompt_tokens: int, num_generated: int, num_cached: int = 0) -> RequestRecord:
+    timeline = make_timeline(end=10.5)
+    timeline.num_prefix_hit_tokens = num_cached
+    return RequestRecord(name, "", num_prompt_tokens, 9.9, timeline, num_generated=num_generated)
+
+
+def test_tokens_of_all_prompts_and_choices_are_counted() -> None:
+    prompts = [[make_part("r1", 20, 5, 4), make_part("r1-2", 20, 6, 20)],
+               [make_part("r1.1", 7, 1), make_part("r1.1-2", 7, 2, 7)]]
+    assert count_tokens(prompts) == {"prompts": 2, "choices": 2, "prompt_tokens": 27, "cached_tokens": 4,
+                                     "generated_tokens": 14}
+    assert count_tokens([[make_part("r1", 20, 5)]]) == {}

@@ -94,3 +94,15 @@ def test_oldest_refused_records_are_dropped():
         request_records.add_refused(RequestRecord.of_refused(str(number), "", 1.0, 2.0 + number, "overloaded"))
     assert request_records.get("0") is None
     assert len(request_records.find_latest("", 1000)) == MAX_REFUSED_RECORDS
+
+
+def test_prompts_and_choices_of_a_request_are_found_but_no_others():
+    request_records = RequestRecordStore()
+    for name in ("mine", "mine-2", "mine.1", "mine.1-2"):
+        request_records.add_unfinished(make_record(name))
+    request_records.move_to_finished(request_records.get("mine.1"), 5.0)
+    later = RequestRecord("mine-3", "", 3, 2.0, RequestTimeline(3.0))  # another request
+    request_records.add_unfinished(later)
+    assert [[record.id for record in choices] for choices in request_records.find_prompts(request_records.get("mine"))
+            ] == [["mine", "mine-2"], ["mine.1", "mine.1-2"]]
+    assert request_records.find_prompts(later) == [[later]]
