@@ -81,6 +81,9 @@ def start_logging(process_name: str, settings: LogSettings) -> None:
     handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json
                          else logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    # No line names these. logging looks them up for each record unless it is told not to.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # file and line of the caller
     if settings.as_json:
         logging.captureWarnings(True)
         sys.excepthook = log_uncaught_exception

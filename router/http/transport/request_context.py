@@ -223,7 +223,8 @@ def log_request(request: web.Request, status: str, fields: Mapping[str, Any]) ->
         details["ignored_fields"] = request[IGNORED_FIELDS]
     route = f"{request.method} {request.rel_url.raw_path}"
     logger.info("%s %s: %s", route, status,
-                ", ".join(f"{name} {' '.join(str(value).split())}" for name, value in details.items()),
+                ", ".join(f"{name} {' '.join(value.split()) if isinstance(value, str) else value}"
+                          for name, value in details.items()),
                 extra={"fields": {"route": route, "status": status, **details}})
 
 
