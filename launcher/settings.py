@@ -117,7 +117,8 @@ GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "Batching and cache": (
         "max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens", "memory_fraction", "cache_scope",
         "block_size", "prefill_policy", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens",
-        "max_passed_over_ms", "look_ahead", "batching", "static_window_ms", "static_equal_lengths", "recompute"),
+        "max_passed_over_ms", "look_ahead", "speculate", "batching", "static_window_ms", "static_equal_lengths",
+        "recompute"),
     "Adapters": ("adapters", "adapter_source", "adapter_root", "adapter_id", "preloaded_adapter_ids",
                  "preloaded_adapter_source", "max_active_adapters", "adapter_cycle_time_s", "adapter_memory_fraction",
                  "adapter_disk_gb"),

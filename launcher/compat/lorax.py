@@ -54,8 +54,9 @@ MODEL_FLAGS = (
         refused_effect(tgi.REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4",
                        "hqq-4bit", "hqq-3bit", "hqq-2bit"),
         refused_effect(tgi.REASON_UNREADABLE_FORMAT, "exl2"))),
-    ForeignFlag("speculative-tokens", tgi.SPECULATION_EFFECTS),
-    ForeignFlag("speculation-max-batch-size", (unneeded_effect("nothing is speculated"),)),
+    ForeignFlag("speculative-tokens", (make_setting_effect("speculate"),)),
+    ForeignFlag("speculation-max-batch-size", (
+        unneeded_effect("a step verifies as many guesses as make it faster, whatever its size"),)),
     unchanged_flag("tokenizer-config-path"),
     unchanged_flag("embedding-dim"),
     *tgi.TGI_FLAG_TABLE.select_flags("watermark-gamma", "watermark-delta"),)

@@ -34,8 +34,6 @@ REASON_QUANTIZED_BY_CONFIG = (
 REASON_NO_LOAD_QUANTIZATION = (
     "weights cannot be quantized this way while they are loaded; --quantize int8 makes them a byte each")
 REASON_UNREADABLE_FORMAT = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
-SPECULATION_EFFECTS = (unneeded_effect("nothing is speculated", "0"),
-                       ignored_effect("nothing is speculated yet; answers are the same without it"))
 PREFIX_CACHE_EFFECTS = (make_setting_effect("cache_scope", *FALSE_VALUES, value_template="off"),
                         unneeded_effect("it is on by default", *TRUE_VALUES))
 CHUNKED_PREFILL_EFFECTS = (make_setting_effect("prefill_policy", *FALSE_VALUES, value_template="pause"),
@@ -54,7 +52,7 @@ MODEL_FLAGS = (
         refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
         refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
     ForeignFlag("kv-cache-dtype", (ignored_effect("the cache keeps the number type that the model computes with"),)),
-    ForeignFlag("speculate", SPECULATION_EFFECTS),
+    unchanged_flag("speculate"),
     ForeignFlag("lora-adapters", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
     ForeignFlag("rope-scaling", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     ForeignFlag("rope-factor", (refused_effect(REASON_ROPE_FROM_CONFIG),)),

@@ -29,6 +29,8 @@ def build_forward_inputs(layout: StepLayout, cache: KVCache, attention: Attentio
     slots: list[int] = []
     for sequence, (_, start, length, blocks) in zip(layout.sequences, layout.spans, strict=True):
         tokens += sequence.tokens[start:start + length]
+        if layout.drafts:
+            tokens += layout.drafts.get(sequence.id, ())
         positions += range(start, start + length)
         slots += cache.list_slots(blocks, start, start + length)
     for _ in range(layout.num_dummy_rows):

@@ -68,6 +68,13 @@ class KVCache:
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        """Set slots to zero in all layers."""
+        indices = make_int64_tensor(slots).to(self.device)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys.index_fill_(0, indices, 0)
+            values.index_fill_(0, indices, 0)
+
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Set blocks to zero in all layers."""
         self._blocks_by_layer.index_fill_(1, make_int64_tensor(blocks).to(self.device), 0)

@@ -6,6 +6,7 @@ Decodes whose tokens a CUDA graph can choose do not come here: `workers/overlap.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isfinite
 
 import torch
@@ -63,9 +64,13 @@ class ModelRunner:
             inputs, hidden_states = self.forward(layout, cache)
         else:
             hidden_states = graph_outputs.hidden_states
-        non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
+        non_finite_ids = find_non_finite_sequences(layout, hidden_states)
+        if not non_finite_ids.isdisjoint(step.drafts):
+            drop_guesses(step, layout, non_finite_ids, cache)
+            return self.run(step, cache)
+        zero_written_blocks(layout, non_finite_ids, cache)
         prompt_logprobs: dict[int, PromptLogprobs] = {}
-        for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True):
+        for chunk, span in zip(step.chunks, layout.spans[len(step.decodes):], strict=True):
             if (chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
                 and chunk.start + 1 < chunk.sequence.num_prompt_tokens):
                 prompt_logprobs[chunk.sequence.id] = self._compute_prompt_logprobs(chunk, span.first_row, hidden_states)
@@ -74,15 +79,11 @@ class ModelRunner:
         outputs: dict[int, SequenceOutput] = {}
         failures: dict[int, pb.Failure] = {}
         if layout.sampled_sequences:
-            if graph_outputs is None:
-                # In a step of decodes alone the sampled rows are all rows, and `forward` has set their adapters.
-                if step.chunks or layout.num_dummy_rows:
-                    self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
-                                                    for sequence in layout.sampled_sequences])
-                logits = self.model.compute_logits(hidden_states[inputs.sampled_rows])  # [sequences, vocabulary]
-            else:
-                logits = graph_outputs.logits
+            logits = (self._compute_logits(layout, hidden_states[inputs.sampled_rows]) if graph_outputs is None
+                      else graph_outputs.logits)
             outputs, failures = self._sample_tokens(layout.sampled_sequences, logits)
+            if step.drafts:
+                self._verify_drafts(layout, logits, outputs)
         for sequence_id in sorted(non_finite_ids):
             failures[sequence_id] = pb.NON_FINITE
             outputs.pop(sequence_id, None)
@@ -100,11 +101,19 @@ class ModelRunner:
         self.adapter_routing.set_rows(adapter_spans)
         return inputs, self.model.forward(inputs, cache, self.attention)
 
+    def _compute_logits(self, layout: StepLayout, sampled_states: Tensor) -> Tensor | None:
+        """Return the logits [sampled rows, vocabulary] on rank 0, None on others."""
+        # In a step of single decodes the sampled rows are all rows, and `forward` has set their adapters.
+        if layout.num_decodes < len(layout.spans) or layout.num_dummy_rows:
+            self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1)
+                                            for sequence in layout.iter_sampled()])
+        return self.model.compute_logits(sampled_states)
+
     def _sample_tokens(self, sequences: list[Sequence],
                        logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
-        """Choose tokens. Return those of each sequence, and the failures of the others. Rank 0, which has the logits,
-        broadcasts a token or the negative code of a failure for each sequence."""
-        sampled = None if logits is None else self.sampler.sample(logits, sequences)
+        """Choose a token for each sequence, by the first rows of the logits. Return them, and the failures of the other
+        sequences. Rank 0, which has the logits, broadcasts a token or the negative code of a failure for each."""
+        sampled = None if logits is None else self.sampler.sample(logits[:len(sequences)], sequences)
         if sampled is None:
             codes = self.group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self.device)).tolist()
         else:
@@ -126,6 +135,34 @@ class ModelRunner:
             else:
                 outputs[sequence.id] = SequenceOutput([code], [sampled.logprobs[row]])
         return outputs, failures
+
+    def _verify_drafts(self, layout: StepLayout, logits: Tensor | None, outputs: dict[int, SequenceOutput]) -> None:
+        """Sample behind each guess that is the token sampled before it, and add what was sampled to `outputs`.
+
+        A token is sampled by the same logits, the same draw and the same tokens before it as in a step of its own. One
+        that fails is left out: the next step samples it again, and it fails there.
+        """
+        pending = [sequence for sequence in layout.sampled_sequences if sequence.id in layout.drafts]
+        lengths = [(sequence, len(sequence.tokens)) for sequence in pending]
+        draft_ends = accumulate([len(layout.drafts[sequence.id]) for sequence in pending],
+                                initial=len(layout.sampled_sequences))
+        # by sequence: the row of the logits behind its first guess
+        rows = dict(zip([sequence.id for sequence in pending], draft_ends, strict=False))
+        try:
+            for index in range(max(map(len, layout.drafts.values()))):
+                pending = [sequence for sequence in pending
+                           if is_guess_right(layout.drafts[sequence.id], index, outputs.get(sequence.id), sequence)]
+                if not pending:
+                    break
+                for sequence in pending:
+                    sequence.tokens.append(layout.drafts[sequence.id][index])
+                sampled, _ = self._sample_tokens(
+                    pending, None if logits is None else logits[[rows[sequence.id] + index for sequence in pending]])
+                for sequence_id, output in sampled.items():
+                    outputs[sequence_id].extend(output)
+        finally:
+            for sequence, length in lengths:
+                del sequence.tokens[length:]
 
     def _find_non_finite_prompts(self, prompt_logprobs: dict[int, PromptLogprobs]) -> set[int]:
         """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
@@ -155,18 +192,34 @@ class ModelRunner:
         return result
 
 
-def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:
-    """Return the sequences with non-finite hidden states, after setting the blocks that they wrote to zero:
-    docs/concepts/exactness.md, "No NaN stays in the cache"."""
-    failed_ids: set[int] = set()
+def is_guess_right(draft: list[int], index: int, output: SequenceOutput | None, sequence: Sequence) -> bool:
+    """Whether the guess at `index` is the token that was sampled last, and there may be one behind it."""
+    return (output is not None and index < len(draft) and len(output.tokens) == index + 1
+            and output.tokens[index] == draft[index] and draft[index] not in sequence.sampling.end_tokens)
+
+
+def find_non_finite_sequences(layout: StepLayout, hidden_states: Tensor) -> set[int]:
     if hidden_states.sum(dtype=torch.float32).isfinite():  # one sum over all is enough to find only finite ones
-        return failed_ids
+        return set()
     is_finite = hidden_states.isfinite().all(dim=-1).tolist()
+    return {sequence.id for sequence, span in zip(layout.sequences, layout.spans, strict=True)
+            if not all(is_finite[span.first_row:span.first_row + span.length])}
+
+
+def zero_written_blocks(layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
+    """Set the blocks to zero that these sequences wrote, which fail: docs/concepts/exactness.md, "No NaN stays in the
+    cache"."""
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):
-        if not all(is_finite[span.first_row:span.first_row + span.length]):
-            failed_ids.add(sequence.id)
+        if sequence.id in sequence_ids:
             cache.zero_blocks(find_blocks_between(sequence, span.start, span.end, cache.block_size))
-    return failed_ids
+
+
+def drop_guesses(step: Step, layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
+    """Drop the guesses of these sequences from the step, and set to zero what they wrote. They may be all that was not
+    finite, and spoil the states of the known token before them."""
+    for sequence, span in zip(layout.sequences, layout.spans, strict=True):
+        if sequence.id in sequence_ids and step.drafts.pop(sequence.id, None):
+            cache.zero_slots(cache.list_slots(span.blocks, span.start + 1, span.end))
 
 
 def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:

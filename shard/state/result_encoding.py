@@ -17,6 +17,13 @@ class SequenceOutput:
     top_tokens: list[list[int]] = field(default_factory=list)  # empty, or the best candidates for every token
     top_logprobs: list[list[float]] = field(default_factory=list)
 
+    def extend(self, later: "SequenceOutput") -> None:
+        """Add the tokens behind these."""
+        self.tokens.extend(later.tokens)
+        self.logprobs.extend(later.logprobs)
+        self.top_tokens.extend(later.top_tokens)
+        self.top_logprobs.extend(later.top_logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:

@@ -97,6 +97,7 @@ class Sequence:
     num_prompt_top_tokens: int = 0  # best candidates wanted beside each prompt logprob
     failure: pb.Failure | None = None  # a failed sequence yields no more tokens
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
+    draft_state: Any = field(default=None, compare=False, repr=False)  # state that the draft planner keeps with it
     # by the index from which tokens are counted
     token_counts: dict[int, TokenOccurrences] = field(default_factory=dict, compare=False, repr=False)
     # result of `cuda_graph_sampler.can_sample_in_cuda_graph`

@@ -1,7 +1,9 @@
 """Contents of one forward pass: the sequences that decode and the chunks that run beside them, and where each stands on
 the token axis."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from shard.state.sequence import Sequence
@@ -34,6 +36,8 @@ class Step:
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     failed_sequences: list[Sequence] = field(default_factory=list)  # left out: failed before, or no position left
+    # guesses of the tokens behind the last one, which the step verifies, by the id of a decoding sequence
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -55,7 +59,7 @@ class TokenSpan(NamedTuple):
 
     first_row: int  # of its first token on the token axis
     start: int  # that token's position in the sequence
-    length: int  # 1 for a decode
+    length: int  # 1 for a decode without guesses
     blocks: list[int]  # the sequence's block table
 
     @property
@@ -64,25 +68,45 @@ class TokenSpan(NamedTuple):
 
 
 class StepLayout(NamedTuple):
-    """Layout of a step's sequences on the token axis: the decodes first, then the chunks, in the order of the step."""
+    """Layout of a step's sequences on the token axis: the decodes of one token first, then those with guesses, then the
+    chunks, each in the order of the step."""
 
     sequences: list[Sequence]
     spans: list[TokenSpan]  # of each sequence
-    num_decodes: int
-    sampled_sequences: list[Sequence]  # `Step.sampled_sequences`
-    sampled_rows: list[int]  # of the last token of each sampled sequence
+    num_decodes: int  # of one token
+    sampled_sequences: list[Sequence]  # `Step.sampled_sequences`, in the order of `sequences`
+    # of the last known token of each sampled sequence, and behind these of the guesses, those of a sequence together
+    sampled_rows: list[int]
     num_dummy_rows: int  # behind all others: one if there is a single token
+    drafts: dict[int, list[int]]  # `Step.drafts`
+
+    def iter_sampled(self) -> Iterator[Sequence]:
+        """Return the sequence of each sampled row."""
+        yield from self.sampled_sequences
+        for sequence in self.sampled_sequences:
+            yield from repeat(sequence, len(self.drafts.get(sequence.id, ())))
 
 
 def lay_out_step(step: Step) -> StepLayout:
     """Return the layout, which holds until a sequence of the step grows."""
-    spans = [TokenSpan(row, len(sequence.tokens) - 1, 1, sequence.blocks) for row, sequence in enumerate(step.decodes)]
+    drafts = step.drafts
+    single = [sequence for sequence in step.decodes if sequence.id not in drafts] if drafts else step.decodes
+    spans = [TokenSpan(row, len(sequence.tokens) - 1, 1, sequence.blocks) for row, sequence in enumerate(single)]
     num_decodes = num_rows = len(spans)
-    sampled_rows = list(range(num_decodes))
+    sampled_rows, draft_rows = list(range(num_decodes)), list[int]()
+    drafted = [sequence for sequence in step.decodes if sequence.id in drafts] if drafts else []
+    for sequence in drafted:
+        span = TokenSpan(num_rows, len(sequence.tokens) - 1, 1 + len(drafts[sequence.id]), sequence.blocks)
+        spans.append(span)
+        sampled_rows.append(num_rows)
+        num_rows += span.length
+        draft_rows += range(span.first_row + 1, num_rows)
     for chunk in step.chunks:
         spans.append(TokenSpan(num_rows, chunk.start, chunk.length, chunk.sequence.blocks))
         num_rows += chunk.length
         if chunk.is_last:
             sampled_rows.append(num_rows - 1)
-    return StepLayout(step.sequences, spans, num_decodes, step.sampled_sequences, sampled_rows,
-                      max(0, MIN_ROWS - num_rows))
+    decodes = single + drafted
+    return StepLayout(decodes + [chunk.sequence for chunk in step.chunks], spans, num_decodes,
+                      decodes + [chunk.sequence for chunk in step.chunks if chunk.is_last], sampled_rows + draft_rows,
+                      max(0, MIN_ROWS - num_rows), drafts)

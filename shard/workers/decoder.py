@@ -19,6 +19,7 @@ from shard.hardware.cache_budget import (
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.model_runner import StepOutputs
+from shard.speculation.draft_planner import DraftPlanner, StepSeconds
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
@@ -41,6 +42,15 @@ NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory 
 logger = logging.getLogger(__name__)
 
 
+def count_draft_tokens(speculate: int, device_type: str) -> int:
+    """Return how many tokens are guessed per sequence and step: on CUDA none, where the next step begins before the
+    tokens of the last one are known."""
+    if speculate and device_type == "cuda":
+        logger.warning("nothing is speculated on CUDA (--speculate): answers are the same without it")
+        return 0
+    return speculate
+
+
 class DecoderWorker(BaseWorker[LoadedDecoder]):
     """Worker of a model that generates tokens."""
 
@@ -48,11 +58,13 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded_model = load_decoder_model(config, on_progress)
-        limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
+        limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions,
+                             1 + count_draft_tokens(config.speculate, loaded_model.device.type),
                              mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
         self._cache = loaded_model.make_cache(MIN_BLOCK_SIZE, 0)
         self._overlap_queue: OverlapQueue | None = None  # only where steps are captured
+        self._draft_planner: DraftPlanner | None = None  # only with --speculate
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
@@ -76,12 +88,23 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         answer.cache_bytes = cache.num_blocks * self._loaded_model.bytes_per_block(request.block_size)
         answer.why = size_reason
         answer.adapter_bytes = adapter_bytes
+        self._draft_planner = self._make_draft_planner(answer)
         self.shard_state.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
         if (cuda_graph_runner := self._loaded_model.runner.cuda_graph_runner) is not None:
             self._overlap_queue = OverlapQueue(self.shard_state, cuda_graph_runner, lambda step: self._run_collective(
                 partial(self._loaded_model.runner.run, step, cache)))
         return answer
+
+    def _make_draft_planner(self, answer: pb.WarmupAnswer) -> DraftPlanner | None:
+        """Return a planner that knows the times of the warm-up; None if nothing is speculated."""
+        limits = self.shard_state.limits
+        if limits.tokens_per_step == 1:
+            return None
+        step_seconds = StepSeconds((num_chunk_tokens or num_rows, seconds)
+                                   for num_rows, num_chunk_tokens, seconds
+                                   in zip(answer.rows, answer.chunk_tokens, answer.seconds, strict=True))
+        return DraftPlanner(limits.tokens_per_step - 1, limits.max_positions, step_seconds)
 
     def _run_largest_step(self, request: pb.WarmupRequest) -> None:
         """Run the largest step while captured steps exist: the work space of both stays allocated, so it is not counted
@@ -189,8 +212,12 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
         started_at = perf_counter()
+        if self._draft_planner is not None:
+            self._draft_planner.plan(step)
         outputs = (self._run_collective(partial(self._loaded_model.runner.run, step, self._cache)) if step.sequences
                    else StepOutputs({}, {}, {}))
+        if self._draft_planner is not None:
+            self._draft_planner.record(step, outputs.new_tokens)
         self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
         return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at,
                                  outputs.prompt_logprobs)
