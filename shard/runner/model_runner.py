@@ -218,7 +218,7 @@ def drop_guesses(step: Step, layout: StepLayout, sequence_ids: set[int], cache: 
     """Drop the guesses of these sequences from the step, and set to zero what they wrote. They may be all that was not
     finite, and spoil the states of the known token before them."""
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):
-        if sequence.id in sequence_ids and step.drafts.pop(sequence.id, None):
+        if sequence.id in sequence_ids and step.drafts.pop(sequence.id, []):
             cache.zero_slots(cache.list_slots(span.blocks, span.start + 1, span.end))
 
 

@@ -19,7 +19,7 @@ from shard.hardware.cache_budget import (
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.model_runner import StepOutputs
-from shard.speculation.draft_planner import DraftPlanner, StepSeconds
+from shard.speculation.draft_planner import DraftPlanner, StepSeconds, share_drafts
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
@@ -212,15 +212,27 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
         started_at = perf_counter()
-        if self._draft_planner is not None:
-            self._draft_planner.plan(step)
-        outputs = (self._run_collective(partial(self._loaded_model.runner.run, step, self._cache)) if step.sequences
+        run = (self._loaded_model.runner.run if self._draft_planner is None
+               else partial(self._run_speculating, self._draft_planner))
+        outputs = (self._run_collective(partial(run, step, self._cache)) if step.sequences
                    else StepOutputs({}, {}, {}))
-        if self._draft_planner is not None:
-            self._draft_planner.record(step, outputs.new_tokens)
         self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
         return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at,
                                  outputs.prompt_logprobs)
+
+    def _run_speculating(self, planner: DraftPlanner, step: Step, cache: KVCache) -> StepOutputs:
+        loaded = self._loaded_model
+        if not step.decodes:
+            return loaded.runner.run(step, cache)
+        if loaded.group.rank == 0:
+            planner.plan(step)
+        if loaded.group.size > 1:
+            share_drafts(step, planner.max_draft_tokens, loaded.group)
+        started_at = perf_counter()
+        outputs = loaded.runner.run(step, cache)
+        if loaded.group.rank == 0:
+            planner.record(step, outputs.new_tokens, perf_counter() - started_at)
+        return outputs
 
     def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,
                      outputs: Mapping[int, SequenceOutput], seconds: float,

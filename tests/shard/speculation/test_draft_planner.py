@@ -1,10 +1,13 @@
 """How many guesses a step verifies: as many as raise its expected tokens per second."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 
-from shard.speculation.draft_planner import FIRST_HIT_RATE, MIN_GAIN, DraftPlanner, StepSeconds
+from shard.speculation.draft_planner import FIRST_HIT_RATE, MIN_GAIN, DraftPlanner, StepSeconds, share_drafts
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step
 
@@ -31,19 +34,47 @@ def plan(planner: DraftPlanner, *decodes: Sequence, num_chunk_tokens: int = 0) -
 # -- seconds of a step
 
 
-def test_seconds_are_interpolated_and_extrapolated() -> None:
+def test_times_of_the_warmup_are_interpolated_and_extrapolated() -> None:
     step_seconds = StepSeconds([(1, 1.0), (3, 2.0), (5, 4.0)])
-    assert [step_seconds.compute(rows) for rows in (1, 2, 3, 4, 5, 6)] == [1.0, 1.5, 2.0, 3.0, 4.0, 5.0]
+    assert [step_seconds.predict(rows) for rows in (1, 2, 3, 4, 5, 6)] == [
+        (1.0, 0.5), (1.5, 0.5), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0)]
 
 
 def test_more_rows_never_count_as_faster() -> None:
     step_seconds = StepSeconds([(1, 2.0), (4, 1.5), (8, 3.0), (1, 9.0)])
-    assert [step_seconds.compute(rows) for rows in (1, 4, 8)] == [2.0, 2.0, 3.0]
+    assert [step_seconds.predict(rows)[0] for rows in (1, 4, 8)] == [2.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("measured", [[], [(4, 0.5)]])
-def test_seconds_are_constant_without_two_measurements(measured: list[tuple[int, float]]) -> None:
-    assert StepSeconds(measured).compute(1) == StepSeconds(measured).compute(50)
+def test_a_row_costs_nothing_without_two_measurements(measured: list[tuple[int, float]]) -> None:
+    assert StepSeconds(measured).predict(50)[1] == 0.0
+
+
+@pytest.mark.parametrize("measured", [[], [(1, 1.0), (100, 1.1)], [(1, 0.01), (4, 5.0)]])
+def test_cost_of_a_row_is_learnt_whatever_the_warmup_measured(measured: list[tuple[int, float]]) -> None:
+    step_seconds, rng = StepSeconds(measured), random.Random(1)
+    for _ in range(300):
+        num_rows = rng.choice([1, 2, 5, 9])
+        step_seconds.record(num_rows, (0.1 + 0.02 * num_rows) * rng.uniform(0.9, 1.1))
+    seconds, row_seconds = step_seconds.predict(5)
+    assert seconds == pytest.approx(0.2, rel=0.1)
+    assert row_seconds == pytest.approx(0.02, rel=0.4)
+
+
+def test_relative_cost_by_warmup_holds_while_steps_are_alike() -> None:
+    """On a machine that is now three times as slow a row costs three times as much."""
+    step_seconds = StepSeconds([(1, 0.1), (11, 0.2)])
+    for _ in range(100):
+        step_seconds.record(1, 0.3)
+    assert step_seconds.predict(1) == (pytest.approx(0.3), pytest.approx(0.03))
+
+
+def test_interrupted_step_changes_little() -> None:
+    step_seconds = StepSeconds([(1, 0.1), (11, 0.2)])
+    for _ in range(100):
+        step_seconds.record(1, 0.1)
+    step_seconds.record(9, 60.0)
+    assert step_seconds.predict(1)[0] < 0.12
 
 
 # -- plans
@@ -69,8 +100,8 @@ def test_sequences_without_guesses_are_left_out() -> None:
 
 
 def test_a_row_that_pays_in_a_small_step_does_not_in_a_large_one() -> None:
-    few_rows_are_free = StepSeconds([(1, 0.1), (8, 0.1), (16, 0.8)])
-    planner = DraftPlanner(4, 100, few_rows_are_free)
+    few_rows_are_cheap = StepSeconds([(1, 0.1), (8, 0.11), (16, 0.8)])
+    planner = DraftPlanner(4, 100, few_rows_are_cheap)
     assert plan(planner, make_repeating(hit_rate=0.9))
     assert not plan(planner, make_repeating(hit_rate=0.9), num_chunk_tokens=20)
 
@@ -91,7 +122,7 @@ def test_plan_has_the_most_expected_tokens_per_second(hit_rates: list[float], sl
     def rate(changed: list[int]) -> float:
         expected = sum(sum(hit_rate ** j for j in range(length + 1))
                        for hit_rate, length in zip(hit_rates, changed, strict=True))
-        return expected / step_seconds.compute(len(changed) + sum(changed))
+        return expected / step_seconds.predict(len(changed) + sum(changed))[0]
 
     for index, length in enumerate(lengths):
         if length:
@@ -106,19 +137,43 @@ def test_plan_has_the_most_expected_tokens_per_second(hit_rates: list[float], sl
 
 def test_hit_rate_follows_the_guesses_that_a_step_verified() -> None:
     sequence, planner = make_repeating(hit_rate=0.5), DraftPlanner(4, 100, FREE_ROWS)
-    planner.record(Step([sequence], drafts={1: [7, 8, 9]}), {1: [7, 8, 1]})  # two came true, one did not
+    planner.record(Step([sequence], drafts={1: [7, 8, 9]}), {1: [7, 8, 1]}, 0.1)  # two came true, one did not
     assert sequence.draft_state.hit_rate == pytest.approx(((0.5 * 0.8 + 0.2) * 0.8 + 0.2) * 0.8)
 
 
 def test_first_guess_counts_though_no_step_verified_it() -> None:
     sequence, planner = make_repeating(), DraftPlanner(4, 100, COSTLY_ROWS)
     assert plan(planner, sequence) == {}
-    planner.record(Step([sequence]), {1: [7]})
+    planner.record(Step([sequence]), {1: [7]}, 0.1)
     assert sequence.draft_state.hit_rate > FIRST_HIT_RATE
 
 
 def test_failed_sequence_changes_nothing() -> None:
     sequence, planner = make_repeating(), DraftPlanner(4, 100, FREE_ROWS)
     planner.plan(Step([sequence]))
-    planner.record(Step([sequence], drafts={1: [7]}), {})
+    planner.record(Step([sequence], drafts={1: [7]}), {}, 0.1)
     assert sequence.draft_state.hit_rate == FIRST_HIT_RATE
+
+
+# -- several ranks
+
+
+def test_all_ranks_verify_the_guesses_of_rank_0() -> None:
+    sequences = [make_repeating(number) for number in (1, 2, 3)]
+    plans = {0: {1: [7, 8], 3: [7, 8, 9]}, 1: {2: [5]}}
+
+    def share(group: InProcessRankGroup) -> dict[int, list[int]]:
+        step = Step(sequences, drafts=dict(plans[group.rank]))
+        share_drafts(step, 3, group)
+        return step.drafts
+
+    assert run_on_ranks(2, share) == [plans[0], plans[0]]
+
+
+def test_ranks_agree_that_nothing_is_guessed() -> None:
+    def share(group: InProcessRankGroup) -> dict[int, list[int]]:
+        step = Step([make_repeating()], drafts={1: [7]} if group.rank else {})
+        share_drafts(step, 4, group)
+        return step.drafts
+
+    assert run_on_ranks(2, share) == [{}, {}]
