@@ -15,7 +15,7 @@ from support.chaos.load import ChaosLoad, RequestRecord, judge_cuts
 from support.chaos.report import judge_descriptors, judge_memory, set_recovery_times, summarize_memory
 from support.chaos.request_mix import AnswerFormat, ChaosRequest, draw_requests
 from support.chaos.server import ProcessUse
-from support.chaos.watch import Sample, compute_slope, find_held_resources
+from support.chaos.watch import Sample, compute_slope
 
 MEBIBYTE = 2 ** 20
 
@@ -119,7 +119,13 @@ def make_record(end: str, sent_at: float = 10.0, ended_at: float = 20.0, **field
 @pytest.mark.parametrize(("deaths", "is_excused"), [
     ([], False), ([(15.0, 15.1)], True), ([(20.0, 20.1)], True), ([(21.0, 21.1)], False), ([(9.0, 9.5)], False)])
 def test_only_the_death_of_a_router_excuses_a_cut(deaths: list[tuple[float, float]], is_excused: bool) -> None:
-    judge_cuts([record := make_record("cut")], deaths)
+    judge_cuts([record := make_record("cut")], deaths, [])
+    assert bool(record.problems) != is_excused
+
+
+@pytest.mark.parametrize(("status", "is_excused"), [(0, True), (200, False)])
+def test_lack_of_descriptors_excuses_only_connections_without_an_answer(status: int, is_excused: bool) -> None:
+    judge_cuts([record := make_record("cut", answer=Answer(status))], [], [(12.0, 13.0)])
     assert bool(record.problems) != is_excused
 
 
@@ -163,13 +169,6 @@ def test_growing_memory_is_a_finding() -> None:
 def test_descriptors_that_stay_open_are_a_finding() -> None:
     assert judge_descriptors({"router": 30}, {"router": 35}) == []
     assert judge_descriptors({"router": 30}, {"router": 60}) == ["the router has 60 descriptors, and had 30"]
-
-
-def test_held_blocks_and_requests_are_found_on_the_page_of_metrics() -> None:
-    page = 'tgi_ready 1\ntgi_cache_blocks{state="held"} 0\ntgi_cache_blocks{state="kept"} 5\ntgi_queue_size 0\n'
-    assert find_held_resources(page) == []
-    assert find_held_resources(page.replace('held"} 0', 'held"} 3')) == ['tgi_cache_blocks{state="held"} 3']
-    assert find_held_resources(page.replace("ready 1", "ready 0")) == ["tgi_ready is not 1"]
 
 
 @pytest.mark.long

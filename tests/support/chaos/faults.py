@@ -41,7 +41,7 @@ class FaultInjector:
     server: ChaosServer
     drop_connections: Callable[[int], None]
     records: list[FaultRecord] = field(default_factory=list)
-    router_deaths: list[float] = field(default_factory=list)  # moments from which a router's connections may be cut
+    descriptor_faults: list[tuple[float, float]] = field(default_factory=list)  # when the router had none left
     problems: list[str] = field(default_factory=list)
 
     async def inject(self, fault: Fault) -> None:
@@ -100,6 +100,7 @@ class FaultInjector:
         pid = self._choose_pid("router", 0)
         if pid is None:
             return False
+        began_at = time.monotonic()
         with suppress(ProcessLookupError, FileNotFoundError):
             used = {*map(int, os.listdir(f"/proc/{pid}/fd"))}
             set_soft_limit([pid], resource.RLIMIT_NOFILE, min({*range(len(used) + 1)} - used) + 1)
@@ -107,6 +108,7 @@ class FaultInjector:
             await asyncio.sleep(fault.seconds)
         finally:
             set_soft_limit([pid], resource.RLIMIT_NOFILE, None)
+            self.descriptor_faults.append((began_at, time.monotonic()))
         return True
 
     async def _drop_connections(self, fault: Fault, _: str) -> bool:

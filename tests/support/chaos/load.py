@@ -1,7 +1,7 @@
 """Clients that send requests one after the other, and the judgement of how each request ended.
 
-Every request must have exactly one terminal event. One end is excused: a connection that is cut while a router was
-dead or dying, because the connection's state died with it.
+Every request must have exactly one terminal event. Two ends are excused: a connection that is cut when its router
+died, and one that is cut before any answer when the system had no descriptor for it (libuv closes such connections).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PROBE_INTERVAL_SECONDS = 0.25
 # What a valid request may be told during faults; any other error is a finding.
 EXPECTED_ERRORS = re.compile("|".join((
     r"died \d+ times", r"processes died several times with this prompt", r"[Tt]he server is (starting|stopping)",
-    r"[Mm]odel is overloaded", r"is full", r"not ready")))
+    r"[Mm]odel is overloaded", r"the disk is full", r"not ready")))
 
 
 @dataclass(slots=True)
@@ -168,12 +168,14 @@ def make_session() -> aiohttp.ClientSession:
                                  timeout=aiohttp.ClientTimeout(total=None))
 
 
-def judge_cuts(records: Sequence[RequestRecord], router_deaths: Sequence[tuple[float, float]]) -> None:
-    """Add a problem to each cut connection that no death of a router excuses.
+Intervals = Sequence[tuple[float, float]]
 
-    A death is an interval: from the last moment at which the router was seen alive to the first at which it was gone.
-    """
+
+def judge_cuts(records: Sequence[RequestRecord], router_deaths: Intervals, descriptor_faults: Intervals) -> None:
+    """Add a problem to each cut connection that nothing excuses. A death is an interval: from the last moment at which
+    the router was seen alive to the first at which it was gone."""
     for record in records:
-        if record.end == "cut" and not any(record.sent_at <= gone and alive <= record.ended_at
-                                           for alive, gone in router_deaths):
+        excuses = [*router_deaths, *(descriptor_faults if not record.answer.status else ())]
+        if record.end == "cut" and not any(record.sent_at <= end and begin <= record.ended_at
+                                           for begin, end in excuses):
             record.problems.append("cut without a router's death")

@@ -86,7 +86,7 @@ async def run_on_server(server: ChaosServer, settings: RunSettings) -> RunReport
         findings += [f"still held when idle: {held}" for held in await wait_until_idle(session, server.url)]
     watch.take_samples()
     findings += judge_descriptors(descriptors_before, count_descriptors(server))
-    judge_cuts(load.records, watch.router_deaths)
+    judge_cuts(load.records, watch.router_deaths, injector.descriptor_faults)
     set_recovery_times(injector.records, load.probe_times)
     memory = summarize_memory(watch.samples)
     findings += [*injector.problems, *collect_request_findings(load.records, start),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from support.chaos.server import ChaosServer, ProcessUse
+from support.servers.weft_process import find_held_resources
 
 POLL_SECONDS = 0.05
 WATCHED_ROLES = ("launcher", "router", "shard", "adapter store")
 IDLE_TIMEOUT_SECONDS = 90.0
-IDLE_METRICS = ('tgi_cache_blocks{state="held"}', "tgi_batch_current_size", "tgi_queue_size", "tgi_request_current")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,11 @@ async def wait_until_idle(session: aiohttp.ClientSession, url: str) -> list[str]
         await asyncio.sleep(0.2)
         try:
             async with asyncio.timeout(5.0), session.get(f"{url}/metrics") as response:
-                held = find_held_resources(await response.text())
+                page = await response.text()
+                held = find_held_resources(page) + ["not ready"] * ("tgi_ready 1" not in page.splitlines())
         except (aiohttp.ClientError, ConnectionError, TimeoutError):
             continue
     return held
-
-
-def find_held_resources(metrics_page: str) -> list[str]:
-    """Return the gauges of blocks, sequences and requests that are not 0, or `tgi_ready 0`."""
-    lines = [line for line in metrics_page.splitlines() if line.startswith(IDLE_METRICS) and float(line.split()[-1])]
-    return lines if "tgi_ready 1" in metrics_page.splitlines() else [*lines, "tgi_ready is not 1"]
 
 
 def compute_slope(points: list[tuple[float, float]]) -> float:
