@@ -65,7 +65,7 @@ help:
 	make test-clients  tests with official clients, each installed in an environment of its own
 	make chaos         ten minutes of mixed load with a fault every five seconds (SEED=... repeats; ARGS="--seconds 60")
 	make soak          hours of moderate load with rare faults, and how memory grows (ARGS="--hours 8")
-	make fuzz          fuzzers on all routes and on what reads foreign bytes (FUZZ_SECONDS=60 for each)
+	make fuzz          fuzzers on all routes, and on what reads foreign bytes (FUZZ_SECONDS=60 for each)
 	make gpu-check     tests on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
 	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.gpu
@@ -187,7 +187,7 @@ chaos soak: .venv/ready
 # Fuzzers are installed in environments of their own, as clients are.
 FUZZ_SECONDS := 60
 fuzz: .venv/ready
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -m fuzz -o timeout=$$((120 + 20 * $(FUZZ_SECONDS))) tests/test_fuzz.py $(ARGS)
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -m fuzz -o timeout=$$((300 + 2 * $(FUZZ_SECONDS))) $(or $(ARGS),tests/test_fuzz.py tests/e2e/api/test_document.py)
 
 # What weft and its tests need beside torch, transformers and what those need; tests/test_make.py keeps the list whole.
 GPU_PACKAGES := aiohappyeyeballs aiohttp aiosignal annotated-types attrs cyclopts docstring-parser frozenlist grpcio \

@@ -12,7 +12,7 @@ from support.chaos.answers import Answer, AnswerReader, compare_with_reference
 from support.chaos.fault_plan import FAULT_KINDS, Fault, plan_faults
 from support.chaos.faults import FaultRecord
 from support.chaos.load import ChaosLoad, RequestRecord, judge_cuts
-from support.chaos.report import judge_descriptors, judge_memory, set_recovery_times, summarize_memory
+from support.chaos.report import judge_descriptors, judge_memory, set_recovery_times, summarize_faults, summarize_memory
 from support.chaos.request_mix import AnswerFormat, ChaosRequest, draw_requests
 from support.chaos.server import ProcessUse
 from support.chaos.watch import Sample, compute_slope
@@ -151,6 +151,14 @@ def test_recovery_is_counted_by_probes_sent_after_the_fault() -> None:
     record = FaultRecord(Fault(0, 0.0, "kill shard", 0.0, 0), began_at=10.0)
     set_recovery_times([record], [(9.9, 10.1), (10.2, 13.0), (10.4, 12.5)])
     assert record.recovered_after == 2.5
+
+
+def test_recovery_during_another_outage_is_left_out() -> None:
+    def record(kind: str, began_at: float, recovered_after: float) -> FaultRecord:
+        return FaultRecord(Fault(0, 0.0, kind, 0.0, 0), began_at, recovered_after=recovered_after)
+    faults = [record("kill shard", 10.0, 5.0), record("full disk", 12.0, 3.0), record("full disk", 20.0, 0.5)]
+    assert summarize_faults(faults) == {"kill shard": {"count": 1, "alone": 1, "median": 5.0, "worst": 5.0},
+                                        "full disk": {"count": 2, "alone": 1, "median": 0.5, "worst": 0.5}}
 
 
 def make_samples(*rss_mebibytes: float) -> list[Sample]:

@@ -17,17 +17,19 @@ class FaultKind:
     min_seconds: float = 0.0  # of a fault that lasts
     max_seconds: float = 0.0
     ends_router: bool = False
+    stops_steps: bool = False  # no step ends until it is over
 
 
 FAULT_KINDS: Mapping[str, FaultKind] = {
-    "kill shard": FaultKind(3),
-    "stop shard": FaultKind(3, 0.3, 4.0),
-    "stop shard for long": FaultKind(1, SHARD_STOP_LIMIT_SECONDS + 2.0, SHARD_STOP_LIMIT_SECONDS + 6.0),
-    "slow shard": FaultKind(2, 2.0, 5.0),
-    "kill router": FaultKind(3, ends_router=True),
-    "stop router": FaultKind(3, 0.3, 5.0),
+    "kill shard": FaultKind(3, stops_steps=True),
+    "stop shard": FaultKind(3, 0.3, 4.0, stops_steps=True),
+    "stop shard for long": FaultKind(1, SHARD_STOP_LIMIT_SECONDS + 2.0, SHARD_STOP_LIMIT_SECONDS + 6.0,
+                                     stops_steps=True),
+    "slow shard": FaultKind(2, 2.0, 5.0, stops_steps=True),
+    "kill router": FaultKind(3, ends_router=True, stops_steps=True),
+    "stop router": FaultKind(3, 0.3, 5.0, stops_steps=True),
     "stop router for long": FaultKind(1, ROUTER_STOP_LIMIT_SECONDS + 3.0, ROUTER_STOP_LIMIT_SECONDS + 6.0,
-                                      ends_router=True),
+                                      ends_router=True, stops_steps=True),
     "kill compiler": FaultKind(2),
     "stop compiler": FaultKind(1, 0.5, 4.0),
     "kill adapter store": FaultKind(2),

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.chaos.fault_plan import FAULT_KINDS
 from support.chaos.faults import FaultRecord
 from support.chaos.load import RequestRecord
 from support.chaos.watch import Sample, compute_slope
 
 MEBIBYTE = 2 ** 20
 MAX_GROWTH_SHARE, MAX_GROWTH_BYTES = 0.10, 16 * MEBIBYTE
-MAX_SLOPE_MIB_PER_HOUR = 4.0
-MIN_JUDGED_SECONDS = 60.0
+MAX_SLOPE_MIB_PER_HOUR = 8.0
+MIN_JUDGED_SECONDS, MIN_SLOPE_SECONDS = 60.0, 3600.0
 MAX_DESCRIPTOR_GROWTH = 8
 MAX_SHOWN_PROBLEMS = 40
 
@@ -40,8 +41,8 @@ class RunReport:
                  format_row("requests", *ends),
                  *(format_row(dialect, *(counts.get(end, 0) for end in ends))
                    for dialect, counts in sorted(self.requests.items())), "",
-                 format_row("faults", "count", "median s", "worst s"),
-                 *(format_row(kind, row["count"], row["median"], row["worst"])
+                 format_row("faults", "count", "alone", "median s", "worst s"),
+                 *(format_row(kind, row["count"], row["alone"], row["median"], row["worst"])
                    for kind, row in sorted(self.faults.items())), "",
                  format_row("memory", *(names := ["start MiB", "end MiB", "MiB/h", "descriptors", "threads"])),
                  *(format_row(role, *(row[name] for name in names)) for role, row in self.memory.items()), "",
@@ -69,13 +70,24 @@ def set_recovery_times(faults: Sequence[FaultRecord], probe_times: Sequence[tupl
         record.recovered_after = min(answered) - record.began_at if answered else None
 
 
+def is_alone(record: FaultRecord, faults: Sequence[FaultRecord]) -> bool:
+    """Return whether no other fault that stops steps was under way between a fault's beginning and its recovery."""
+    end = record.began_at + (record.recovered_after or 0.0)
+    return not any(FAULT_KINDS[other.fault.kind].stops_steps and other is not record and other.has_victim
+                   and other.began_at <= end
+                   and other.began_at + max(other.fault.seconds, other.recovered_after or 0.0) >= record.began_at
+                   for other in faults)
+
+
 def summarize_faults(faults: Sequence[FaultRecord]) -> dict[str, dict[str, Any]]:
+    """Return for each kind how often it happened, and the recovery times of those that happened alone."""
     times: dict[str, list[float]] = defaultdict(list)
     counts = Counter(record.fault.kind for record in faults if record.has_victim)
     for record in faults:
-        if record.has_victim and record.recovered_after is not None:
+        if record.has_victim and record.recovered_after is not None and is_alone(record, faults):
             times[record.fault.kind].append(record.recovered_after)
-    return {kind: {"count": count, "median": round(statistics.median(times[kind]), 2) if times[kind] else None,
+    return {kind: {"count": count, "alone": len(times[kind]),
+                   "median": round(statistics.median(times[kind]), 2) if times[kind] else None,
                    "worst": round(max(times[kind]), 2) if times[kind] else None} for kind, count in counts.items()}
 
 
@@ -84,14 +96,16 @@ def select_last_process(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def summarize_memory(samples_by_role: dict[str, list[Sample]]) -> dict[str, dict[str, float]]:
-    """Return for each role what its last process held after a third of its life, and at its end."""
+    """Return for each role what its last process held after a third of its life, and at its end. The slope is that of
+    the second half: caches are full by then."""
     rows = {}
     for role, samples in samples_by_role.items():
         warm = (life := select_last_process(samples))[len(life) // 3:]
         first, last = warm[0], warm[-1]
         rows[role] = {
             "start MiB": round(first.use.rss_bytes / MEBIBYTE, 1), "end MiB": round(last.use.rss_bytes / MEBIBYTE, 1),
-            "MiB/h": round(compute_slope([(one.at, one.use.rss_bytes / MEBIBYTE) for one in warm]), 1),
+            "MiB/h": round(compute_slope([(one.at, one.use.rss_bytes / MEBIBYTE)
+                                          for one in life[len(life) // 2:]]), 1),
             "descriptors": last.use.num_descriptors - first.use.num_descriptors,
             "threads": last.use.num_threads - first.use.num_threads,
             "seconds": round(last.at - first.at, 1)}
@@ -106,7 +120,7 @@ def list_samples(samples_by_role: dict[str, list[Sample]], start: float) -> dict
 
 
 def judge_memory(rows: dict[str, dict[str, float]], *, is_soak: bool) -> list[str]:
-    """Return a finding for each process whose memory or descriptors grew; a short life is not judged."""
+    """Return a finding for each process whose memory grew. A short life is not judged, nor a slope of minutes."""
     findings = []
     for role, row in rows.items():
         if row["seconds"] < MIN_JUDGED_SECONDS:
@@ -114,7 +128,7 @@ def judge_memory(rows: dict[str, dict[str, float]], *, is_soak: bool) -> list[st
         growth = (row["end MiB"] - row["start MiB"]) * MEBIBYTE
         if growth > max(MAX_GROWTH_BYTES, MAX_GROWTH_SHARE * row["start MiB"] * MEBIBYTE):
             findings.append(f"memory of the {role} grew from {row['start MiB']} to {row['end MiB']} MiB")
-        if is_soak and row["MiB/h"] > MAX_SLOPE_MIB_PER_HOUR:
+        if is_soak and row["seconds"] >= MIN_SLOPE_SECONDS / 2 and row["MiB/h"] > MAX_SLOPE_MIB_PER_HOUR:
             findings.append(f"memory of the {role} grows by {row['MiB/h']} MiB/h")
     return findings
 

@@ -65,7 +65,7 @@ class ChaosServer:
     def measure(self, role: str) -> ProcessUse | None:
         """Return what the first process of a role holds, None if there is none now."""
         for pid in self.find_pids(role)[:1]:
-            with suppress(FileNotFoundError, ProcessLookupError):
+            with suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it is ending
                 return measure_process(pid)
         return None
 
