@@ -73,13 +73,17 @@ async def run_on_server(server: ChaosServer, settings: RunSettings) -> RunReport
             async with asyncio.TaskGroup() as faults:
                 for fault in plan_faults(settings.seed, settings.seconds, settings.fault_interval):
                     await asyncio.sleep(max(0.0, start + fault.at - time.monotonic()))
+                    if not server.is_running:
+                        findings.append(f"the server ended before {fault.kind} at {fault.at:.0f} s")
+                        return
                     faults.create_task(injector.inject(fault))
 
         watching, probing = (asyncio.create_task(watch.run(is_over.is_set)),
                              asyncio.create_task(load.probe(session, is_over.is_set)))
         await asyncio.gather(inject_faults(), *(
             load.run_client(session, requests, Random(f"client {settings.seed} {number}"),
-                            lambda: time.monotonic() > start + settings.seconds, settings.pause)
+                            lambda: time.monotonic() > start + settings.seconds or not server.is_running,
+                            settings.pause)
             for number in range(settings.clients)))
         is_over.set()
         await asyncio.gather(watching, probing)
