@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -91,6 +92,12 @@ class AnyResponseParser(Protocol):
 def import_chat_parsing() -> Any:
     """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
     return import_module("transformers.utils.chat_parsing")
+
+
+def preload_chat_parsing() -> None:
+    """Import transformers' parser ahead of its first use, which tries again if that fails, as without descriptors."""
+    with suppress(OSError, ImportError):
+        import_chat_parsing()
 
 
 class StreamingResponseParser:

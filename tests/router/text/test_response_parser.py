@@ -40,6 +40,7 @@ from router.text.response_parser import (
     ToolCallOpening,
     join_adjacent_parts,
     parse_complete_response,
+    preload_chat_parsing,
 )
 
 ARGUMENTS = {"city": "Paris", "days": 2, "note": "a \"b\" </tool_cal {x} \u00e9"}
@@ -450,3 +451,10 @@ def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
     text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
             f"{START}<|channel|>final<|message|>Then.<|return|>")
     assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
+
+
+def test_parser_that_cannot_be_preloaded_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError(24, "Too many open files", name)
+    monkeypatch.setattr("router.text.response_parser.import_module", fail)
+    preload_chat_parsing()
