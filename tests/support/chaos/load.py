@@ -21,7 +21,8 @@ PROBE_INTERVAL_SECONDS = 0.25
 # What a valid request may be told during faults; any other error is a finding.
 EXPECTED_ERRORS = re.compile("|".join((
     r"died \d+ times", r"processes died several times with this prompt", r"[Tt]he server is (starting|stopping)",
-    r"[Mm]odel is overloaded", r"the disk is full", r"not ready")))
+    r"[Mm]odel is overloaded", r"the disk is full", r"not ready",
+    r"does not start: \[Errno 24\]")))
 
 
 @dataclass(slots=True)
