@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
             print(report.format(), end="\n\n", flush=True)
             reports.append(report)
     if options.output:
-        results = {"runs": [asdict(report) for report in reports], **collect_run_metadata(path_options=("--output", "--folder"))}
+        metadata = collect_run_metadata(path_options=("--output", "--folder"))
+        results = {"runs": [asdict(report) for report in reports], **metadata}
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     return 1 if any(report.findings for report in reports) else 0
 
