@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs docs-site bench study dist stats clean
+.PHONY: help run test test-long test-clients chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -63,6 +63,9 @@ help:
 	make test          all tests but the long ones
 	make test-long     thousands of random schedules and requests, new ones every time (SEED=... repeats)
 	make test-clients  tests with official clients, each installed in an environment of its own
+	make chaos         ten minutes of mixed load with a fault every five seconds (SEED=... repeats; ARGS="--seconds 60")
+	make soak          hours of moderate load with rare faults, and how memory grows (ARGS="--hours 8")
+	make fuzz          fuzzers on all routes, and on what reads foreign bytes (FUZZ_SECONDS=60 for each)
 	make gpu-check     tests on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
 	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.gpu
@@ -175,6 +178,16 @@ test-long: .venv/ready
 
 test-clients: .venv/ready
 	@$(PYTEST) -m clients $(ARGS)
+
+# Real processes, which a run kills and stops, with folders of their own. The report says what was wrong.
+chaos soak: .venv/ready
+	@export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GRPC_VERBOSITY=none PYTHONPATH=tests
+	$(VENV) -m support.chaos $@ --seed $(SEED) $(ARGS)
+
+# Fuzzers are installed in environments of their own, as clients are.
+FUZZ_SECONDS := 60
+fuzz: .venv/ready
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -m fuzz -o timeout=$$((300 + 2 * $(FUZZ_SECONDS))) $(or $(ARGS),tests/test_fuzz.py tests/e2e/api/test_document.py)
 
 # What weft and its tests need beside torch, transformers and what those need; tests/test_make.py keeps the list whole.
 GPU_PACKAGES := aiohappyeyeballs aiohttp aiosignal annotated-types attrs cyclopts docstring-parser frozenlist grpcio \

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from shard.telemetry.logs import JsonLogFormatter
@@ -19,6 +20,13 @@ class TextStream(Protocol):
     def isatty(self) -> bool: ...
 
 
+def write_if_possible(stream: TextStream, text: str) -> None:
+    """Write to a stream. A full disk, or a reader that is gone, must not end a server: the text may be lost."""
+    with suppress(OSError):
+        stream.write(text)
+        stream.flush()
+
+
 class Output:
     """Writer of the launcher's log lines and banner, as plain text or as JSON."""
 
@@ -27,8 +35,7 @@ class Output:
         self._format_record = JsonLogFormatter(LOGGER_NAME).format
 
     def log(self, text: str, level: int = logging.INFO) -> None:
-        sys.stderr.write(f"{self._format_json(text, level) if self._as_json else f'weft: {text}'}\n")
-        sys.stderr.flush()
+        write_if_possible(sys.stderr, f"{self._format_json(text, level) if self._as_json else f'weft: {text}'}\n")
 
     def warn(self, text: str) -> None:
         self.log(text, logging.WARNING)
@@ -38,7 +45,7 @@ class Output:
         if self._as_json:
             self.log(banner)
         else:
-            print(banner, flush=True)
+            write_if_possible(sys.stdout, f"{banner}\n")
 
     def make_progress_stream(self) -> TextStream:
         """Return a stream for output that is formatted elsewhere, such as progress lines."""

@@ -38,7 +38,7 @@ from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
-from router.text.response_parser import import_chat_parsing
+from router.text.response_parser import preload_chat_parsing
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.validation.validator import RequestValidator
 from shard.telemetry.logs import start_logging
@@ -133,7 +133,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         validator = RequestValidator(args.config, engine.model_info, tokenizer, template, loader.get_or_register,
                                      adapter_registry=adapters)
         if validator.reasoning_format is not None:  # which every chat needs, also the first one
-            asyncio.get_running_loop().run_in_executor(None, import_chat_parsing)
+            asyncio.get_running_loop().run_in_executor(None, preload_chat_parsing)
     except (ValueError, ShardsLost):
         if adapters is not None:
             await adapters.close()

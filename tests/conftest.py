@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
@@ -32,6 +32,7 @@ import uvloop
 from support.model_runs.shared_probe_cache import SHARED_FOLDER_NAME
 from support.model_runs.triton_interpreter import patch_interpreter
 from support.process_list import list_child_pids, read_command_line
+from support.servers.weft_process import RUNNING_SERVERS
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -50,7 +51,7 @@ BLOCKING_CALLS = (  # blocking calls, each with the case in which the call retur
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; child processes inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.option.markexpr = config.option.markexpr or "not long and not clients and not gpu"
+    config.option.markexpr = config.option.markexpr or "not long and not clients and not fuzz and not gpu"
     # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
     config.option.timeout_method = "thread"
     # Fixed examples, so that a failing test is caused by the current change; `-m long` searches for new ones.
@@ -152,17 +153,27 @@ RESOURCE_LISTERS = {"descriptor": list_open_descriptors, "thread": list_threads,
                     "file": list_temporary_files}
 
 
-def snapshot_resources() -> set[str]:
-    return {f"{kind} {resource}" for kind, list_resources in RESOURCE_LISTERS.items() for resource in list_resources()}
+Listers = Mapping[str, Callable[[], set[str]]]
+FILE_LISTERS: Listers = {kind: RESOURCE_LISTERS[kind] for kind in ("child", "file")}
 
 
-def wait_for_leftovers(before: set[str]) -> set[str]:
+def snapshot_resources(listers: Listers = RESOURCE_LISTERS) -> set[str]:
+    return {f"{kind} {resource}" for kind, list_resources in listers.items() for resource in list_resources()}
+
+
+def kill_leftover_processes(leftovers: set[str]) -> None:
+    for leftover in leftovers:
+        if leftover.startswith("child "):
+            os.kill(int(leftover.split()[1]), signal.SIGKILL)
+
+
+def wait_for_leftovers(before: set[str], listers: Listers = RESOURCE_LISTERS) -> set[str]:
     """Return what exists now and did not exist before the test.
 
     If there is anything, wait up to LEFTOVER_TIMEOUT_SECONDS until it has ended, and collect garbage meanwhile.
     """
     end, old = time.monotonic() + LEFTOVER_TIMEOUT_SECONDS, cycle([*[1] * 20, 2])
-    while (leftovers := snapshot_resources() - before) and time.monotonic() < end:
+    while (leftovers := snapshot_resources(listers) - before) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect(next(old))  # young generations, and every 21st time all of them
     return leftovers
@@ -198,6 +209,18 @@ def process_wide_setup() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def check_file_leaves_nothing(process_wide_setup: None) -> Iterator[None]:
+    """Check what fixtures of a whole file leave behind, such as a server's processes and folders. Not checked are
+    descriptors and threads, which libraries keep from their first use on."""
+    before = snapshot_resources(FILE_LISTERS)
+    yield
+    leftovers = wait_for_leftovers(before, FILE_LISTERS)
+    kill_leftover_processes(leftovers)
+    if leftovers:
+        pytest.fail("the file left behind:\n  " + "\n  ".join(sorted(leftovers)), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
 def freeze_existing_objects() -> None:
     """Exclude all existing objects from garbage collection.
 
@@ -218,9 +241,8 @@ def check_no_leaks(request: pytest.FixtureRequest, asyncio_errors: list[str], pr
     yield
     for record in caplog.get_records("call"):  # pytest keeps records, and their tracebacks keep frames alive
         record.exc_info, record.args = None, ()
+    held = [f"of {server.url}: {gauge}" for server in RUNNING_SERVERS for gauge in server.wait_until_idle()]
     leftovers = wait_for_leftovers(before)
-    for leftover in leftovers:
-        if leftover.startswith("child "):
-            os.kill(int(leftover.split()[1]), signal.SIGKILL)
-    if leftovers or asyncio_errors:
-        pytest.fail("left behind:\n  " + "\n  ".join([*sorted(leftovers), *asyncio_errors]), pytrace=False)
+    kill_leftover_processes(leftovers)
+    if leftovers or asyncio_errors or held:
+        pytest.fail("left behind:\n  " + "\n  ".join([*sorted(leftovers), *asyncio_errors, *held]), pytrace=False)

@@ -5,7 +5,7 @@ A start shorter than that interval logs nothing.
 
 import asyncio
 
-from launcher.console_output import TextStream
+from launcher.console_output import TextStream, write_if_possible
 
 STARTUP_PHASES = ("start", "load", "check", "warm-up")
 REDRAW_SECONDS, LOG_INTERVAL_SECONDS = 0.1, 5.0  # seconds between two updates, on a terminal and in a log
@@ -63,7 +63,7 @@ class StartupDisplay:
             self._timer.cancel()
             self._timer = None
         if self._shown_phase and self._is_terminal:
-            self._write(" " * LINE_WIDTH + "\r")
+            write_if_possible(self._stream, " " * LINE_WIDTH + "\r")
         self._progress, self._shown_phase = StartupProgress(), ""
 
     @property
@@ -77,11 +77,8 @@ class StartupDisplay:
     def _show_progress(self) -> None:
         self._shown_phase = self._progress.latest_phase
         # The cursor stays at the beginning of the line, so that a child's log line overwrites outdated progress.
-        self._write(f"{self._progress!s:{LINE_WIDTH}}\r" if self._is_terminal else f"{self._progress}\n")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        write_if_possible(self._stream, f"{self._progress!s:{LINE_WIDTH}}\r" if self._is_terminal
+                          else f"{self._progress}\n")
 
 
 def phase_index(phase: str) -> int:

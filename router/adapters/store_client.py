@@ -13,9 +13,24 @@ from typing import Any
 from router.errors import AdapterLoadFailed
 
 MAX_LINE_BYTES = 2**20
-STORE_EXITED = "the process that keeps adapters ended; try again"
 
 logger = logging.getLogger(__name__)
+
+
+class StoreExited(AdapterLoadFailed):
+    """The process ended before it answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that keeps adapters ended; try again", is_temporary=True)
+
+
+async def write_line(process: Process, line: str) -> None:
+    """Write a line to the process's standard input. Raises ConnectionError if the process has ended."""
+    assert process.stdin is not None
+    if process.stdin.transport.is_closing():  # uvloop raises RuntimeError where asyncio ignores the write
+        raise ConnectionResetError
+    process.stdin.write(line.encode() + b"\n")
+    await process.stdin.drain()
 
 
 class AdapterStoreClient:
@@ -32,27 +47,46 @@ class AdapterStoreClient:
         self._start_lock = asyncio.Lock()
 
     async def send_request(self, **request: Any) -> Mapping[str, Any]:
-        """Send a question and return the answer. Raises AdapterLoadFailed if the process ends before it answers."""
-        async with self._start_lock:
-            if self._process is None:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_LINE_BYTES, start_new_session=True)
-                assert self._process.stdin is not None
-                self._process.stdin.write(f"{self._server_token}\n".encode())
-                self._reader_task = asyncio.create_task(self._read_answers(self._process))
-            process = self._process
+        """Send a question and return the answer. All questions may be asked twice: one whose process ended is asked
+        again, once. Raises AdapterLoadFailed if that ends, too, or does not start."""
+        try:
+            return await self._send_once(request)
+        except StoreExited:  # an accident, or the fault of another question
+            return await self._send_once(request)
+
+    async def _send_once(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        process, reader_task = await self._ensure_process()
         request_id = next(self._request_ids)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending_answers[request_id] = answer
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"id": request_id, **request}).encode() + b"\n")
-            await process.stdin.drain()
+            await write_line(process, json.dumps({"id": request_id, **request}))
             return await answer
-        except ConnectionError:
-            raise AdapterLoadFailed(STORE_EXITED, is_temporary=True) from None
+        except ConnectionError:  # the reader notices it, too, and then another process may be started
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait([reader_task])
+            raise StoreExited from None
         finally:
             self._pending_answers.pop(request_id, None)
+
+    async def _ensure_process(self) -> tuple[Process, asyncio.Task[None]]:
+        """Return the process and the task that reads its answers."""
+        async with self._start_lock:
+            if self._process is None or self._reader_task is None:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_LINE_BYTES,
+                        start_new_session=True)
+                except OSError as error:
+                    raise AdapterLoadFailed(f"the process that keeps adapters does not start: {error}; try again",
+                                            is_temporary=True) from error
+                # Before anything is written: this task alone notices that a process has ended, be it at once.
+                self._process, self._reader_task = process, asyncio.create_task(self._read_answers(process))
+                with suppress(ConnectionError):
+                    await write_line(process, self._server_token)
+                return process, self._reader_task
+            return self._process, self._reader_task
 
     async def close(self) -> None:
         if self._reader_task is not None:
@@ -75,7 +109,7 @@ class AdapterStoreClient:
             self._process = None
             for pending in self._pending_answers.values():
                 if not pending.done():
-                    pending.set_exception(AdapterLoadFailed(STORE_EXITED, is_temporary=True))
+                    pending.set_exception(StoreExited())
             with suppress(ProcessLookupError):
                 process.kill()
             await asyncio.shield(process.wait())

@@ -44,6 +44,10 @@ class CompilerTimeUsedUp(CompilerUnavailable):
     """The grammar has had its time of the processor."""
 
 
+class CompilerNotStarted(CompilerUnavailable):
+    """The system has no process, memory or descriptor for it now."""
+
+
 class CompilerDied(CompilerUnavailable):
     """The process has ended. Once, that may be an accident."""
 
@@ -125,6 +129,8 @@ class CompilerWorker:
                 answer = self._compile_in_process(grammar)
             except CompilerDied:  # another process shows whether of the grammar
                 answer = self._compile_in_process(grammar)
+        except CompilerNotStarted as error:
+            return {"overloaded": str(error)}, False
         except CompilerUnavailable as ended:
             is_verdict = isinstance(ended, CompilerTimeUsedUp | CompilerDied) and not self._is_closed
             return shorten_refusal({"refused": str(ended)}), is_verdict
@@ -158,7 +164,8 @@ class CompilerWorker:
             try:
                 self.process, tokenizer = CompilerProcess(self._command), self._get_tokenizer()
             except OSError as error:
-                raise CompilerUnavailable(f"the process that compiles grammars does not start: {error}") from error
+                raise CompilerNotStarted(
+                    f"the process that compiles grammars does not start: {error}; try again") from error
             if self._is_closed:  # `kill` may have run before the process was assigned
                 self.process.kill()
             try:
@@ -201,6 +208,8 @@ class GrammarCompiler:
             answer = await self._wait_for_answer(digest, grammar, tenant_name)
         else:
             self._cached_results.move_to_end(digest)
+        if "overloaded" in answer:
+            raise Overloaded(answer["overloaded"])
         if "refused" in answer:
             raise InvalidRequest(f"the grammar is refused: {answer['refused']}")
         return answer["grammar"]

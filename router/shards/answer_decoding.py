@@ -51,7 +51,8 @@ def _decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: Model
             f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.output_ids]} were expected")
     if not failed.keys() <= set(plan.member_ids):
         raise InvalidShardAnswer(f"failures of {[*failed]} in a step of {[*plan.member_ids]}")
-    return StepResult(plan.epoch, answer.forward_seconds, rows, failed, _decode_prompt_logprobs(answer, plan))
+    return StepResult(plan.epoch, answer.forward_seconds, rows, failed,
+                      _decode_prompt_logprobs(answer, plan, model_info))
 
 
 def _decode_rows(answer: pb.StepAnswer, model_info: ModelInfo) -> dict[int, StepResultRow]:
@@ -63,6 +64,8 @@ def _decode_rows(answer: pb.StepAnswer, model_info: ModelInfo) -> dict[int, Step
             f"{len(sequence_ids)} rows with {sum(counts)} tokens, {len(tokens)} ids and {len(logprobs)} logprobs")
     if tokens and max(tokens) >= model_info.vocabulary_size:
         raise InvalidShardAnswer(f"token {max(tokens)} outside the vocabulary of {model_info.vocabulary_size}")
+    if not all(map(isfinite, logprobs)):  # JSON has no such numbers
+        raise InvalidShardAnswer("a logprob that is no number")
     if counts and not 1 <= min(counts) <= max(counts) <= model_info.tokens_per_step:
         raise InvalidShardAnswer(
             f"{min(counts)} to {max(counts)} tokens in a row, where 1 to {model_info.tokens_per_step} are possible")
@@ -82,6 +85,8 @@ def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: Model
         raise InvalidShardAnswer(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
     if ids and max(ids) >= model_info.vocabulary_size:
         raise InvalidShardAnswer(f"top token {max(ids)} outside the vocabulary of {model_info.vocabulary_size}")
+    if not all(map(isfinite, logprobs)):
+        raise InvalidShardAnswer("a logprob of a top token that is no number")
     return split_by_counts(list(zip(ids, logprobs, strict=True)), counts)
 
 
@@ -95,7 +100,7 @@ def _decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int,
             for place, failure in zip(answer.failed, answer.failures, strict=True)}
 
 
-def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[PromptLogprobs]:
+def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> list[PromptLogprobs]:
     sequence_ids, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
     if not len(sequence_ids) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
         raise InvalidShardAnswer(
@@ -105,11 +110,12 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
     if not set(sequence_ids) <= set(plan.member_ids):
         raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.member_ids]}")
     pieces = split_by_counts(list(answer.prompt_logprobs), counts)
-    tops = _decode_prompt_top_tokens(answer) if answer.num_prompt_top_tokens else [()] * len(pieces)
+    tops = _decode_prompt_top_tokens(answer, model_info) if answer.num_prompt_top_tokens else [()] * len(pieces)
     return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, tops, strict=True)]
 
 
-def _decode_prompt_top_tokens(answer: pb.StepAnswer) -> list[Sequence[Sequence[tuple[int, float]]]]:
+def _decode_prompt_top_tokens(answer: pb.StepAnswer,
+                              model_info: ModelInfo) -> list[Sequence[Sequence[tuple[int, float]]]]:
     """Return for each row the candidates of each of its logprobs; none for rows without any."""
     row_counts, counts = answer.num_prompt_top_tokens, answer.num_prompt_logprobs
     ids, logprobs = answer.prompt_top_tokens, answer.prompt_top_logprobs
@@ -117,6 +123,8 @@ def _decode_prompt_top_tokens(answer: pb.StepAnswer) -> list[Sequence[Sequence[t
         len(ids) == len(logprobs) == sum(top * number for top, number in zip(row_counts, counts, strict=False))):
         raise InvalidShardAnswer(f"{len(counts)} prompts with candidates for {len(row_counts)}, {len(ids)} candidates "
                                  f"with {len(logprobs)} logprobs")
+    if ids and max(ids) >= model_info.vocabulary_size:
+        raise InvalidShardAnswer(f"top token {max(ids)} outside the vocabulary of {model_info.vocabulary_size}")
     by_row = split_by_counts(list(zip(ids, logprobs, strict=True)),
                              [top * number for top, number in zip(row_counts, counts, strict=True)])
     return [split_by_counts(row, [top] * number) if top else ()

@@ -5,11 +5,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+from router.errors import NotReady
 from router.text.json_object_reader import JsonObjectReader
 from router.text.output_formats import (
     CALL_TRANSFORM,
@@ -89,8 +91,18 @@ class AnyResponseParser(Protocol):
 
 
 def import_chat_parsing() -> Any:
-    """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
-    return import_module("transformers.utils.chat_parsing")
+    """Import transformers' parser on first use: it takes half a second, and most servers never need it. Raises NotReady
+    if its files cannot be read now, as without descriptors; the next use tries again."""
+    try:
+        return import_module("transformers.utils.chat_parsing")
+    except OSError as error:
+        raise NotReady(f"the parser of answers cannot be loaded now: {error}; try again") from error
+
+
+def preload_chat_parsing() -> None:
+    """Import transformers' parser ahead of its first use, which tries again if that fails."""
+    with suppress(NotReady):
+        import_chat_parsing()
 
 
 class StreamingResponseParser:

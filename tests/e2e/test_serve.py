@@ -89,6 +89,17 @@ def test_killed_router_is_restarted_without_refusing_clients(tmp_path: Path) -> 
         assert weft.find_child_pids("shard.rpc.server") == shards
 
 
+def test_server_whose_log_is_on_a_full_disk_replaces_its_processes(tmp_path: Path) -> None:
+    command = ("sh", "-c", f'exec "{WEFT_EXECUTABLE}" "$@" 2>/dev/full', "weft")
+    with run_weft_process(tmp_path, SIMULATED_MODEL, command=command) as weft:
+        os.kill(weft.find_child_pids("shard.rpc.server")[0], signal.SIGKILL)
+        assert weft.generate(5) == "terry"
+        os.kill(weft.find_child_pids("router")[0], signal.SIGKILL)
+        assert weft.generate(5) == "terry"
+        weft.send_signal(signal.SIGTERM)
+        weft.wait_for_exit()
+
+
 def test_requests_in_flight_finish_before_shutdown(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 40))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import suppress
 
 import pytest
 
@@ -20,6 +21,19 @@ def test_people_get_prefixed_lines(capsys: pytest.CaptureFixture[str]) -> None:
     PLAIN_OUTPUT.log("one")
     PLAIN_OUTPUT.warn("two")
     assert capsys.readouterr() == ("", "weft: one\nweft: two\n")
+
+
+def test_full_disk_loses_the_output_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher ended, and the whole server with it, when it could not write that a shard was killed."""
+    full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails, too
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", full)
+        patch.setattr("sys.stdout", full)
+        PLAIN_OUTPUT.warn("one")
+        Output(as_json=True).warn("two")
+        PLAIN_OUTPUT.print_banner("three")
+    with suppress(OSError):
+        full.close()
 
 
 def test_programs_get_a_json_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:

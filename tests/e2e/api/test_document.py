@@ -19,7 +19,7 @@ from support.metrics_page import get_failure_counts, parse_metrics
 from support.servers.client_environments import make_client_environment
 from support.servers.weft_process import DEFAULT_PROMPT, SIMULATED_MODEL, WeftProcess, run_weft_process
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.fuzz, pytest.mark.timeout(1800)]
 
 TOOL_PACKAGES = ("schemathesis==4.32.5", "openapi-spec-validator==0.9.0")
 MIN_REQUESTS = 5000

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,40 @@ def test_process_exit_fails_pending_requests_and_the_next_request_restarts_it(en
                 await question
         assert (await store.send_request(op="x"))["op"] == "x"
     run_scenario(scenario)
+
+
+def make_dying_store(tmp_path: Path, num_deaths: int, beginning: str) -> AdapterStoreClient:
+    """Return a store whose first processes end after these lines of Python."""
+    script = (f"import os, pathlib, sys\nstarts = pathlib.Path({str(tmp_path)!r})\n"
+              f"number = len(os.listdir(starts))\n(starts / str(number)).touch()\n"
+              f"if number < {num_deaths}:\n    {beginning}\n    os._exit(1)\n{STORE_PROCESS_SCRIPT}")
+    return AdapterStoreClient([sys.executable, "-c", script], "secret")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beginning", ["pass", "sys.stdin.close(); os.close(0)", "sys.stdin.readline()",
+                                       "sys.stdin.readline(); sys.stdin.readline()"])
+def test_request_whose_process_ended_is_asked_again_once(tmp_path: Path, beginning: str) -> None:
+    """A process that was killed as it started left a client that wrote to its closed pipe for ever."""
+    async def main() -> None:
+        store = make_dying_store(tmp_path, 1, beginning)
+        assert (await store.send_request(op="x"))["op"] == "x"
+        await store.close()
+        (tmp_path / "0").unlink()
+        (tmp_path / "1").unlink()
+        store = make_dying_store(tmp_path, 3, beginning)
+        with pytest.raises(AdapterLoadFailed, match="ended; try again"):
+            await store.send_request(op="x")
+        assert (await store.send_request(op="x"))["op"] == "x"
+        await store.close()
+    uvloop.run(main())
+
+
+def test_process_that_cannot_be_started_fails_the_request() -> None:
+    async def main() -> None:
+        with pytest.raises(AdapterLoadFailed, match=r"does not start: .*; try again"):
+            await AdapterStoreClient(["/nowhere"]).send_request(op="x")
+    uvloop.run(main())
 
 
 def test_no_process_is_started_before_the_first_request() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.errors import NotReady
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -38,8 +39,10 @@ from router.text.response_parser import (
     RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
+    import_chat_parsing,
     join_adjacent_parts,
     parse_complete_response,
+    preload_chat_parsing,
 )
 
 ARGUMENTS = {"city": "Paris", "days": 2, "note": "a \"b\" </tool_cal {x} \u00e9"}
@@ -450,3 +453,12 @@ def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
     text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
             f"{START}<|channel|>final<|message|>Then.<|return|>")
     assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
+
+
+def test_parser_whose_files_cannot_be_read_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError(24, "Too many open files", name)
+    monkeypatch.setattr("router.text.response_parser.import_module", fail)
+    preload_chat_parsing()
+    with pytest.raises(NotReady, match=r"cannot be loaded now: .* Too many open files: .*; try again"):
+        import_chat_parsing()

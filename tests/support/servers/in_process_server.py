@@ -141,12 +141,18 @@ class InProcessWeft:
             await asyncio.sleep(0)
 
     def check_blocks_free(self) -> None:
-        """Assert that no block is held if no request is unfinished and no step in flight; called after every test."""
+        """Assert that no block and no sequence is held, on the shards neither, if no request is unfinished and no step
+        in flight; called after every test."""
         scheduler = self.scheduler
-        if not (self.engine._client_streams or self.engine._plans_in_flight or self.engine._loop_task.done()):
-            assert not len(scheduler.sequences)
-            assert not len(scheduler.running)
-            assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
+        if self.engine._client_streams or self.engine._plans_in_flight or self.engine._loop_task.done():
+            return
+        assert not len(scheduler.sequences)
+        assert not len(scheduler.running)
+        assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
+        if self.engine.has_shards and not any(batch.needs_filter for batch in scheduler.running.batches):
+            for rank in self.ranks:
+                assert not rank.worker.shard_state.sequences
+                assert not any(rank.worker.shard_state.block_usage.num_holders)
 
     def _check_nothing_held(self) -> None:
         scheduler = self.scheduler

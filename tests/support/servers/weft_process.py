@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
@@ -16,7 +17,12 @@ from support.process_list import list_child_pids, read_command_line
 
 WEFT_EXECUTABLE = Path(sys.executable).parent / "weft"
 DEFAULT_PROMPT = "Once upon a time"
+IDLE_TIMEOUT_SECONDS = 10.0
+IDLE_METRICS = ('tgi_cache_blocks{state="held"}', "tgi_batch_current_size", "tgi_queue_size", "tgi_request_current")
 SIMULATED_MODEL = "weft/simulated"
+
+
+RUNNING_SERVERS: list["WeftProcess"] = []  # those of `run_weft_process`
 
 
 class WeftProcess:
@@ -56,6 +62,18 @@ class WeftProcess:
         except HTTPError as error:
             return error.code
 
+    def wait_until_idle(self) -> list[str]:
+        """Wait until no request, sequence or block is held; return the gauges that are not 0 after some seconds. A
+        server that does not answer, since it ends or its router was killed, has none."""
+        end, held = time.monotonic() + IDLE_TIMEOUT_SECONDS, [""]
+        while held and time.monotonic() < end:
+            try:
+                with urlopen(f"{self.url}/metrics", timeout=1.0) as response:
+                    held = find_held_resources(response.read().decode())
+            except OSError:
+                return []
+        return held
+
     def find_child_pids(self, module: str) -> list[int]:
         """Return the server's child processes that run this module, in the order of their start."""
         return [pid for pid in list_child_pids(self.process.pid) if module in read_command_line(pid)[1:]]
@@ -67,6 +85,11 @@ class WeftProcess:
         """Wait for the process to end; return its exit code and stderr."""
         _, errors = self.process.communicate()
         return self.process.returncode, errors
+
+
+def find_held_resources(metrics_page: str) -> list[str]:
+    """Return the gauges of blocks, sequences and requests that are not 0."""
+    return [line for line in metrics_page.splitlines() if line.startswith(IDLE_METRICS) and float(line.split()[-1])]
 
 
 def iter_banner_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -81,9 +104,11 @@ def run_weft_process(folder: Path, *arguments: str,
                      command: Sequence[str | Path] = (WEFT_EXECUTABLE,)) -> Iterator[WeftProcess]:
     """Run a server with `folder` as working directory; stop it at the end."""
     server = WeftProcess(folder, *arguments, command=command)
+    RUNNING_SERVERS.append(server)
     try:
         yield server
     finally:
+        RUNNING_SERVERS.remove(server)
         if server.process.returncode is None:
             server.send_signal(signal.SIGTERM)
             server.wait_for_exit()
