@@ -90,7 +90,7 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         tokenizer = read_tokenizer(folder) if args.folder else create_byte_tokenizer()
         template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
-        shards = ShardGroup(args.shards, args.config.shard_transport)
+        shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
                         recording_folder,

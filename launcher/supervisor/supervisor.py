@@ -218,8 +218,8 @@ class Supervisor:
         self._on_ready = on_ready
         self._display = display
         self._output = output
-        # Deaths of shards do not count for the router, whose first restart has no pause: it costs little.
-        self._shard_restart_policy, self._router_restart_policy = RestartPolicy(pauses), RestartPolicy((0.0, *pauses))
+        # The first restart has no pause: most accidents are single. Deaths of shards do not count for the router.
+        self._shard_restart_policy, self._router_restart_policy = (RestartPolicy((0.0, *pauses)) for _ in range(2))
         self._shard_processes: list[ChildProcess] = []
         self._router_processes: list[ChildProcess] = []  # one, or none yet
         self._shards_ready = asyncio.Event()  # the shards are ready

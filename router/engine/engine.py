@@ -214,7 +214,7 @@ class Engine:
                 self._send_plans()
                 was_woken = False
             elif self._shards.is_disconnected and not self._plans_in_flight:
-                raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
+                raise self._shards.make_disconnect_loss()
             else:
                 if (wake_at := self._scheduler.wake_at) != self._wake_timer.deadline:
                     self._wake_timer.set_deadline(wake_at)
@@ -281,6 +281,7 @@ class Engine:
             self._restart_shards_if_needed(lost)
             await asyncio.sleep(RECONNECT_DELAY)
             return False
+        self._shards.watch_responses()
         self.model_info, self._epoch = handshake.model_info, handshake.epoch
         await self.resource_controller.loader.restore_after_handshake(handshake)
         self.has_shards = True
