@@ -1,5 +1,5 @@
-"""Watches of a shard's process: an answer that takes too long, and a process that does not respond, because it is stopped
-or hangs as a whole.
+"""Watches of a shard: an answer that takes too long, and a process that does not respond, because it is stopped or hangs
+as a whole.
 
 Time in which this process itself stood still, such as on a paused machine, does not count."""
 
