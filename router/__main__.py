@@ -20,8 +20,7 @@ from router.adapters.registry import AdapterRegistry
 from router.adapters.store_client import AdapterStoreClient
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV
 from router.engine.engine import Engine
-from router.engine.plans_in_flight import SHUTDOWN_REASON
-from router.errors import RetryableStartupError
+from router.errors import SHUTDOWN_REASON, RetryableStartupError
 from router.http.server import HttpServer, StandInServer, create_app
 from router.http.transport.services import ServedModel
 from router.launcher_protocol import (
@@ -141,7 +140,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         raise
     server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys,
                                    ServedModel(args.model, args.notice), span_sender=span_sender),
-                        stand_in_server.connection_limits)
+                        stand_in_server.connections)
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
     try:
         port = await server.start(stand_in_server.listening_socket)

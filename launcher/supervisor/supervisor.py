@@ -315,9 +315,12 @@ class Supervisor:
         return [router for router in self._router_processes if router.ready_task.done() and router.ready_task.result()]
 
     def end_requests(self) -> None:
-        """Signal a router that is stopping to end its unfinished requests now."""
+        """Signal a router that is stopping to end its unfinished requests now.
+
+        Not with the signal that stopped it: of two equal ones that a process has not handled yet, it gets one.
+        """
         for router in self._router_processes:
-            router.send_signal(signal.SIGTERM)
+            router.send_signal(signal.SIGINT)
 
     def kill_all_processes(self) -> None:
         for process in self._router_processes + self._shard_processes:

@@ -8,7 +8,7 @@ import resource
 import sys
 import termios
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -27,6 +27,8 @@ SWEEP_SECONDS = 1.0  # between checks of the time limits
 RESERVED_DESCRIPTORS = 128  # for shards, files, grammars and the adapter store
 SHARE_PER_ADDRESS = 0.5  # of the connections, that one address may have by default
 MAX_EVICTION_ATTEMPTS = 8
+LINGERING_SECONDS = 1.0  # for a rejected client to read the reason: to close with unread input would discard it
+MAX_LINGERING = 64  # connections beyond the limits; further ones are closed at once
 MAX_LATENESS_SECONDS = 1.0  # of a sweep, beyond which this process has stood still
 MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
 DEFAULT_CONFIG = RouterConfig()
@@ -68,12 +70,13 @@ class ConnectionLimits:
 
 
 class Connections:
-    """All open connections of a server. While no more are allowed, of an address or in all, a new one takes the place
-    of the one that has been longest without a complete request."""
+    """All open connections of one port, at which two servers may listen during start and shutdown. While no more are
+    allowed, of an address or in all, a new one takes the place of the one that has been longest without a complete
+    request."""
 
-    def __init__(self, limits: ConnectionLimits, *, closes_after_response: bool = False) -> None:
-        """With `closes_after_response`, each connection is closed after its next response."""
-        self.limits, self.closes_after_response = limits, closes_after_response
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.num_lingering = 0
         self._max_connections, self._max_per_address = limits.resolve_numbers()
         self._num_by_address: Counter[str] = Counter()
         self._num_connections = 0
@@ -168,9 +171,12 @@ def evict_oldest(evictable: "EvictableConnections") -> bool:
 class Connection(web.RequestHandler):
     """Connection of aiohttp's server, with limits."""
 
-    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+    def __init__(self, server: web.Server, connections: Connections, closes_after_response: Callable[[], bool],
+                 **options: Any) -> None:
+        """`closes_after_response` returns whether the connection is to be closed after its next response."""
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self.connections = connections
+        self.connections, self.closes_after_response = connections, closes_after_response
+        self._is_lingering = False
         self.address = ""
         self.state = ConnectionState.HEAD
         self._is_counted = False
@@ -205,6 +211,7 @@ class Connection(web.RequestHandler):
         if self._is_counted:
             self._is_counted = False
             self.connections.remove(self)
+            self.connections.num_lingering -= self._is_lingering
             self._open_transport = None
         super().connection_lost(exc)
 
@@ -261,8 +268,28 @@ class Connection(web.RequestHandler):
             head = (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
                     f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n")
             self.transport.write(head.encode() + body)
+            if self.connections.num_lingering < MAX_LINGERING and self.transport.can_write_eof():
+                self._linger()
         self.force_close()
         self.connections.watch_unread(self)
+
+    def _linger(self) -> None:
+        """Close the connection when the client does, or after LINGERING_SECONDS. Input is discarded until then."""
+        assert self.transport is not None
+        self.transport.write_eof()
+        self.transport = None  # nothing else is written
+        self._is_lingering = True
+        self.connections.num_lingering += 1
+        asyncio.get_running_loop().call_later(LINGERING_SECONDS, self._end_lingering)
+
+    def _end_lingering(self) -> None:
+        if self._open_transport is not None:
+            self._open_transport.close()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        if self._is_lingering:
+            self._end_lingering()
+        await super().shutdown(timeout)
 
     def abort(self) -> None:
         if self._open_transport is not None:
@@ -290,7 +317,7 @@ async def handle_on_connection(request: web.Request, handler: Handler) -> web.St
     assert connection is not None, "the server makes all connections"
     connection.enter_state(ConnectionState.HANDLED)
     response = await handler(request)
-    if connection.connections.closes_after_response or not request.content.is_eof():
+    if connection.closes_after_response() or not request.content.is_eof():
         response.force_close()
     return response
 

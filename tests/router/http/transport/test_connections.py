@@ -55,7 +55,7 @@ def run(limits: ConnectionLimits, scenario: Callable[[App], Awaitable[None]]) ->
     async def main() -> None:
         app, web_app = App(), web.Application()
         web_app.add_routes([web.route("*", "/{path:.*}", app.handle)])
-        server = HttpServer(web_app, limits)
+        server = HttpServer(web_app, Connections(limits))
         with create_listening_socket("127.0.0.1", 0) as listening_socket:
             app.port = await server.start(listening_socket)
             app.connections = server._connections
@@ -232,6 +232,38 @@ def test_connection_beyond_the_limit_is_refused_while_all_others_are_answered() 
         for _, each in (*used, (reader, writer)):
             each.close()
     run(ConnectionLimits(max_connections=2, max_connections_per_address=10), scenario)
+
+
+def test_refused_client_reads_the_reason_although_its_request_was_not_read() -> None:
+    """To close a socket with unread input resets the connection, and discards what was written."""
+    async def scenario(app: App) -> None:
+        app.may_answer.clear()
+        first = await app.connect()
+        first[1].write(HEAD + b"{}")
+        await wait_until(lambda: bool(app.connections._num_connections and not app.connections._evictable))
+        for _ in range(20):
+            reader, writer = await app.connect()
+            writer.write(HEAD + b"x" * 100_000)
+            assert (await read_error(reader))[0] == 503
+            writer.close()
+        app.may_answer.set()
+        first[1].close()
+        await wait_until(lambda: not app.connections.num_lingering)
+    run(ConnectionLimits(max_connections=1), scenario)
+
+
+def test_clients_that_do_not_leave_after_their_refusal_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGERING_SECONDS", 0.2)
+
+    async def scenario(app: App) -> None:
+        reader, writer = await app.connect()
+        writer.write(b"POST / HTT")
+        assert (await read_error(reader))[0] == 408
+        assert app.connections._num_connections == app.connections.num_lingering == 1
+        await wait_until(lambda: not app.connections._num_connections)
+        assert app.connections.num_lingering == 0
+        writer.close()
+    run(ConnectionLimits(header_timeout=SHORT), scenario)
 
 
 def test_address_at_its_limit_gives_up_its_oldest_connection_without_a_request() -> None:
