@@ -187,14 +187,16 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    signals, heartbeat_task = StopSignals(), asyncio.create_task(send_heartbeats(args.ready_fd))
+    signals, tasks = StopSignals(), [asyncio.create_task(send_heartbeats(args.ready_fd)),
+                                     asyncio.create_task(process.engine.server_metrics.loop_watch.run())]
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1
         await process.drain(args.config.shutdown_timeout, signals.end_requested)
     finally:
         await process.stop()
-        heartbeat_task.cancel()
+        for task in tasks:
+            task.cancel()
     return 0
 
 

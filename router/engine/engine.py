@@ -108,15 +108,13 @@ class Engine:
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
         self._loop_task.add_done_callback(self._on_loop_ended)
-        self._telemetry_tasks = [asyncio.create_task(LoadLog(self._scheduler, self.server_metrics).run()),
-                                 asyncio.create_task(self.server_metrics.loop_watch.run())]
+        self._load_log_task = asyncio.create_task(LoadLog(self._scheduler, self.server_metrics).run())
 
     async def stop(self) -> None:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
-        tasks = [self._loop_task, *self._telemetry_tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop_task.cancel()
+        self._load_log_task.cancel()
+        await asyncio.gather(self._loop_task, self._load_log_task, return_exceptions=True)
         self._flush_events()  # events that are still queued may finish requests, which then must not fail
         self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()

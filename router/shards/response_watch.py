@@ -34,10 +34,11 @@ async def wait_until_unresponsive(channel: grpc.aio.Channel, timeout: float) -> 
     loop, check = asyncio.get_running_loop(), channel.unary_unary(CHECK_METHOD)
     num_unanswered, check_seconds = 0, CHECK_SHARE * timeout
     while num_unanswered < 2:
+        if not num_unanswered:
+            await asyncio.sleep(PAUSE_SHARE * timeout)
         started_at = loop.time()
         if await is_check_answered(check, check_seconds):
             num_unanswered = 0
-            await asyncio.sleep(PAUSE_SHARE * timeout)
         elif loop.time() - started_at <= check_seconds + MAX_LATENESS_SECONDS:  # else this process stood still
             num_unanswered += 1
 

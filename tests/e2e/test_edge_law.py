@@ -28,7 +28,8 @@ HUGE_TEXT = "the loom and the weaver " * (PAYLOAD_LIMIT // 24 - 10)
 MAX_STANDSTILL_BUCKET = "0.128"  # 100 ms and a step of 20
 MEMORY_TOLERANCE = 1.1
 NUM_CONNECTIONS = 32
-DELAY_PATTERN = re.compile(r'^weft_event_loop_delay_seconds_bucket\{part="computing",le="([^"]+)"\} (\d+)$', re.M)
+DELAY_PATTERN = re.compile(r'^weft_event_loop_delay_seconds_bucket\{part="computing",le="([^"]+)"\} (\d+)$',
+                           re.MULTILINE)
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda body: gzip.compress(body, 1), "deflate": lambda body: zlib.compress(body, 1)}
 # The field of each route's body that holds its text, or its list.

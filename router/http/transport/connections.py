@@ -8,7 +8,7 @@ import resource
 import sys
 import termios
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -41,6 +41,13 @@ class ConnectionState(Enum):
     BODY = auto()  # a handler reads the body
     HANDLED = auto()  # a handler computes or writes the response
     IDLE = auto()  # kept alive between two requests
+
+
+@dataclass(slots=True)
+class KeepAlivePolicy:
+    """Whether a server closes each connection after its next response."""
+
+    closes_after_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +178,10 @@ def evict_oldest(evictable: "EvictableConnections") -> bool:
 class Connection(web.RequestHandler):
     """Connection of aiohttp's server, with limits."""
 
-    def __init__(self, server: web.Server, connections: Connections, closes_after_response: Callable[[], bool],
+    def __init__(self, server: web.Server, connections: Connections, keep_alive: KeepAlivePolicy,
                  **options: Any) -> None:
-        """`closes_after_response` returns whether the connection is to be closed after its next response."""
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self.connections, self.closes_after_response = connections, closes_after_response
+        self.connections, self.keep_alive_policy = connections, keep_alive
         self._is_lingering = False
         self.address = ""
         self.state = ConnectionState.HEAD
@@ -317,7 +323,7 @@ async def handle_on_connection(request: web.Request, handler: Handler) -> web.St
     assert connection is not None, "the server makes all connections"
     connection.enter_state(ConnectionState.HANDLED)
     response = await handler(request)
-    if connection.closes_after_response() or not request.content.is_eof():
+    if connection.keep_alive_policy.closes_after_response or not request.content.is_eof():
         response.force_close()
     return response
 
