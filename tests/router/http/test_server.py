@@ -473,7 +473,7 @@ def test_server_and_stand_in_share_the_limit_of_connections():
                 await slow_app.started.wait()
                 await server.stop_accepting()
                 await stand_in.start(web.Application())
-                async with client.get(f"http://127.0.0.1:{port}/live") as answer:
+                async with client.get(f"http://127.0.0.1:{port}/info") as answer:
                     assert answer.status == 503
                     assert "--max-connections" in (await answer.json())["error"]
                 slow_app.may_finish.set()
