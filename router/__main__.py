@@ -20,8 +20,7 @@ from router.adapters.registry import AdapterRegistry
 from router.adapters.store_client import AdapterStoreClient
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV
 from router.engine.engine import Engine
-from router.engine.plans_in_flight import SHUTDOWN_REASON
-from router.errors import RetryableStartupError
+from router.errors import SHUTDOWN_REASON, RetryableStartupError
 from router.http.server import HttpServer, StandInServer, create_app
 from router.http.transport.services import ServedModel
 from router.launcher_protocol import (
@@ -90,7 +89,7 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         tokenizer = read_tokenizer(folder) if args.folder else create_byte_tokenizer()
         template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
-        shards = ShardGroup(args.shards, args.config.shard_transport)
+        shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
                         recording_folder,
@@ -141,7 +140,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         raise
     server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys,
                                    ServedModel(args.model, args.notice), span_sender=span_sender),
-                        stand_in_server.connection_limits)
+                        stand_in_server.connections)
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
     try:
         port = await server.start(stand_in_server.listening_socket)
@@ -188,14 +187,16 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    signals, heartbeat_task = StopSignals(), asyncio.create_task(send_heartbeats(args.ready_fd))
+    signals, tasks = StopSignals(), [asyncio.create_task(send_heartbeats(args.ready_fd)),
+                                     asyncio.create_task(process.engine.server_metrics.loop_watch.run())]
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1
         await process.drain(args.config.shutdown_timeout, signals.end_requested)
     finally:
         await process.stop()
-        heartbeat_task.cancel()
+        for task in tasks:
+            task.cancel()
     return 0
 
 

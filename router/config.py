@@ -145,7 +145,10 @@ class RouterConfig:
         None, "Maximum number of connections from one address. Default: half of all.", low=1)
     step_timeout: float | None = setting(
         None, "Seconds after which a shard that does not answer counts as hung. Default: ten times the longest "
-        "expected step, at least 30. One whose process does not respond at all is replaced after 8.", low=0)
+        "expected step, at least 30.", low=0)
+    shard_response_timeout: float = setting(
+        5.0, "Seconds after which a shard whose process does not respond at all, such as a stopped one, is replaced. "
+        "A process that computes responds.", low=0.5)
     shard_transport: str = setting(
         "stream", "How steps are sent to a shard: over one stream for all of them (stream), or as a call for each "
         "(unary), which costs the router more.", choices=("stream", "unary"))

@@ -2,6 +2,7 @@
 
 import re
 
+SHUTDOWN_REASON = "the server is shutting down"
 FIELD_PATTERN = re.compile(r"`(\w+)[^`]*`")  # also `messages.0.content`, of which the first name is the field
 
 
@@ -60,6 +61,14 @@ class AdapterLoadFailed(RequestError):
 
 class NotReady(RequestError):
     """The shards are not connected, or the server is starting or stopping."""
+
+
+class ShuttingDown(NotReady):
+    """The server is shutting down: another try here cannot succeed before it is started again."""
+
+
+def make_not_ready_error(reason: str) -> NotReady:
+    return (ShuttingDown if reason == SHUTDOWN_REASON else NotReady)(reason)
 
 
 class GenerationFailed(RequestError):

@@ -31,6 +31,7 @@ from launcher.adapters.store_protocol import (
     FetchRequest,
     ListNamesRequest,
     MergeRequest,
+    PingRequest,
     ReplacePinsRequest,
     RequestId,
     StoreRequest,
@@ -109,6 +110,8 @@ class StoreRequestDispatcher:
                 self._reply_when_done(request_id, self._access_check_executor.submit(self._list_local_names), dict)
             case ReplacePinsRequest():
                 self._reply_when_done(request_id, self._pin_executor.submit(self._replace_pins, request), dict)
+            case PingRequest():
+                self._send_reply({"id": request_id})
 
     def _reply_when_done(self, request_id: RequestId, future: "Future[Any]",
                          make_reply: Callable[[Any], Reply]) -> None:

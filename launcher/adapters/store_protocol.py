@@ -6,6 +6,7 @@ the reply that describes a version.
     {"id": 3, "op": "pin", "digests": []}
     {"id": 4, "op": "merge", "digests": [], "weights": [], "strategy": "ties", "density": 0.5, "sign": "total"}
     {"id": 5, "op": "names"}
+    {"id": 6, "op": "ping"}
 """
 
 import hashlib
@@ -83,7 +84,12 @@ class ListNamesRequest:
     """Request for the names of the adapters that the source `local` has."""
 
 
-StoreRequest = FetchRequest | AccessCheckRequest | ReplacePinsRequest | MergeRequest | ListNamesRequest
+@dataclass(frozen=True, slots=True)
+class PingRequest:
+    """Request that is answered at once, which shows that the store responds."""
+
+
+StoreRequest = FetchRequest | AccessCheckRequest | ReplacePinsRequest | MergeRequest | ListNamesRequest | PingRequest
 
 
 def parse_request_line(line: bytes) -> tuple[RequestId, dict[str, Any]]:
@@ -134,7 +140,7 @@ def parse_merge_request(fields: Mapping[str, Any]) -> MergeRequest:
 
 REQUEST_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], StoreRequest]] = {
     "fetch": parse_fetch_request, "allowed": parse_access_check_request, "pin": parse_replace_pins_request,
-    "merge": parse_merge_request, "names": lambda _: ListNamesRequest()}
+    "merge": parse_merge_request, "names": lambda _: ListNamesRequest(), "ping": lambda _: PingRequest()}
 
 
 def parse_source_name(fields: Mapping[str, Any]) -> str:

@@ -218,8 +218,8 @@ class Supervisor:
         self._on_ready = on_ready
         self._display = display
         self._output = output
-        # Deaths of shards do not count for the router, whose first restart has no pause: it costs little.
-        self._shard_restart_policy, self._router_restart_policy = RestartPolicy(pauses), RestartPolicy((0.0, *pauses))
+        # The first restart has no pause: most accidents are single. Deaths of shards do not count for the router.
+        self._shard_restart_policy, self._router_restart_policy = (RestartPolicy((0.0, *pauses)) for _ in range(2))
         self._shard_processes: list[ChildProcess] = []
         self._router_processes: list[ChildProcess] = []  # one, or none yet
         self._shards_ready = asyncio.Event()  # the shards are ready
@@ -315,9 +315,12 @@ class Supervisor:
         return [router for router in self._router_processes if router.ready_task.done() and router.ready_task.result()]
 
     def end_requests(self) -> None:
-        """Signal a router that is stopping to end its unfinished requests now."""
+        """Signal a router that is stopping to end its unfinished requests now.
+
+        Not with the signal that stopped it: of two equal ones that a process has not handled yet, it gets one.
+        """
         for router in self._router_processes:
-            router.send_signal(signal.SIGTERM)
+            router.send_signal(signal.SIGINT)
 
     def kill_all_processes(self) -> None:
         for process in self._router_processes + self._shard_processes:

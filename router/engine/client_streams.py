@@ -14,9 +14,9 @@ from router.errors import (
     ClassificationFailed,
     EmbeddingFailed,
     GenerationFailed,
-    NotReady,
     RequestError,
     TimedOut,
+    make_not_ready_error,
 )
 from router.request import Request, RequestKind
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
@@ -156,7 +156,7 @@ class ClientStreams:
 
     def fail_all(self, reason: str) -> None:
         for sequence_id in list(self._builders):
-            self.fail_request(sequence_id, NotReady(reason))
+            self.fail_request(sequence_id, make_not_ready_error(reason))
 
     # -- from the clients
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
 from router.engine.convicted_prompts import ConvictedPrompts
-from router.engine.plans_in_flight import SHUTDOWN_REASON, Health, PlansInFlight, SentPlan
+from router.engine.plans_in_flight import Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
-from router.errors import NotReady, Overloaded
+from router.errors import SHUTDOWN_REASON, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
@@ -128,7 +128,7 @@ class Engine:
         `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards'
         spans."""
         if self._loop_task.done():
-            raise NotReady(SHUTDOWN_REASON)
+            raise ShuttingDown(SHUTDOWN_REASON)
         if self._convicted_prompts.refused_until:
             self._convicted_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
@@ -222,7 +222,7 @@ class Engine:
                 self._send_plans()
                 was_woken = False
             elif self._shards.is_disconnected and not self._plans_in_flight:
-                raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
+                raise self._shards.make_disconnect_loss()
             else:
                 if (wake_at := self._scheduler.wake_at) != self._wake_timer.deadline:
                     self._wake_timer.set_deadline(wake_at)
@@ -289,6 +289,7 @@ class Engine:
             self._restart_shards_if_needed(lost)
             await asyncio.sleep(RECONNECT_DELAY)
             return False
+        self._shards.watch_responses()
         self.model_info, self._epoch = handshake.model_info, handshake.epoch
         await self.resource_controller.loader.restore_after_handshake(handshake)
         self.has_shards = True

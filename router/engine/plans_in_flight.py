@@ -14,7 +14,6 @@ NUM_RECENT_STEPS = 512
 SLOW_STEP_QUANTILE = 0.99  # of the durations of recent steps
 SLOW_STEP_FACTOR = 10.0  # how many times as long as that quantile, or as predicted, a step may take
 STARTING_REASON = "the server is starting"
-SHUTDOWN_REASON = "the server is shutting down"
 
 
 @dataclass(slots=True)

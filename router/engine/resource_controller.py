@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from router.errors import NotReady
+from router.errors import NotReady, make_not_ready_error
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
 from router.scheduler.loadable_resource_cache import AdapterStatus
@@ -39,7 +39,7 @@ class ResourceController:
         """Load a resource although no request needs it; return why that is not possible, or an empty string. A loss of
         the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops."""
         if self._stop_reason:
-            raise NotReady(self._stop_reason)
+            raise make_not_ready_error(self._stop_reason)
         if reason := self._scheduler.resource_cache.why_never_fits(resource):
             return reason
         self._scheduler.request_resource_load(resource, now())
@@ -87,7 +87,7 @@ class ResourceController:
     def fail_waiters(self, reason: str) -> None:
         self._stop_reason = reason
         for resource in [*self._load_waiters]:
-            self._resolve_waiters(resource, NotReady(reason))
+            self._resolve_waiters(resource, make_not_ready_error(reason))
 
     def _on_load_ended(self, resource: LoadableResource, reason: str) -> None:
         self._on_events(self._scheduler.on_resource_failed(resource, reason, now()) if reason

@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import HttpRequestParser
 from aiohttp.typedefs import Handler
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.engine import Engine
-from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
+from router.errors import AdapterNotFound, Cancelled, InvalidRequest, make_not_ready_error
 from router.http.anthropic.routes import AnthropicRoutes
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
@@ -40,6 +41,7 @@ from router.http.transport.connections import (
     Connection,
     ConnectionLimits,
     Connections,
+    KeepAlivePolicy,
     handle_on_connection,
 )
 from router.http.transport.errors import (
@@ -130,7 +132,7 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
         return probes.why_unavailable() or "it is starting"
 
     async def reject_not_ready(_: web.Request) -> NoReturn:
-        raise NotReady(why_unavailable())
+        raise make_not_ready_error(why_unavailable())
 
     app = web.Application(middlewares=[create_request_middleware(api_keys, partial(render_failure, compat=compat))])
     app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
@@ -221,10 +223,11 @@ class HttpServer:
     """aiohttp server of one application. On shutdown it first stops accepting connections, then closes the open ones
     after their response."""
 
-    def __init__(self, app: web.Application, limits: ConnectionLimits | None = None, *,
-                 close_after_response: bool = False) -> None:
-        """With `close_after_response`, every connection is closed after its next response."""
-        self._connections = Connections(limits or ConnectionLimits(), closes_after_response=close_after_response)
+    def __init__(self, app: web.Application, connections: Connections | None = None, *,
+                 closes_after_response: bool = False) -> None:
+        """With `closes_after_response`, every connection is closed after its next response."""
+        self._connections = Connections(ConnectionLimits()) if connections is None else connections
+        self._keep_alive_policy = KeepAlivePolicy(closes_after_response)
         self._listener: asyncio.Server | None = None
         app.middlewares.insert(0, handle_on_connection)
         logger.addFilter(should_log_record)
@@ -237,13 +240,14 @@ class HttpServer:
         http_server = self._runner.server
         assert http_server is not None, "setup creates it"
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Connection(http_server, self._connections, access_log=None, logger=logger, **PROTOCOL_OPTIONS),
+            lambda: Connection(http_server, self._connections, self._keep_alive_policy, access_log=None, logger=logger,
+                               **PROTOCOL_OPTIONS),
             sock=listening_socket.dup(), backlog=BACKLOG)
         return int(listening_socket.getsockname()[1])
 
     async def stop_accepting(self) -> None:
         """Accept no more connections. Open ones may send one more request, which may already be in transit."""
-        self._connections.closes_after_response = True
+        self._keep_alive_policy.closes_after_response = True
         if self._listener is not None:
             self._listener.close()
 
@@ -266,17 +270,18 @@ class StandInServer:
     api_keys: ApiKeys
     cors_origins: tuple[str, ...]
     compat: str
-    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connections: Connections = field(default_factory=lambda: Connections(ConnectionLimits()))  # of both servers
     _servers: list[HttpServer] = field(default_factory=list)  # one, or none
 
     @classmethod
     def from_config(cls, config: RouterConfig, listen_fd: int = -1) -> "StandInServer":
         """Use the inherited socket `listen_fd`, or else open one. Raises ValueError and OSError."""
+        check_http_parser()
         api_keys = ApiKeys.from_config(config)
         inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
         return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat,
-                   ConnectionLimits.from_config(config))
+                   Connections(ConnectionLimits.from_config(config)))
 
     async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
@@ -293,7 +298,7 @@ class StandInServer:
         await self.start(stand_in_app)
 
     async def start(self, stand_in_app: web.Application) -> None:
-        self._servers.append(HttpServer(stand_in_app, self.connection_limits, close_after_response=True))
+        self._servers.append(HttpServer(stand_in_app, self.connections, closes_after_response=True))
         await self._servers[-1].start(self.listening_socket)
 
     async def stop(self) -> None:
@@ -304,6 +309,14 @@ class StandInServer:
     async def close(self) -> None:
         await self.stop()
         self.listening_socket.close()
+
+
+def check_http_parser() -> None:
+    """Raise ValueError if aiohttp would parse requests with its parser in Python, which is ten times as slow and has
+    more often read requests otherwise than proxies do."""
+    if HttpRequestParser.__module__ == "aiohttp.http_parser":
+        raise ValueError("aiohttp has no HTTP parser in C here: install it from a wheel, without the variable "
+                         "AIOHTTP_NO_EXTENSIONS")
 
 
 def create_listening_socket(hostname: str, port: int) -> socket.socket:

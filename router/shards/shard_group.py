@@ -4,15 +4,18 @@ as `ShardsLost`, but a load or unload that fails while its shard is connected re
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing, suppress
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
+from router.config import RouterConfig
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
-from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
+from router.shards.response_watch import wait_until_unresponsive
+from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
 
 # The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
@@ -38,6 +41,7 @@ LOAD_TIMEOUT_SECONDS = 60.0  # for one adapter or grammar
 DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 FIRST_HEALTH_TIMEOUT_SECONDS = 5.0  # seconds for the first health response of a shard that listens
 HANG_PROBE_TIMEOUT_SECONDS = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
+DEFAULT_RESPONSE_TIMEOUT_SECONDS = RouterConfig().shard_response_timeout
 UNIX_SCHEME = "unix:"
 # In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
 LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
@@ -58,6 +62,9 @@ class RankConnection:
         }
         self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
         self._health_task: asyncio.Task[None] | None = None
+        self._response_task: asyncio.Task[None] | None = None
+        self._running_calls: set[Any] = set()
+        self._failure: RpcFailure | None = None  # outcome of all calls, since the process does not respond
         self._step_stream: StepStreamClient | None = None
 
     def send(self, verb: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
@@ -69,10 +76,35 @@ class RankConnection:
         return asyncio.ensure_future(self.call(verb, message, timeout))
 
     async def call(self, verb: str, message: bytes, timeout: float) -> RpcOutcome:
+        if self._failure is not None:
+            return self._failure
+        call: Any = self._unary_calls[verb](message, timeout=timeout)
+        self._running_calls.add(call)
         try:
-            return await self._unary_calls[verb](message, timeout=timeout)
+            return await call
         except grpc.aio.AioRpcError as error:
             return RpcFailure(error.code(), error.details() or "")
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            return self._failure
+        finally:
+            self._running_calls.discard(call)
+
+    def fail(self, failure: RpcFailure) -> None:
+        """Make this failure the outcome of all pending messages and calls, and of all until the next connection."""
+        self._failure = failure
+        if self._step_stream is not None:
+            self._step_stream.fail(failure)
+        for call in self._running_calls:
+            call.cancel()
+
+    def watch_responses(self, timeout: float, on_unresponsive: Callable[[], None]) -> None:
+        """Call `on_unresponsive` once the process does not respond for `timeout` seconds, until the next connection."""
+        async def watch() -> None:
+            await wait_until_unresponsive(self._channel, timeout)
+            on_unresponsive()
+        self._response_task = asyncio.create_task(watch())
 
     async def wait_until_ready(self) -> None:
         """Wait until the shard listens, however long it loads its model, and watch its health from then on. Returns
@@ -102,9 +134,12 @@ class RankConnection:
         step_stream, self._step_stream = self._step_stream, None
         if step_stream is not None:
             await step_stream.close()
-        if self._health_task is not None:
-            self._health_task.cancel()
-            await asyncio.wait([self._health_task])
+        tasks = [task for task in (self._health_task, self._response_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._failure = None
 
     async def close(self) -> None:
         await self.stop_streams()
@@ -114,11 +149,15 @@ class RankConnection:
 class ShardGroup:
     """Connections to all ranks of one model."""
 
-    def __init__(self, addresses: Iterable[str], transport: str = "stream") -> None:
+    def __init__(self, addresses: Iterable[str], transport: str = "stream",
+                 response_timeout: float = DEFAULT_RESPONSE_TIMEOUT_SECONDS) -> None:
+        """A rank whose process does not respond for `response_timeout` seconds is given up, with all others."""
         self.on_disconnect: Callable[[], None] = lambda: None  # called when a rank has gone
         self.addresses = tuple(addresses)
         self._use_stream = transport == "stream"
-        self.is_disconnected = False  # whether a rank has gone since the last `connect`
+        self.is_disconnected = False  # whether a rank has gone since the last `connect`, or does not respond
+        self.hang_reason = ""  # why the processes must be replaced, since the last `connect`
+        self._response_timeout = response_timeout
         self._ranks: list[RankConnection] = []
         self._num_connects = 0  # number of calls of `connect`
 
@@ -129,7 +168,7 @@ class ShardGroup:
                            for address in self.addresses]
         # Restart all watches: an old one may not have noticed yet that its shard has gone.
         await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
-        self.is_disconnected = False
+        self.is_disconnected, self.hang_reason = False, ""
         self._num_connects += 1
         waits = [asyncio.ensure_future(rank.wait_until_ready()) for rank in self._ranks]
         try:  # a TaskGroup would swallow a cancellation that comes after the first failure
@@ -138,6 +177,25 @@ class ShardGroup:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
+
+    def watch_responses(self) -> None:
+        """Watch from now on, until the next `connect`, whether all ranks respond."""
+        for number, rank in enumerate(self._ranks):
+            rank.watch_responses(self._response_timeout, partial(self._give_up, number))
+
+    def _give_up(self, number: int) -> None:
+        """Fail everything that waits for any rank: the others may wait for this one for ever."""
+        if not self.hang_reason:
+            self.hang_reason = (f"the process of shard {number} does not respond for {self._response_timeout:g} "
+                                "seconds (--shard-response-timeout)")
+            for rank in self._ranks:
+                rank.fail(RpcFailure(TIMEOUT_STATUS, self.hang_reason))
+            self._mark_disconnected()
+
+    def make_disconnect_loss(self) -> ShardsLost:
+        """Return the loss of a rank that is disconnected while no step is in flight."""
+        return ShardsLost(ShardLossReason.DEATH, self.hang_reason or "a shard went away while there was nothing to do",
+                          needs_restart=bool(self.hang_reason))
 
     def _mark_disconnected(self) -> None:
         self.is_disconnected = True
@@ -160,8 +218,8 @@ class ShardGroup:
         num_connects = self._num_connects
         failures = [result for result in await self._call_all(request, LOAD_TIMEOUT_SECONDS)
                     if isinstance(result, RpcFailure)]
-        if any(failure.code in DISCONNECTED_STATUSES for failure in failures):
-            if num_connects == self._num_connects:
+        if self.hang_reason or any(failure.code in DISCONNECTED_STATUSES for failure in failures):
+            if num_connects == self._num_connects and not self.is_disconnected:
                 self._mark_disconnected()
             raise ShardsLost(ShardLossReason.DEATH, "a shard went away")
         return failures[0].reason or failures[0].code.name.lower() if failures else ""

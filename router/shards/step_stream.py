@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from router.shards.slow_answer_watch import FIRST_CHECK_SECONDS, find_timeout_reason
+from router.shards.response_watch import FIRST_CHECK_SECONDS, wait_for_outcome
 from shard.pb import shard_pb2 as pb
 
 STATUS_BY_CODE = {code.value[0]: code for code in grpc.StatusCode}
@@ -33,7 +33,6 @@ class StepStreamClient:
     """The `Steps` call to one rank: messages are answered in the order in which they were sent."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()
         self._send_queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -57,9 +56,8 @@ class StepStreamClient:
 
     def _watch_answer(self, outcome: "asyncio.Future[RpcOutcome]", timeout: float) -> None:
         async def watch() -> None:
-            reason = await find_timeout_reason(self._channel, outcome, timeout)
-            if reason and not outcome.done():
-                outcome.set_result(RpcFailure(TIMEOUT_STATUS, reason))
+            if not await wait_for_outcome(outcome, timeout - FIRST_CHECK_SECONDS):
+                outcome.set_result(RpcFailure(TIMEOUT_STATUS, f"no answer within {timeout:.1f} seconds"))
         task = asyncio.create_task(watch())
         self._watch_tasks.add(task)
         task.add_done_callback(self._watch_tasks.discard)
@@ -70,7 +68,7 @@ class StepStreamClient:
             task.cancel()
         await asyncio.wait(tasks)
         self._call.cancel()
-        self._fail_pending(STREAM_CLOSED)
+        self.fail(STREAM_CLOSED)
 
     async def _write_messages(self) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets the error too
@@ -88,9 +86,10 @@ class StepStreamClient:
         except grpc.aio.AioRpcError as error:
             # The same status for all: the error of a single message is sent as its outcome and does not end the call.
             failure = RpcFailure(DISCONNECTED_STATUS, f"{error.code().name.lower()}: {error.details()}")
-        self._fail_pending(failure)
+        self.fail(failure)
 
-    def _fail_pending(self, failure: RpcFailure) -> None:
+    def fail(self, failure: RpcFailure) -> None:
+        """Make this failure the outcome of all pending messages and all that are sent later."""
         self._failure = failure
         while self._pending_outcomes:
             self._resolve_oldest(failure)

@@ -123,6 +123,9 @@ SERVER_FAMILIES = (
           ("held", "kept", "free")),
     gauge("tgi_ready", "1 if requests should be sent here, else 0; the same as /ready."),
     gauge("tgi_shard_ready", "1 if all shards are up, else 0."),
+    step_duration("weft_event_loop_delay_seconds",
+                  "Seconds by which the router's event loop was late, observed every 20 milliseconds: in all, and the "
+                  "part in which it computed.", ("part",), ("all", "computing")),
     counter("tgi_shard_lost", "How often the shards, or the state in them, were lost, by the reason.", ("loss",),
             tuple(loss_reason.name.lower() for loss_reason in ShardLossReason)),
 )

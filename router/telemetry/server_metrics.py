@@ -20,6 +20,7 @@ from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
 from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry
+from router.telemetry.loop_watch import LoopWatch
 from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
 
@@ -207,6 +208,8 @@ class ServerMetrics:
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
+        self.loop_watch = LoopWatch(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
+                                      for part in ("all", "computing")))
 
     def render(self, *, is_ready: bool, has_shards: bool) -> str:
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}

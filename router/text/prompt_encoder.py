@@ -2,6 +2,7 @@
 Conversations and long prompts are encoded in threads, off the event loop."""
 
 import asyncio
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Self, TypeVar
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind, hash_blocks
+from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.output_formats import ReasoningState
 from router.text.tokenizer import Tokenizer
@@ -21,8 +22,7 @@ T = TypeVar("T")
 # then finishes with `length`. Clients of TGI rely on asking for more than fits.
 MAX_REQUIRED_NEW_TOKENS = 1024
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, on which clients shorten the prompt
-# Prompts of at most this many characters are tokenized in less time than it takes to hand them to a thread.
-MAX_INLINE_CHARACTERS = 512
+MAX_INLINE_CHARACTERS = 512  # of a prompt that is encoded without a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class PromptInput:
     prompt: RawPrompt
     kind: RequestKind = RequestKind.GENERATE
     parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
+    tenant: Tenant = DEFAULT_TENANT
     truncate: int | None = None
     max_new_tokens: int | None = None
 
@@ -125,6 +126,67 @@ class TokenizedText:
     offsets: Sequence[tuple[int, int]]
 
 
+class FairThreadPool:
+    """Pool of threads that take work of one tenant after the other. `close` ends them."""
+
+    def __init__(self, num_threads: int, max_per_tenant: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._num_idle, self._max_per_tenant = num_threads, max_per_tenant
+        self._num_by_tenant: Counter[str] = Counter()  # waiting or running
+        # What waits for a thread, by tenant; the tenant whose turn is next comes first.
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            for turn in queue:
+                turn.cancel()
+        self._queues.clear()
+        self._executor.shutdown(cancel_futures=True)
+
+    async def run(self, work: Callable[[], T], tenant: Tenant) -> T:
+        """Run `work` in a thread. Raises Overloaded if too much work of the tenant waits."""
+        if (num_prompts := self._num_by_tenant[tenant.name]) >= self._max_per_tenant:
+            raise Overloaded(f"{num_prompts} prompts wait to be tokenized (--max-concurrent-requests)")
+        self._num_by_tenant[tenant.name] += 1
+        try:
+            if self._num_idle:
+                self._num_idle -= 1
+            else:
+                await self._wait_for_turn(tenant.name)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            finally:
+                if self._queues:
+                    self._pass_turn()
+                else:
+                    self._num_idle += 1
+        finally:
+            self._num_by_tenant[tenant.name] -= 1
+            if not self._num_by_tenant[tenant.name]:
+                del self._num_by_tenant[tenant.name]
+
+    async def _wait_for_turn(self, tenant_name: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(tenant_name, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came at the same time
+                self._pass_turn()
+            raise
+
+    def _pass_turn(self) -> None:
+        while self._queues:
+            tenant_name, queue = self._queues.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._queues[tenant_name] = queue  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_idle += 1
+
+
 class PromptEncoder:
     """Encoder of prompts. `close` ends its threads."""
 
@@ -135,20 +197,19 @@ class PromptEncoder:
         self._chat_template = chat_template
         self._model_info = model_info
         self._pooling_limit = find_pooling_limit(config, model_info)
-        self._max_waiting = config.max_concurrent_requests
-        self._num_waiting = 0
-        self._thread_pool = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
+        self._thread_pool = FairThreadPool(config.validation_workers, config.max_concurrent_requests)
 
     def close(self) -> None:
-        self._thread_pool.shutdown(cancel_futures=True)
+        self._thread_pool.close()
 
     async def encode(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         """Encode a prompt. Prompts of the same namespace share cached blocks; if it is empty, nothing is shared."""
-        return await self._run_in_thread(prompt_input.prompt,
-                                         partial(self._encode_prompt, prompt_input, cache_namespace))
+        work = partial(self._encode_prompt, prompt_input, cache_namespace)
+        return work() if is_short(prompt_input.prompt) else await self._thread_pool.run(work, prompt_input.tenant)
 
     async def tokenize_and_call(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
-                                render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
+                                render: Callable[[TokenizedText], T], *, tenant: Tenant = DEFAULT_TENANT,
+                                add_special_tokens: bool = True) -> T:
         """Tokenize a prompt and return `render` of it, in the same thread: rendering takes longer than tokenizing.
         Raises InvalidRequest, ChatTemplateFailed or Overloaded."""
         check_text(parameter_names.prompt, prompt)
@@ -163,28 +224,17 @@ class PromptEncoder:
             check_length(len(encoding))
             return render(TokenizedText(text, encoding.ids, encoding.offsets))
 
-        return await self._run_in_thread(prompt, work)
+        return work() if is_short(prompt) else await self._thread_pool.run(work, tenant)
 
-    async def detokenize(self, name: str, tokens: tuple[int, ...]) -> str:
+    async def detokenize(self, name: str, tokens: tuple[int, ...], tenant: Tenant = DEFAULT_TENANT) -> str:
         """Return the text of tokens, special ones included. `name`: of the parameter. Raises InvalidRequest or
         Overloaded."""
         limit = self.limits.max_total_tokens
         if len(tokens) > limit:
             raise InvalidRequest(f"`{name}` must hold at most {limit} tokens (--max-total-tokens), got {len(tokens)}")
         self._check_vocabulary(name, tokens)
-        return await self._run_in_thread(tokens, lambda: self._tokenizer.decode(tokens, skip_special=False))
-
-    async def _run_in_thread(self, prompt: RawPrompt, work: Callable[[], T]) -> T:
-        """Run `work` in a thread, unless the text is short. Raises Overloaded if too many texts wait."""
-        if not isinstance(prompt, Conversation) and len(prompt) <= MAX_INLINE_CHARACTERS:
-            return work()
-        if self._num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenized (--max-concurrent-requests)")
-        self._num_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work)
-        finally:
-            self._num_waiting -= 1
+        work = partial(self._tokenizer.decode, tokens, skip_special=False)
+        return work() if is_short(tokens) else await self._thread_pool.run(work, tenant)
 
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         prompt, parameter_names = prompt_input.prompt, prompt_input.parameter_names
@@ -237,6 +287,11 @@ class PromptEncoder:
             raise InvalidRequest(
                 f"`{parameter_names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
                 "is read as a whole, so shorten it", code=CONTEXT_LENGTH_EXCEEDED)
+
+
+def is_short(prompt: RawPrompt) -> bool:
+    """Return whether a prompt is encoded in less time than it takes to hand it to a thread."""
+    return not isinstance(prompt, Conversation) and len(prompt) <= MAX_INLINE_CHARACTERS
 
 
 def check_text(name: str, text: object, max_characters: int | None = None, *, may_be_empty: bool = False) -> None:

@@ -18,12 +18,10 @@ from router.grammars.output_grammar import ChatGrammar
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
 from router.request import (
-    DEFAULT_TENANT,
     LoadableResource,
     Request,
     RequestKind,
     SamplingParams,
-    Tenant,
     hash_namespace,
 )
 from router.text.chat_template import ChatTemplate
@@ -96,7 +94,6 @@ class GenerationInput(PromptInput):
     adapter: RequestedAdapter | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
-    tenant: Tenant = DEFAULT_TENANT
     request_id: str | None = None
     deadline: float | None = None  # of time.monotonic
 

@@ -55,7 +55,7 @@ def undisturbed_streams(model_folder: Path, tmp_path_factory: pytest.TempPathFac
 
 def test_stopped_shard_makes_the_server_unready_until_it_continues(
         model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS) as weft:
+    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--shard-response-timeout", "60") as weft:
         [shard] = weft.find_child_pids(SHARD_MODULE)
 
         async def pause_shard(probe: HealthProbe) -> None:
@@ -83,6 +83,16 @@ def test_hanging_shard_is_replaced_and_streams_continue(
 
         assert run_disturbed_streams(weft, stop_shard) == undisturbed_streams
         assert weft.find_child_pids(SHARD_MODULE) != [shard]
+
+
+def test_stopped_shard_is_replaced_while_idle(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--shard-response-timeout", "1") as weft:
+        [shard] = weft.find_child_pids(SHARD_MODULE)
+        os.kill(shard, signal.SIGSTOP)
+        while weft.find_child_pids(SHARD_MODULE) == [shard]:
+            time.sleep(0.1)
+        asyncio.run(wait_until_ready(weft))
+        assert weft.generate(5) == "terry"
 
 
 def test_router_that_was_paused_goes_on_with_its_shards(

@@ -117,7 +117,9 @@ def test_requests_unfinished_at_the_shutdown_timeout_get_an_error(tmp_path: Path
         events = iter_stream_events(weft.post_prompt("/generate_stream", 1000))
         next(events)
         weft.send_signal(signal.SIGTERM)
-        assert "shutting down" in list(events)[-1]["error"]
+        last_event = list(events)[-1]
+        assert "shutting down" in last_event["error"]
+        assert last_event["error_type"] == "shutting_down"
         assert weft.wait_for_exit()[0] == 0
 
 

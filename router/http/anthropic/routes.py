@@ -12,6 +12,7 @@ from router.http.anthropic.requests import (
 )
 from router.http.openai.answers import call_with_parsing, read_answer, stream_answer
 from router.http.openai.chat import get_echoed_model, validate_chat
+from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response, json_text_response, read_body
 from router.http.transport.request_context import ANSWER_ID, RequestContext, request_headers, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
@@ -49,5 +50,6 @@ class AnthropicRoutes(ServiceRoutes):
         """Count the tokens of the prompt that the model's template makes of the messages."""
         chat_request = (await read_body(request, AnthropicCountTokensRequest)).to_chat_request()
         num_tokens = await self._services.validator.prompt_encoder.tokenize_and_call(
-            chat_request.conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids))
+            chat_request.conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids),
+            tenant=request[CLIENT].tenant)
         return json_response({"input_tokens": num_tokens}, request_headers(request))

@@ -13,6 +13,7 @@ from pydantic import FailFast
 
 from router.http.openai.chat import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
+from router.http.transport.auth import CLIENT
 from router.http.transport.body import BodyModel, ReportingBodyModel, UInt32, json_response, read_body
 from router.http.transport.request_context import request_headers
 from router.http.transport.services import ServiceRoutes, Services
@@ -91,7 +92,8 @@ class TokenizeRoutes(ServiceRoutes):
 
     async def detokenize(self, request: web.Request) -> web.Response:
         detokenize_request = await read_body(request, DetokenizeRequest)
-        text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens))
+        text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens),
+                                                                                request[CLIENT].tenant)
         return json_response({"prompt": text}, request_headers(request))
 
     async def tokenizer_info(self, _: web.Request) -> web.Response:
@@ -121,8 +123,8 @@ async def respond_with_tokens(services: Services, request: web.Request, text: st
                               add_special_tokens: bool = True) -> web.StreamResponse:
     """Tokenize the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
     many tokens."""
-    pieces = await services.validator.prompt_encoder.tokenize_and_call(text, parameter_names, render_pieces,
-                                                                       add_special_tokens=add_special_tokens)
+    pieces = await services.validator.prompt_encoder.tokenize_and_call(
+        text, parameter_names, render_pieces, tenant=request[CLIENT].tenant, add_special_tokens=add_special_tokens)
     return await send_json(request, pieces, services.config.slow_client_timeout)
 
 

@@ -27,6 +27,11 @@ SWEEP_SECONDS = 1.0  # between checks of the time limits
 RESERVED_DESCRIPTORS = 128  # for shards, files, grammars and the adapter store
 SHARE_PER_ADDRESS = 0.5  # of the connections, that one address may have by default
 MAX_EVICTION_ATTEMPTS = 8
+LINGERING_SECONDS = 1.0  # for a rejected client to read the reason: to close with unread input would discard it
+PROBE_PATHS = frozenset({"/live", "/ready", "/health", "/ping", "/startup"})
+MAX_PROBE_PLACES = 16  # connections beyond the limits that may send a probe
+PROBE_HEAD_SECONDS = 1.0  # for the head of a probe on such a connection
+MAX_LINGERING = 64  # connections beyond the limits; further ones are closed at once
 MAX_LATENESS_SECONDS = 1.0  # of a sweep, beyond which this process has stood still
 MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
 DEFAULT_CONFIG = RouterConfig()
@@ -39,6 +44,13 @@ class ConnectionState(Enum):
     BODY = auto()  # a handler reads the body
     HANDLED = auto()  # a handler computes or writes the response
     IDLE = auto()  # kept alive between two requests
+
+
+@dataclass(slots=True)
+class KeepAlivePolicy:
+    """Whether a server closes each connection after its next response."""
+
+    closes_after_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +80,13 @@ class ConnectionLimits:
 
 
 class Connections:
-    """All open connections of a server. While no more are allowed, of an address or in all, a new one takes the place
-    of the one that has been longest without a complete request."""
+    """All open connections of one port, at which two servers may listen during start and shutdown. While no more are
+    allowed, of an address or in all, a new one takes the place of the one that has been longest without a complete
+    request."""
 
-    def __init__(self, limits: ConnectionLimits, *, closes_after_response: bool = False) -> None:
-        """With `closes_after_response`, each connection is closed after its next response."""
-        self.limits, self.closes_after_response = limits, closes_after_response
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.num_lingering = self.num_probe_places = 0
         self._max_connections, self._max_per_address = limits.resolve_numbers()
         self._num_by_address: Counter[str] = Counter()
         self._num_connections = 0
@@ -92,10 +105,10 @@ class Connections:
         self._num_connections += 1
         self._start_sweep_timer()
         if (self._num_by_address[address] > self._max_per_address and address
-                and not evict_oldest(self._evictable_by_address.get(address, OrderedDict()))):
+                and not makes_place(self._evictable_by_address.get(address, OrderedDict()))):
             return (f"{address} has {self._max_per_address} connections, as many as one address may "
                     "(--max-connections-per-address)")
-        if self._num_connections > self._max_connections and not evict_oldest(self._evictable):
+        if self._num_connections > self._max_connections and not makes_place(self._evictable):
             return f"there are {self._max_connections} connections, as many as allowed (--max-connections)"
         return ""
 
@@ -154,25 +167,30 @@ class Connections:
             self._start_sweep_timer()
 
 
-def evict_oldest(evictable: "EvictableConnections") -> bool:
-    """Close the connection that has been longest without a complete request; return whether there is one."""
+def makes_place(evictable: "EvictableConnections") -> bool:
+    """Close the connection that has been longest without a complete request; return whether its place can be used for
+    any request, not for a probe only."""
     for connection in [*islice(evictable, MAX_EVICTION_ATTEMPTS)]:
         if not connection.num_buffered_bytes:  # else the last response is on its way
             connection.connections.forget_evictable(connection)
+            has_any_place = not connection.refusal_reason
             connection.reject(503, "overloaded", "other connections needed the place of this one (--max-connections, "
                               "--max-connections-per-address)")
-            return True
+            return has_any_place
     return False
 
 
 class Connection(web.RequestHandler):
     """Connection of aiohttp's server, with limits."""
 
-    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+    def __init__(self, server: web.Server, connections: Connections, keep_alive: KeepAlivePolicy,
+                 **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self.connections = connections
+        self.connections, self.keep_alive_policy = connections, keep_alive
+        self._is_lingering = False
         self.address = ""
         self.state = ConnectionState.HEAD
+        self.refusal_reason = ""  # of a connection beyond the limits, which may send a probe only
         self._is_counted = False
         self._deadline = 0.0
         self._has_sent_bytes = False  # since it entered its state
@@ -195,16 +213,30 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         self._open_transport = self.transport
         self._is_counted = True
-        if reason := self.connections.add(self):
-            self._has_sent_bytes = True  # or will have soon
+        reason = self.connections.add(self)
+        self.enter_state(ConnectionState.HEAD)
+        if reason:
+            self._refuse_all_but_probes(reason)
+
+    def _refuse_all_but_probes(self, reason: str) -> None:
+        self._has_sent_bytes = True  # or will have soon
+        if self.connections.num_probe_places >= MAX_PROBE_PLACES:
             self.reject(503, "overloaded", reason)
-        else:
-            self.enter_state(ConnectionState.HEAD)
+            return
+        self.connections.num_probe_places += 1
+        self.refusal_reason = reason
+        self._deadline = asyncio.get_running_loop().time() + PROBE_HEAD_SECONDS
+
+    def _leave_probe_place(self) -> None:
+        self.connections.num_probe_places -= bool(self.refusal_reason)
+        self.refusal_reason = ""
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._is_counted:
             self._is_counted = False
             self.connections.remove(self)
+            self.connections.num_lingering -= self._is_lingering
+            self._leave_probe_place()
             self._open_transport = None
         super().connection_lost(exc)
 
@@ -247,6 +279,9 @@ class Connection(web.RequestHandler):
         """Close the connection if the client has taken too long."""
         if now < self._deadline:
             return
+        if self.refusal_reason:
+            self.reject(503, "overloaded", self.refusal_reason)
+            return
         limits = self.connections.limits
         part, seconds, flag = (("body", limits.body_timeout, "--body-timeout") if self.state is ConnectionState.BODY
                                else ("head", limits.header_timeout, "--header-timeout"))
@@ -256,13 +291,34 @@ class Connection(web.RequestHandler):
         """Close the connection, with a response if the client has sent a part of a request."""
         if self.transport is None:
             return
+        self._leave_probe_place()
         if self._has_sent_bytes or self.state is ConnectionState.BODY:
             body = error_json(error_type, reason).encode()
             head = (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
                     f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n")
             self.transport.write(head.encode() + body)
+            if self.connections.num_lingering < MAX_LINGERING and self.transport.can_write_eof():
+                self._linger()
         self.force_close()
         self.connections.watch_unread(self)
+
+    def _linger(self) -> None:
+        """Close the connection when the client does, or after LINGERING_SECONDS. Input is discarded until then."""
+        assert self.transport is not None
+        self.transport.write_eof()
+        self.transport = None  # nothing else is written
+        self._is_lingering = True
+        self.connections.num_lingering += 1
+        asyncio.get_running_loop().call_later(LINGERING_SECONDS, self._end_lingering)
+
+    def _end_lingering(self) -> None:
+        if self._open_transport is not None:
+            self._open_transport.close()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        if self._is_lingering:
+            self._end_lingering()
+        await super().shutdown(timeout)
 
     def abort(self) -> None:
         if self._open_transport is not None:
@@ -289,8 +345,13 @@ async def handle_on_connection(request: web.Request, handler: Handler) -> web.St
     connection = find_connection(request)
     assert connection is not None, "the server makes all connections"
     connection.enter_state(ConnectionState.HANDLED)
-    response = await handler(request)
-    if connection.connections.closes_after_response or not request.content.is_eof():
+    if connection.refusal_reason and request.path not in PROBE_PATHS:
+        response: web.StreamResponse = web.Response(
+            status=503, text=error_json("overloaded", connection.refusal_reason), content_type="application/json",
+            headers={"Retry-After": "1"})
+    else:
+        response = await handler(request)
+    if connection.refusal_reason or connection.keep_alive_policy.closes_after_response or not request.content.is_eof():
         response.force_close()
     return response
 

@@ -24,6 +24,7 @@ from router.errors import (
     InvalidTools,
     NotReady,
     Overloaded,
+    ShuttingDown,
     TimedOut,
 )
 from router.http.transport.body import BodyValidationError
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 500  # characters: a message may repeat a client's value of any length
 INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
+SHUTTING_DOWN = "shutting_down"
+RETRYABLE_TYPES = ("overloaded", SHUTTING_DOWN)  # answered with Retry-After
 PROMPT_TOO_LONG = "the prompt is too long: "  # agents, and LiteLLM, know by these words that they must shorten it
 COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
@@ -57,6 +60,8 @@ ERROR_FORMATS: dict[type[BaseException], ErrorReplyFormats] = {
                               openai_has_prefix=False, is_client_error=True),
     Overloaded: ErrorReplyFormats("overloaded", (429, "overloaded", "Model is overloaded: "),
                             (429, "rate_limit_error", "rate_limit_exceeded"), is_client_error=True),
+    ShuttingDown: ErrorReplyFormats("overloaded", (503, SHUTTING_DOWN, "Model is not ready: "),
+                              (503, SERVER_ERROR, SHUTTING_DOWN)),
     NotReady: ErrorReplyFormats("overloaded", (503, "overloaded", "Model is not ready: "), (503, SERVER_ERROR, "")),
     AdapterNotFound: ErrorReplyFormats("download_adapter", (424, "generation", GENERATION_PREFIX),
                                  (404, INVALID_REQUEST_ERROR, "model_not_found"), openai_has_prefix=False),
@@ -123,7 +128,7 @@ class TgiErrorReply:
         if error_format is UNEXPECTED_ERROR:
             logger.error("a request failed unexpectedly", exc_info=error)
             return cls(status, error_type, "Internal server error")
-        retry_after = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
+        retry_after = getattr(error, "retry_after", 1.0) if error_type in RETRYABLE_TYPES else None
         return cls(status, getattr(error, "error_type", "") or error_type, shorten_message(f"{prefix}{error}"),
                    retry_after)
 
@@ -191,6 +196,8 @@ class AnthropicErrorReply:
         reply = OpenAIErrorReply.from_exception(error)
         error_type = ANTHROPIC_TYPES_BY_STATUS.get(reply.status, "invalid_request_error" if reply.status < 500
                                                    else "api_error")
+        if reply.code == SHUTTING_DOWN:  # not a matter of load
+            error_type = "api_error"
         return cls(reply.status, error_type, reply.message, reply.retry_after)
 
     def to_json(self) -> str:

@@ -104,6 +104,10 @@ def dispatcher(tmp_path: Path) -> Iterator[DispatcherWithAnswers]:
         yield DispatcherWithAnswers(request_dispatcher, answers)
 
 
+def test_ping_is_answered_at_once(dispatcher: DispatcherWithAnswers) -> None:
+    assert dispatcher.request(b'{"id": 6, "op": "ping"}') == {"id": 6}
+
+
 def test_names_are_listed_without_a_root(dispatcher: DispatcherWithAnswers) -> None:
     assert dispatcher.request(b'{"id": 1, "op": "names"}') == {"id": 1, "names": []}
 

@@ -48,7 +48,7 @@ def test_requests_are_parsed(fields: dict[str, Any], expected: object) -> None:
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({}, "op must be one of fetch, allowed, pin, merge, names, got None"),
+    ({}, "op must be one of fetch, allowed, pin, merge, names, ping, got None"),
     ({"op": ["fetch"]}, "op must be one of"),
     (FETCH_REQUEST | {"source": "ftp"}, "must be one of hub, local, s3, pbase, got 'ftp'"),
     (FETCH_REQUEST | {"source": "pbase"}, "the source `pbase` is Predibase's registry, which is not served"),

@@ -1,6 +1,8 @@
 """Tests of router/adapters/store_client.py with a scripted process, on the router's event loop."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from router.adapters import store_client
 from router.adapters.store_client import AdapterStoreClient
 from router.errors import AdapterLoadFailed
 
@@ -24,6 +27,9 @@ for line in sys.stdin:
         os._exit(1)
     if heard["op"] == "hold":
         held.append(heard)
+        continue
+    if heard["op"] == "ping":
+        print(json.dumps({"id": 0}), flush=True)
         continue
     for each in [heard, *held]:
         print("what?" if each["op"] == "odd" else json.dumps({"id": each["id"], "op": each["op"], "token": token}),
@@ -95,6 +101,34 @@ def test_process_that_cannot_be_started_fails_the_request() -> None:
         with pytest.raises(AdapterLoadFailed, match=r"does not start: .*; try again"):
             await AdapterStoreClient(["/nowhere"]).send_request(op="x")
     uvloop.run(main())
+@pytest.mark.slow
+def test_stopped_process_is_replaced_and_its_requests_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_client, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(store_client, "MAX_SILENT_SECONDS", 0.5)
+
+    async def scenario(store: AdapterStoreClient) -> None:
+        assert (await store.send_request(op="x"))["op"] == "x"
+        assert store._process is not None
+        os.kill(store._process.pid, signal.SIGSTOP)
+        with pytest.raises(AdapterLoadFailed, match="did not respond for 1 seconds and was ended; try again") as error:
+            await store.send_request(op="x")
+        assert error.value.is_temporary
+        assert (await store.send_request(op="x"))["op"] == "x"
+    run_scenario(scenario)
+
+
+@pytest.mark.slow
+def test_process_that_responds_is_not_replaced_while_a_request_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_client, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(store_client, "MAX_SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(store_client, "MAX_ANSWER_SECONDS", 2.0)
+
+    async def scenario(store: AdapterStoreClient) -> None:
+        with pytest.raises(AdapterLoadFailed, match="did not answer within 2 seconds; try again"):
+            await store.send_request(op="hold")
+        assert (await store.send_request(op="x"))["op"] == "x"
+        assert store._num_responses > 4
+    run_scenario(scenario)
 
 
 def test_no_process_is_started_before_the_first_request() -> None:

@@ -4,7 +4,10 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -24,9 +27,11 @@ from router.http.server import (
     HttpServer,
     StandInServer,
     allow_cors_origins,
+    check_http_parser,
     create_listening_socket,
     create_stand_in_app,
 )
+from router.http.transport.connections import ConnectionLimits, Connections
 
 PAGE_ORIGIN = "https://chat.example.org"
 PREFLIGHT_HEADERS = {"Origin": PAGE_ORIGIN, "Access-Control-Request-Method": "POST",
@@ -453,3 +458,35 @@ def test_stand_in_server_sends_cors_headers(serve):
 def test_unreadable_key_file_is_reported_before_the_port_is_opened(tmp_path):
     with pytest.raises(ValueError, match="--api-keys"):
         StandInServer.from_config(replace(LOCAL_CONFIG, api_keys=str(tmp_path / "keys.json")))
+
+
+def test_server_and_stand_in_share_the_limit_of_connections():
+    """Each had its own, so that both together exceeded the limit of descriptors."""
+    async def main():
+        slow_app, shared = SlowApplication(), Connections(ConnectionLimits(max_connections=1))
+        server = HttpServer(slow_app.app, shared)
+        with create_listening_socket("127.0.0.1", 0) as listener:
+            stand_in = StandInServer(listener, ApiKeys.from_config(RouterConfig()), (), "none", shared)
+            port = await server.start(listener)
+            async with ClientSession() as client:
+                running = asyncio.create_task(fetch(client, f"http://127.0.0.1:{port}/"))
+                await slow_app.started.wait()
+                await server.stop_accepting()
+                await stand_in.start(web.Application())
+                async with client.get(f"http://127.0.0.1:{port}/info") as answer:
+                    assert answer.status == 503
+                    assert "--max-connections" in (await answer.json())["error"]
+                slow_app.may_finish.set()
+                assert await running == "done"
+            await server.close()
+            await stand_in.stop()
+    asyncio.run(main())
+
+
+def test_server_without_a_parser_in_c_does_not_start():
+    completed = subprocess.run(
+        [sys.executable, "-c", "from router.http.server import check_http_parser; check_http_parser()"],
+        env=os.environ | {"AIOHTTP_NO_EXTENSIONS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True,
+        text=True, check=False)
+    assert "aiohttp has no HTTP parser in C here" in completed.stderr
+    check_http_parser()

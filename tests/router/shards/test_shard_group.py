@@ -410,6 +410,28 @@ def test_late_load_failure_does_not_affect_reconnected_shards(tmp_path):
     run_scenario(scenario, tmp_path)
 
 
+def test_rank_that_does_not_respond_fails_all_that_waits_for_any_rank(tmp_path, transport):
+    async def scenario(shards, *ranks):
+        for rank in ranks:
+            rank.answers["Load"] = rank.answers["Decode"] = asyncio.Event()
+        step, load = shards.send([pb.DecodeRequest(order=1)], 60.0), asyncio.create_task(
+            shards.load_or_unload(pb.LoadRequest()))
+        await ranks[1].was_called.wait()
+        shards._give_up(1)
+        for waiting in (step, load):
+            with pytest.raises(ShardsLost) as lost:
+                await waiting
+            assert lost.value.loss_reason is ShardLossReason.DEATH
+        assert shards.is_disconnected
+        loss = shards.make_disconnect_loss()
+        assert loss.needs_restart
+        assert "shard 1 does not respond for 5 seconds (--shard-response-timeout)" in str(loss)
+        await shards.connect()
+        assert not shards.is_disconnected
+        assert not shards.hang_reason
+    run_scenario(scenario, tmp_path, num_ranks=2, transport=transport)
+
+
 def test_large_messages_pass_in_both_directions(tmp_path):
     async def scenario(shards, rank):
         large = "x" * 5 * 2**20  # beyond gRPC's default limit of 4 MiB

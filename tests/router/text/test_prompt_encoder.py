@@ -10,12 +10,13 @@ import pytest
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind, hash_blocks
+from router.request import RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
 from router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
     TGI_PARAMETER_NAMES,
     EncodedPrompt,
+    FairThreadPool,
     PromptEncoder,
     PromptInput,
     TokenLimits,
@@ -123,6 +124,41 @@ def test_prompts_beyond_the_concurrency_limit_are_rejected_before_tokenizing():
         assert await first
     with closing(PromptEncoder(RouterConfig(max_concurrent_requests=1), MODEL_INFO, BYTE_TOKENIZER)) as prompts:
         asyncio.run(scenario(prompts))
+
+
+def test_prompts_of_tenants_are_tokenized_in_turn():
+    """A tenant's prompts waited behind all those that another one had sent before."""
+    async def scenario(pool):
+        finished, may_start = [], threading.Event()
+        blocking = asyncio.create_task(pool.run(may_start.wait, Tenant("first")))
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(pool.run(lambda name=f"{tenant} {number}": finished.append(name), Tenant(tenant)))
+                 for tenant, numbers in (("first", range(4)), ("second", range(2))) for number in numbers]
+        left = tasks.pop(1)
+        await asyncio.sleep(0)
+        left.cancel()
+        may_start.set()
+        await asyncio.gather(blocking, *tasks)
+        assert finished == ["first 0", "second 0", "second 1", "first 2", "first 3"]
+        assert not pool._num_by_tenant
+        assert not pool._queues
+    with closing(FairThreadPool(1, 100)) as pool:
+        asyncio.run(scenario(pool))
+
+
+def test_tenant_at_its_limit_does_not_keep_others_out():
+    async def scenario(pool):
+        may_end = threading.Event()
+        first = asyncio.create_task(pool.run(may_end.wait, Tenant("first")))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="1 prompts wait"):
+            await pool.run(may_end.wait, Tenant("first"))
+        second = asyncio.create_task(pool.run(may_end.wait, Tenant("second")))
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await asyncio.gather(first, second) == [True, True]
+    with closing(FairThreadPool(1, 1)) as pool:
+        asyncio.run(scenario(pool))
 
 
 @pytest.mark.parametrize(("prompt", "thread"), [

@@ -35,7 +35,8 @@ class App:
     async def handle(self, request: web.Request) -> web.Response:
         try:
             await read_content(request)
-            await self.may_answer.wait()
+            if request.path != "/live":
+                await self.may_answer.wait()
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
@@ -55,7 +56,7 @@ def run(limits: ConnectionLimits, scenario: Callable[[App], Awaitable[None]]) ->
     async def main() -> None:
         app, web_app = App(), web.Application()
         web_app.add_routes([web.route("*", "/{path:.*}", app.handle)])
-        server = HttpServer(web_app, limits)
+        server = HttpServer(web_app, Connections(limits))
         with create_listening_socket("127.0.0.1", 0) as listening_socket:
             app.port = await server.start(listening_socket)
             app.connections = server._connections
@@ -232,6 +233,61 @@ def test_connection_beyond_the_limit_is_refused_while_all_others_are_answered() 
         for _, each in (*used, (reader, writer)):
             each.close()
     run(ConnectionLimits(max_connections=2, max_connections_per_address=10), scenario)
+
+
+def test_probe_is_answered_while_all_connections_are_used() -> None:
+    """A server whose clients all waited for answers was restarted, since its probes were refused."""
+    async def scenario(app: App) -> None:
+        app.may_answer.clear()
+        used = await app.connect()
+        used[1].write(HEAD + b"{}")
+        await wait_until(lambda: bool(app.connections._num_connections and not app.connections._evictable))
+        idle = [await app.connect() for _ in range(connections.MAX_PROBE_PLACES)]
+        posting = await app.connect()
+        posting[1].write(HEAD + b"{}")
+        assert await read_error(posting[0]) == (503, "there are 1 connections, as many as allowed (--max-connections)")
+        probing = await app.connect()
+        probing[1].write(b"GET /live HTTP/1.1\r\nHost: weft\r\n\r\n")
+        head = (await probing[0].read()).partition(b"\r\n\r\n")[0]  # the connection is closed after it
+        assert head.startswith(b"HTTP/1.1 200")
+        app.may_answer.set()
+        for _, writer in (used, posting, probing, *idle):
+            writer.close()
+        await wait_until(lambda: not app.connections._num_connections)
+        assert app.connections.num_probe_places == 0
+    run(ConnectionLimits(max_connections=1, max_connections_per_address=10_000), scenario)
+
+
+def test_refused_client_reads_the_reason_although_its_request_was_not_read() -> None:
+    """To close a socket with unread input resets the connection, and discards what was written."""
+    async def scenario(app: App) -> None:
+        app.may_answer.clear()
+        first = await app.connect()
+        first[1].write(HEAD + b"{}")
+        await wait_until(lambda: bool(app.connections._num_connections and not app.connections._evictable))
+        for _ in range(20):
+            reader, writer = await app.connect()
+            writer.write(HEAD.replace(b"Length: 2", b"Length: 100000") + b"x" * 100_000)
+            assert (await read_error(reader))[0] == 503
+            writer.close()
+        app.may_answer.set()
+        first[1].close()
+        await wait_until(lambda: not app.connections.num_lingering)
+    run(ConnectionLimits(max_connections=1), scenario)
+
+
+def test_clients_that_do_not_leave_after_their_refusal_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGERING_SECONDS", 0.2)
+
+    async def scenario(app: App) -> None:
+        reader, writer = await app.connect()
+        writer.write(b"POST / HTT")
+        assert (await read_error(reader))[0] == 408
+        assert app.connections._num_connections == app.connections.num_lingering == 1
+        await wait_until(lambda: not app.connections._num_connections)
+        assert app.connections.num_lingering == 0
+        writer.close()
+    run(ConnectionLimits(header_timeout=SHORT), scenario)
 
 
 def test_address_at_its_limit_gives_up_its_oldest_connection_without_a_request() -> None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from router import errors
 from router.errors import (
+    SHUTDOWN_REASON,
     AdapterLoadFailed,
     AdapterNotFound,
     ChatTemplateFailed,
@@ -20,6 +21,7 @@ from router.errors import (
     NotReady,
     Overloaded,
     TimedOut,
+    make_not_ready_error,
 )
 from router.http.transport.errors import (
     AnthropicErrorReply,
@@ -46,6 +48,20 @@ def test_error_has_a_status_a_type_and_a_message(error, status, error_type, text
     reply = TgiErrorReply.from_exception(error)
     assert reply.status == status
     assert json.loads(reply.to_json()) == {"error": text, "error_type": error_type}
+
+
+@pytest.mark.parametrize(("reply_type", "error"), [
+    (TgiErrorReply, {"error": "Model is not ready: the server is shutting down", "error_type": "shutting_down"}),
+    (OpenAIErrorReply, {"error": {"message": "Model is not ready: the server is shutting down", "type": "server_error",
+                                  "param": None, "code": "shutting_down"}}),
+    (AnthropicErrorReply, {"type": "error", "error": {"type": "api_error", "message":
+                                                      "Model is not ready: the server is shutting down"}}),
+    (OllamaErrorReply, {"error": "Model is not ready: the server is shutting down"})])
+def test_server_that_shuts_down_says_so_in_every_dialect(reply_type, error):
+    """Its error was that of an overloaded server."""
+    reply = reply_type.from_exception(make_not_ready_error(SHUTDOWN_REASON))
+    assert (reply.status, json.loads(reply.to_json())) == (503, error)
+    assert reply.to_response().headers["Retry-After"] == "1"
 
 
 def test_internal_error_is_logged_and_hidden_from_the_client(caplog):
