@@ -150,7 +150,7 @@ class AdapterStoreClient:
                 answer = self._pending_answers.get(message.get("id", 0))
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            if self._unresponsive_reason is STORE_EXITED:
+            if not self._unresponsive_reason:
                 logger.error("the store of adapters ended by itself")
         except ValueError as error:
             logger.error("the store of adapters says what is no answer: %r", error)
