@@ -32,7 +32,7 @@ MIN_GAIN = 0.03
 
 @dataclass(slots=True)
 class DraftState:
-    """What the planner keeps with a sequence."""
+    """State of the planner for one sequence."""
 
     lookup: PromptLookup = field(default_factory=PromptLookup)
     hit_rate: float = FIRST_HIT_RATE  # moving average: how often a guess came true whose predecessors had

@@ -6,7 +6,7 @@ TOKEN_BITS = 21  # of a token in a key; no vocabulary has more than two million
 
 
 class PromptLookup:
-    """Where each run of three tokens of a sequence occurred last. It grows with the sequence."""
+    """Index of the last place of each run of three tokens in a sequence. It grows with the sequence."""
 
     __slots__ = ("_ends", "_num_indexed_tokens")
 
