@@ -26,7 +26,7 @@ class ModelInfo:
     max_positions: int
     block_size: int
     num_blocks: int
-    tokens_per_step: int = 1  # most per sequence; more only in the simulator
+    tokens_per_step: int = 1  # most per sequence; above 1 with --speculate, and in the simulator
     mixed_steps: bool = True
     world_size: int = 1
     exact: bool = False  # whether results are identical to the last bit whatever else is in the batch

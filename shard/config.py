@@ -91,7 +91,7 @@ class ShardConfig:
         "with more than four.", low=0)
     speculate: int = setting(
         0, "Maximum number of tokens that a step guesses for a request, from where its last tokens occurred before in "
-        "prompt or answer, and verifies together. Answers are the same; those that copy from their prompt are faster. "
+        "prompt or answer, and verifies together. Answers are the same; those that copy or repeat take fewer steps. "
         "CPU only. 0: none.", low=0, high=16)
     attention: str = setting(
         "auto", "Implementation of attention. auto: native or else cpu on CPU, triton on CUDA. native: compiled "

@@ -1,4 +1,4 @@
-"""What one tenant can do to another: first tokens and gaps of its streams, alone and beside a flood.
+"""Harm that one tenant can do to another: first tokens and gaps of its streams, alone and beside a flood.
 
 `weft serve` with a simulated model and keys of two tenants; this process is the load of both. Alone and beside each
 flood are measured in turn. `python -P -m benchmarks.experiments.hostile_tenant --help` lists the settings. The last

@@ -97,8 +97,8 @@ class AdapterStoreClient:
                 except OSError as error:
                     raise AdapterLoadFailed(f"the process that keeps adapters does not start: {error}; try again",
                                             is_temporary=True) from error
-                # Before anything is written: this task alone notices that a process has ended, be it at once.
                 self._unresponsive_reason, self._num_responses = "", 0
+                # Before anything is written: this task alone notices that a process has ended, be it at once.
                 self._process, self._reader_task = process, asyncio.create_task(self._read_answers(process))
                 with suppress(ConnectionError):
                     await write_line(process, self._server_token)
@@ -134,7 +134,7 @@ class AdapterStoreClient:
                 silent_seconds += min(loop.time() - started_at, CHECK_SECONDS + MAX_LATENESS_SECONDS)
             if silent_seconds > (MAX_SILENT_SECONDS if num_responses else MAX_START_SECONDS):
                 self._unresponsive_reason = ("the process that keeps adapters did not respond for "
-                                     f"{silent_seconds:.0f} seconds and was ended; try again")
+                                             f"{silent_seconds:.0f} seconds and was ended; try again")
                 logger.error("%s", self._unresponsive_reason)
                 with suppress(ProcessLookupError):
                     process.kill()

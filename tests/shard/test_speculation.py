@@ -36,6 +36,12 @@ def propose_with_mistakes(lookup: PromptLookup, tokens: list[int], max_tokens: i
     return proposal
 
 
+def guess_with_mistakes(patch: pytest.MonkeyPatch) -> None:
+    """Verify every guess, and make some of them wrong."""
+    patch.setattr(PromptLookup, "propose", propose_with_mistakes)
+    patch.setattr("shard.speculation.draft_planner.MIN_GAIN", -1.0)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2")
@@ -67,8 +73,7 @@ def test_speculation_changes_no_bit_in_random_histories(
         harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers], scheduled_requests: list[ScheduledRequest],
         schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptLookup, "propose", propose_with_mistakes)
-        patch.setattr("shard.speculation.draft_planner.MIN_GAIN", -1.0)
+        guess_with_mistakes(patch)
         harnesses[1].run_and_compare(scheduled_requests, loss_steps=losses, **schedule)
 
 
@@ -80,8 +85,7 @@ def test_speculation_changes_no_bit_in_many_random_histories(
         harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers], scheduled_requests: list[ScheduledRequest],
         schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptLookup, "propose", propose_with_mistakes)
-        patch.setattr("shard.speculation.draft_planner.MIN_GAIN", -1.0)
+        guess_with_mistakes(patch)
         harnesses[1].run_and_compare(scheduled_requests, loss_steps=losses, **schedule)
 
 
@@ -89,7 +93,7 @@ class StepCounter:
     """Counts the steps of a worker, and the tokens that they yield."""
 
     def __init__(self, harness: SchedulerWithWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_steps = self.num_tokens = self.num_failures = 0
+        self.num_steps = self.num_tokens = 0
         runner = harness.workers[0]._loaded_model.runner
         run = runner.run
 
@@ -128,8 +132,7 @@ def test_outputs_with_grammars_are_the_same(harnesses: tuple[SchedulerWithWorker
         harness.start_next_epoch()
         harness.call_all_ranks("load_resource", pb.LoadRequest(
             kind=pb.KIND_GRAMMAR, id=1, source=LLMatcher.grammar_from_regex(r"(ab|cd){2,9}[0-9]{3}")))
-    monkeypatch.setattr(PromptLookup, "propose", propose_with_mistakes)
-    monkeypatch.setattr("shard.speculation.draft_planner.MIN_GAIN", -1.0)
+    guess_with_mistakes(monkeypatch)
     rng = random.Random(7)
     requests = [Request(f"r{index}", tuple(rng.choices(range(2, 500), k=9)), 40, sampling_key=index,
                         end_tokens=frozenset({1}), grammar=grammar,

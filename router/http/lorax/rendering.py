@@ -1,6 +1,6 @@
 """LoRAX's words in responses, its chunks of chats and completions, its errors and headers. Times are whole
-milliseconds. The number of skipped tokens is always 0: LoRAX skips tokens when it speculates, and weft does not
-speculate."""
+milliseconds. The number of skipped tokens is always 0: guesses that a step verifies (--speculate) are not
+told apart from other tokens."""
 
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as quoted
