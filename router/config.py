@@ -146,6 +146,10 @@ class RouterConfig:
     step_timeout: float | None = setting(
         None, "Seconds after which a shard that does not answer counts as hung. Default: ten times the longest "
         "expected step, at least 30. One whose process does not respond at all is replaced after 8.", low=0)
+    on_shard_loss: str = setting(
+        "resume", "What happens to requests when shards die or hang. resume: they continue on the new shards. fail: "
+        "they get an error at once, and so does every request until the new shards are ready.",
+        choices=("resume", "fail"))
     shard_transport: str = setting(
         "stream", "How steps are sent to a shard: over one stream for all of them (stream), or as a call for each "
         "(unary), which costs the router more.", choices=("stream", "unary"))

@@ -37,6 +37,7 @@ from router.text.tokenizer import Tokenizer
 MIN_STEP_TIMEOUT_SECONDS = 30.0
 STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
+SHARDS_LOST_REASON = "the shards are lost and not back yet (--on-shard-loss fail); try again"
 MAX_DEFECTS = 3  # so many within DEFECT_WINDOW_SECONDS, and the shards are replaced
 DEFECT_WINDOW_SECONDS = 60.0
 TIMER_SLACK_SECONDS = 0.001  # the event loop counts in milliseconds and may call too early
@@ -129,6 +130,8 @@ class Engine:
         spans."""
         if self._loop_task.done():
             raise NotReady(SHUTDOWN_REASON)
+        if not self.has_shards and self.config.on_shard_loss == "fail":
+            raise NotReady(SHARDS_LOST_REASON)
         if self._convicted_prompts.refused_until:
             self._convicted_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
@@ -305,6 +308,8 @@ class Engine:
         self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
+        if self.config.on_shard_loss == "fail" and (lost.needs_restart or lost.loss_reason is ShardLossReason.DEATH):
+            self._client_streams.cancel_all(SHARDS_LOST_REASON)
         self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
