@@ -145,14 +145,16 @@ def test_internal_error_ends_every_answer_with_an_error(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_requests_fail_at_once_if_lost_shards_are_not_to_be_waited_for(tmp_path, ranks):
     async def scenario(weft):
-        connect_shards, may_reconnect = weft.engine._connect_shards, asyncio.Event()
+        connect_shards = weft.engine._connect_shards
+        may_reconnect, is_reconnected = asyncio.Event(), asyncio.Event()
 
         async def connect_shards_later(*expected):
             await may_reconnect.wait()
-            return await connect_shards(*expected)
+            if await connect_shards(*expected):
+                is_reconnected.set()
+            return is_reconnected.is_set()
 
         override_methods(weft.engine, _connect_shards=connect_shards_later)
-        shards_ready = weft.watch_scheduler_calls("on_shards_ready")
         answers = await asyncio.gather(*(weft.generate_stream(f"{number}", 20) for number in range(3)),
                                        weft.generate("whole", 20))
         for *tokens, last in answers[:3]:
@@ -162,7 +164,7 @@ def test_requests_fail_at_once_if_lost_shards_are_not_to_be_waited_for(tmp_path,
         for answer in (answers[3], later):
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         may_reconnect.set()
-        await shards_ready.get()
+        await is_reconnected.wait()
         assert (await weft.generate("later")).status == 200
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True, faults="die@decode:5" if ranks == 1 else ("", "die@decode:5"),
