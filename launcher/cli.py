@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
+from launcher.adapters.allow_list import AdapterAllowList
 from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.command_line.error_messages import describe_error
@@ -136,6 +137,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_folder_exists(launch.adapter_root, "--adapter-root")
+    check_allowed_adapters(launch)
     check_otlp_installed(launch.trace_settings)
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
@@ -165,7 +167,8 @@ def make_adapter_store_config(launch: LaunchConfig, router: RouterConfig) -> Ada
     return AdapterStoreConfig(str(adapter_store_folder(os.environ)),
                               os.path.abspath(launch.adapter_root) if launch.adapter_root else "",
                               int(launch.adapter_disk_gb * 1e9), access.endpoint, make_user_agent(),
-                              access.offline_variable, str(hub_cache_folder(os.environ)), access.token)
+                              access.offline_variable, str(hub_cache_folder(os.environ)),
+                              launch.allowed_adapters, access.token)
 
 
 def add_default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,6 +213,14 @@ def check_readable(path: str, flag: str) -> None:
             os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path} ({flag}): {error.strerror}") from error
+
+
+def check_allowed_adapters(launch: LaunchConfig) -> None:
+    """Raise ConfigurationError for an invalid entry. The store would only report it when an adapter is requested."""
+    try:
+        AdapterAllowList(launch.allowed_adapters, os.environ)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def check_folder_exists(path: str, flag: str) -> None:

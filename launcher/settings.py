@@ -52,6 +52,10 @@ class LaunchConfig:
         False, "Let requests name LoRA adapters. --adapter-root, --adapter-id and --preloaded-adapter-ids switch "
         "this on too. Without adapters, a model is slightly faster.")
     adapter_root: str = setting("", "Folder that contains the adapters of the source `local`.")
+    allowed_adapters: tuple[str, ...] = setting(
+        (), "Adapters that requests may name: all of a source (hub, local, s3), or those whose name begins so, such as "
+        "hub://org or s3://bucket/folder. Can be repeated. Default: hub, local, and the bucket that "
+        "PREDIBASE_MODEL_BUCKET names. Adapters set by flags are always allowed.")
     adapter_disk_gb: float = setting(
         20.0, "Disk space for downloaded adapters, in gigabytes. The least recently used are deleted.", low=0)
     json_output: bool = setting(False, "Write logs as JSON, one object per line.")
@@ -119,9 +123,9 @@ GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
         "block_size", "prefill_policy", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens",
         "max_passed_over_ms", "look_ahead", "speculate", "batching", "static_window_ms", "static_equal_lengths",
         "recompute"),
-    "Adapters": ("adapters", "adapter_source", "adapter_root", "adapter_id", "preloaded_adapter_ids",
-                 "preloaded_adapter_source", "max_active_adapters", "adapter_cycle_time_s", "adapter_memory_fraction",
-                 "adapter_disk_gb"),
+    "Adapters": ("adapters", "adapter_source", "adapter_root", "allowed_adapters", "adapter_id",
+                 "preloaded_adapter_ids", "preloaded_adapter_source", "max_active_adapters", "adapter_cycle_time_s",
+                 "adapter_memory_fraction", "adapter_disk_gb"),
     "Logs, traces, recordings": ("log_level", "json_output", "request_log", "record_minutes", "otlp_endpoint",
                                  "otlp_service_name"),
 }

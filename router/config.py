@@ -149,6 +149,10 @@ class RouterConfig:
     shard_response_timeout: float = setting(
         5.0, "Seconds after which a shard whose process does not respond at all, such as a stopped one, is replaced. "
         "A process that computes responds.", low=0.5)
+    on_shard_loss: str = setting(
+        "resume", "What happens to requests when shards die or hang. resume: they continue on the new shards. fail: "
+        "they get an error at once, and so does every request until the new shards are ready.",
+        choices=("resume", "fail"))
     shard_transport: str = setting(
         "stream", "How steps are sent to a shard: over one stream for all of them (stream), or as a call for each "
         "(unary), which costs the router more.", choices=("stream", "unary"))

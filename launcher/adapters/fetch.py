@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
+from launcher.adapters.allow_list import AdapterAllowList
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
 from launcher.adapters.resolved_version_cache import ResolvedVersionCache, make_name_key
 from launcher.adapters.sources.interface import AdapterSource, FetchableAdapter
@@ -29,8 +30,9 @@ class FetchedAdapter(NamedTuple):
 class AdapterFetcher:
     """Fetcher with one thread pool per source. `close` cancels queued fetches and waits for running ones."""
 
-    def __init__(self, store: AdapterVersionStore, sources: Mapping[str, AdapterSource]) -> None:
-        self._store, self._sources = store, sources
+    def __init__(self, store: AdapterVersionStore, sources: Mapping[str, AdapterSource],
+                 allow_list: AdapterAllowList) -> None:
+        self._store, self._sources, self._allow_list = store, sources, allow_list
         self._pools = {source: ThreadPoolExecutor(MAX_CONCURRENT_FETCHES, thread_name_prefix=source)
                        for source in sources}
         self._digests_by_name, self._digests_by_stamp = ResolvedVersionCache(), ResolvedVersionCache()
@@ -66,9 +68,11 @@ class AdapterFetcher:
     def _fetch(self, request: FetchRequest) -> FetchedAdapter:
         source = self._sources[request.source]
         try:
-            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_adapter(
-                request) as remote_version:
-                return self._store_and_remember(request, remote_version)
+            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"):
+                if not request.is_from_settings:
+                    self._allow_list.check(source.locate(request.name))
+                with source.open_adapter(request) as remote_version:
+                    return self._store_and_remember(request, remote_version)
         except AdapterError as refused:
             if refused.kind == "unreachable" and (last_fetched := self._find_when_unreachable(request)):
                 return last_fetched

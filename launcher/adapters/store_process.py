@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launcher.adapters.allow_list import AdapterAllowList
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
 from launcher.adapters.fetch import AdapterFetcher, FetchedAdapter
 from launcher.adapters.merge_runner import AdapterMergeRunner
@@ -60,6 +61,7 @@ class AdapterStoreSettings:
     user_agent: str  # the User-Agent for the Hub
     offline_variable: str  # name of the variable that forbids connections to the Hub, or ""
     hub_cache: str
+    allowed_adapters: Sequence[str] = ()  # entries of AdapterAllowList; none means its default
 
 
 class StoreComponents(NamedTuple):
@@ -183,7 +185,8 @@ def make_store_components(settings: AdapterStoreSettings, server_token: str,
                                       store.folder / "hub", Path(settings.hub_cache), server_token))
     s3 = S3Source(partial(boto3_storage.connect_to_s3, environment), environment)
     local = LocalSource(settings.local_root)
-    fetching = AdapterFetcher(store, {"hub": hub, "local": local, "s3": s3})
+    fetching = AdapterFetcher(store, {"hub": hub, "local": local, "s3": s3},
+                              AdapterAllowList(settings.allowed_adapters, environment))
     return StoreComponents(store, hub, local, fetching, AdapterMergeRunner(store, MERGE_COMMAND))
 
 

@@ -38,7 +38,7 @@ class FetchRequest:
     source: str
     name: str
     token: str = field(default="", repr=False)
-    may_use_server_token: bool = False  # whether the server's own token may be used
+    is_from_settings: bool = False  # then the server's own token and every place may be used
     skips_name_cache: bool = False  # whether to ask the source even if the name was resolved before
 
 

@@ -80,7 +80,7 @@ def run_download(request: DownloadRequest, token: str) -> None:
 
 
 def send_token_and_wait(child: "subprocess.Popen[bytes]", token: str) -> int:
-    assert child.stdin
+    assert child.stdin is not None
     with suppress(BrokenPipeError):  # the child has ended already and has reported why
         child.stdin.write(f"{token}\n".encode())
     return child.wait()

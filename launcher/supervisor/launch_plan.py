@@ -41,6 +41,7 @@ class AdapterStoreConfig:
     user_agent: str
     offline_variable: str
     hub_cache: str
+    allowed_adapters: tuple[str, ...] = ()
     token: str = field(default="", repr=False)
 
     @property

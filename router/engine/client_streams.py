@@ -158,6 +158,12 @@ class ClientStreams:
         for sequence_id in list(self._builders):
             self.fail_request(sequence_id, make_not_ready_error(reason))
 
+    def cancel_all(self, reason: str) -> None:
+        """Cancel all unfinished requests; their clients get the error NotReady with the reason."""
+        for sequence_id in list(self._builders):
+            self._scheduler.cancel(sequence_id, now())
+        self.fail_all(reason)
+
     # -- from the clients
 
     def _suspend_slow_client(self, sequence_id: int) -> None:

@@ -37,6 +37,10 @@ from router.text.tokenizer import Tokenizer
 MIN_STEP_TIMEOUT_SECONDS = 30.0
 STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
+SHARDS_LOST_REASON = "the shards are lost and not back yet (--on-shard-loss fail); try again"
+# Pause after a step for which there was no memory; doubles while that happens again within the window. What other
+# processes took often comes back soon, and until then the retries would fail one request after the other.
+MIN_MEMORY_PAUSE, MAX_MEMORY_PAUSE, MEMORY_WINDOW_SECONDS = 0.1, 2.0, 10.0
 MAX_DEFECTS = 3  # so many within DEFECT_WINDOW_SECONDS, and the shards are replaced
 DEFECT_WINDOW_SECONDS = 60.0
 TIMER_SLACK_SECONDS = 0.001  # the event loop counts in milliseconds and may call too early
@@ -76,6 +80,7 @@ class Engine:
         shards.on_disconnect = self._wake_event.set
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
+        self._memory_pause, self._memory_lost_at = 0.0, -MEMORY_WINDOW_SECONDS
         self._queued_events: list[SchedulerEvent] = []  # not dispatched to clients yet
         # Expires requests whose time has run out, whatever the loop is waiting for.
         self._wake_timer = MovableTimer(lambda: self._queue_and_dispatch_events(self._scheduler.on_timer(now())))
@@ -129,6 +134,8 @@ class Engine:
         spans."""
         if self._loop_task.done():
             raise ShuttingDown(SHUTDOWN_REASON)
+        if not self.has_shards and self.config.on_shard_loss == "fail":
+            raise NotReady(SHARDS_LOST_REASON)
         if self._convicted_prompts.refused_until:
             self._convicted_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
@@ -314,11 +321,15 @@ class Engine:
         self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
+        if self.config.on_shard_loss == "fail" and (lost.needs_restart or lost.loss_reason is ShardLossReason.DEATH):
+            self._client_streams.cancel_all(SHARDS_LOST_REASON)
         self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
         await self._plans_in_flight.wait_and_clear()
+        if lost.loss_reason is ShardLossReason.MEMORY:
+            await asyncio.sleep(self._next_memory_pause())
         while not await self._connect_shards(*ShardLossReason):
             pass
         if has_culprit:
@@ -327,6 +338,12 @@ class Engine:
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self.resource_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
+
+    def _next_memory_pause(self) -> float:
+        is_repeated = now() - self._memory_lost_at < MEMORY_WINDOW_SECONDS
+        self._memory_pause = min(2 * self._memory_pause, MAX_MEMORY_PAUSE) if is_repeated else MIN_MEMORY_PAUSE
+        self._memory_lost_at = now()
+        return self._memory_pause
 
     def _restart_shards_if_needed(self, lost: ShardsLost) -> None:
         """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS."""

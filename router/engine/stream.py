@@ -99,7 +99,8 @@ class RequestStream:
         """Add an event; after the client has left it is dropped."""
         if self._is_closed:
             return
-        assert not self._has_ended, "an event after the last one"
+        if self._has_ended:
+            raise RuntimeError("an event after the last one")
         self._queued_events.append(event)
         if type(event) is TokenEvent:
             self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
@@ -107,21 +108,24 @@ class RequestStream:
             self.num_bytes += (PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
                                + TOP_TOKEN_OVERHEAD_BYTES * sum(map(len, event.top_logprobs)))
         else:
-            self._has_ended = True
-            if isinstance(event, FinishedEvent):
-                self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
-            elif isinstance(event, PoolingEvent):
-                self.num_bytes += POOLING_VALUE_BYTES * len(
-                    event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
-            elif isinstance(event, FailedEvent):
-                self.failure = event.error
-                if isinstance(event.error, Cancelled) and self.abort_connection is not None:
-                    self.abort_connection()
+            self._put_last(event)
         if self.on_event is not None and len(self._queued_events) == 1:
             self.on_event()
         if self.num_bytes > self.max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
             self.on_full()
+
+    def _put_last(self, event: StreamEvent) -> None:
+        self._has_ended = True
+        if isinstance(event, FinishedEvent):
+            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text)
+        elif isinstance(event, PoolingEvent):
+            self.num_bytes += POOLING_VALUE_BYTES * len(
+                event.output.label_ids if isinstance(event.output, TokenClassificationOutput) else event.output)
+        elif isinstance(event, FailedEvent):
+            self.failure = event.error
+            if isinstance(event.error, Cancelled) and self.abort_connection is not None:
+                self.abort_connection()
 
     def take_events(self) -> list[StreamEvent]:
         """Remove and return all queued events."""

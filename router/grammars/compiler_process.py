@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.grammars.output_grammar_writer import OutputGrammarWriter
+from router.network_isolation import leave_network
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # seconds; takes effect only after the parent has died, since the parent kills the process earlier
@@ -116,6 +117,7 @@ def serve_requests(parent: socket.socket) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
+    leave_network()
     with socket.socket(fileno=0) as parent:
         try:
             serve_requests(parent)

@@ -45,7 +45,8 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Allocate blocks to write to; kept ones are evicted if free ones do not suffice."""
-        assert 0 <= num_blocks <= self.num_free, f"{num_blocks} blocks wanted, {self.num_free} free"
+        if not 0 <= num_blocks <= self.num_free:
+            raise RuntimeError(f"{num_blocks} blocks wanted, {self.num_free} free")
         num_to_evict = num_blocks - len(self._free_blocks)
         if num_to_evict > 0:
             self.contents_version += 1
@@ -74,8 +75,9 @@ class BlockPool:
         Later blocks are of no use without the ones before, so they are evicted first.
         """
         for block in reversed(blocks):
+            if not self._ref_counts[block]:
+                raise RuntimeError("a block was given back twice")
             self._ref_counts[block] -= 1
-            assert self._ref_counts[block] >= 0, "a block was given back twice"
             if not self._ref_counts[block]:
                 if self._hash_by_block[block] is not None:
                     self._evictable_blocks[block] = None

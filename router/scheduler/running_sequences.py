@@ -236,7 +236,8 @@ class RunningSequences:
         """
         first = min(sequence.priority_key for sequence in self)
         preemptible = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
-        assert preemptible, "the first sequence does not fit beside those that cannot be preempted"
+        if not preemptible:
+            raise RuntimeError("the first sequence does not fit beside those that cannot be preempted")
         return max(preemptible, key=lambda sequence: sequence.priority_key)
 
     def is_below_fair_share(self, tenant: Tenant) -> bool:

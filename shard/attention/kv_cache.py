@@ -25,7 +25,8 @@ class KVCache:
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *, block_size: int, num_blocks: int,
                  dtype: torch.dtype, device: torch.device) -> None:
-        assert block_size % GATHER_UNIT_SLOTS == 0
+        if block_size % GATHER_UNIT_SLOTS:
+            raise ValueError(f"the block size must be a multiple of {GATHER_UNIT_SLOTS}, got {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks  # without the reserved ones
         self.zero_block = num_blocks

@@ -73,8 +73,8 @@ class NativeAttention:
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
         keys, values = cache.keys[layer], cache.values[layer]
         dtype, queries = queries.dtype, queries.float()
-        assert queries.stride(2) == 1
-        assert queries.shape[1] == 1 or queries.stride(1) == self._head_dim
+        if queries.stride(2) != 1 or (queries.shape[1] != 1 and queries.stride(1) != self._head_dim):
+            raise ValueError(f"needs heads of {self._head_dim} side by side, got strides {queries.stride()}")
         window = self._sliding_windows[layer] if self._sliding_windows else 0
         arguments = AttentionArguments(
             queries.data_ptr(), keys.data_ptr(), values.data_ptr(), plan.output.data_ptr(),

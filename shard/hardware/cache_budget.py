@@ -1,5 +1,6 @@
 """Memory that the cache may take, and the reason in a sentence. Reading the system is separate from the arithmetic."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ DEFAULT_HOST_FRACTION = 0.5
 DEFAULT_GPU_FRACTION = 0.9
 # in messages of torch, CUDA and its libraries
 OUT_OF_MEMORY_MESSAGES = "can't allocate memory", "out of memory", "ALLOC_FAILED"
+# oneDNN's message where it got no memory. It keeps the failure: the same product fails from then on.
+BROKEN_PRIMITIVE_PATTERN = re.compile("could not create a primitive(?! descriptor)")
 # names in each version of control groups of the limit, the usage, and its parts that can be dropped at any time
 CGROUP_MEMORY_FILES = (
     ("memory.max", "memory.current", ("active_file", "inactive_file")),
@@ -119,6 +122,11 @@ def read_host_memory(root: Path = ROOT_FOLDER) -> AvailableMemory:
                 if left < available.bytes:
                     available = AvailableMemory(left, "that the control group of this process may still use")
     return available
+
+
+def is_beyond_recovery(error: BaseException) -> bool:
+    """Whether steps of this process would go on failing when there is memory again."""
+    return BROKEN_PRIMITIVE_PATTERN.search(str(error)) is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

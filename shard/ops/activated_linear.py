@@ -84,7 +84,8 @@ class NativeGatedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         gates_and_ups = self.linear(x)
-        assert (gates_and_ups.dtype, gates_and_ups.stride(1)) == (torch.float32, 1)  # the kernel cannot tell
+        if (gates_and_ups.dtype, gates_and_ups.stride(1)) != (torch.float32, 1):  # the kernel cannot tell
+            raise ValueError(f"needs contiguous rows in float32, got {gates_and_ups.dtype}, {gates_and_ups.stride()}")
         rows, width = len(gates_and_ups), gates_and_ups.shape[1] // 2
         results = torch.empty(rows, width, dtype=self.dtype)
         address = results.data_ptr()

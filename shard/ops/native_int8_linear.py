@@ -41,7 +41,8 @@ class Int16Rows:
     """Memory for rows that a kernel quantizes to int16. It must live until the call is over."""
 
     def __init__(self, x: Tensor, num_inputs: int, padded_inputs: int, group_inputs: int) -> None:
-        assert x.shape[1:] == (num_inputs,)  # the kernel cannot tell
+        if x.shape[1:] != (num_inputs,):  # the kernel cannot tell
+            raise ValueError(f"needs rows of {num_inputs}, got {tuple(x.shape)}")
         numbers = x.float()
         self._numbers = numbers if numbers.stride(-1) == 1 else numbers.contiguous()
         self._codes = torch.empty(len(x), padded_inputs, dtype=torch.int16)

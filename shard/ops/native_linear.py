@@ -46,7 +46,8 @@ class NativeLinear:
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]`, both in float32"""
-        assert (x.dtype, x.shape[1:]) == (torch.float32, (self._num_inputs,))  # the kernel cannot tell
+        if (x.dtype, x.shape[1:]) != (torch.float32, (self._num_inputs,)):  # the kernel cannot tell
+            raise ValueError(f"needs float32 rows of {self._num_inputs}, got {x.dtype} {tuple(x.shape)}")
         x = x if x.stride(-1) == 1 else x.contiguous()
         y = torch.empty(len(x), self._padded_outputs)
         arguments = ProductArguments(
@@ -91,7 +92,9 @@ class NativeBf16Linear:
         return self._remove_padding(self._multiply(x, None))
 
     def _multiply(self, x: Tensor, rounded: Tensor | None) -> Tensor:
-        assert (x.dtype, x.shape[1:]) == (torch.bfloat16, (self._num_inputs - self._padding,))  # the kernel cannot tell
+        width = self._num_inputs - self._padding
+        if (x.dtype, x.shape[1:]) != (torch.bfloat16, (width,)):  # the kernel cannot tell
+            raise ValueError(f"needs bfloat16 rows of {width}, got {x.dtype} {tuple(x.shape)}")
         x = functional.pad(x, (0, self._padding)) if self._padding else x if x.stride(-1) == 1 else x.contiguous()
         y = torch.empty(len(x), self._padded_outputs)
         self._library.multiply_bfloat16(Bf16ProductArguments(

@@ -157,7 +157,8 @@ class ShardState:
                 sequence.failure = failures[sequence.id]
             else:
                 tokens = new_tokens[sequence.id]
-                assert tokens
+                if not tokens:
+                    raise RuntimeError(f"sequence {sequence.id} was sampled and has no token")
                 sequence.tokens += tokens
                 self._set_num_computed(sequence, len(sequence.tokens) - 1)
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from torch import cuda
 
 from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
-from shard.hardware.cache_budget import is_out_of_memory
+from shard.hardware.cache_budget import is_beyond_recovery, is_out_of_memory
 from shard.hardware.device_setup import use_one_thread
 from shard.hardware.dtype import dtype_name
 from shard.parallel.shared_memory import PeerLost
@@ -115,6 +115,9 @@ class BaseWorker(Generic[AnyLoadedModel]):
             if self._loaded_model.group.size > 1:
                 # If another rank is the cause, its own log is more useful than a traceback here.
                 logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
+                self._exit()
+            if is_beyond_recovery(error):
+                logger.error("this shard ends, since its products go on failing: %s", error)
                 self._exit()
             if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
                 raise

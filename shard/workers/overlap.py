@@ -121,7 +121,8 @@ class OverlapQueue:
 
     def _end_step(self, in_flight: InFlightStep, cache: KVCache, make_answer: MakeAnswer[Answer]) -> Answer:
         """Make the answer of the oldest step and remove the step, also if it fails."""
-        assert self._in_flight_steps[0] is in_flight, "steps end in their order"
+        if self._in_flight_steps[0] is not in_flight:
+            raise RuntimeError("steps end in their order")
         try:
             if self._first_error is not None:
                 raise self._first_error

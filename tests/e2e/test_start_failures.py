@@ -50,6 +50,9 @@ def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> 
      "weft: --max-batch-prefill-tokens must be at least two blocks (64), got 40"),
     (("./no-model",), 2, "weft: there is no folder ./no-model"),
     (("--adapter-root", "./none"), 2, "weft: there is no folder ./none (--adapter-root)"),
+    (("--adapters", "--allowed-adapters", "gcs://bucket"), 2,
+     "weft: --allowed-adapters takes hub, local, s3, or the beginning of a name such as hub://org or "
+     "s3://bucket/folder, got 'gcs://bucket'"),
     (("--hostname", "192.0.2.1"), 1, "weft: cannot listen on 192.0.2.1:0 (Cannot assign requested address); choose "
      "another port with --port or another address with --hostname"),
     (("--api-keys", "none.json"), 2, "weft: cannot read none.json (--api-keys): No such file or directory"),

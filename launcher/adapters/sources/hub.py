@@ -82,8 +82,11 @@ class HubSource:
         self._settings, self._pauses = settings, pauses
         self._stop_event = threading.Event()  # never set: downloads end with the process
 
+    def locate(self, name: str) -> str:
+        return f"hub://{parse_hub_adapter_name(name).name}"
+
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
-        server_token = self._settings.server_token if request.may_use_server_token else ""
+        server_token = self._settings.server_token if request.is_from_settings else ""
         return tuple(dict.fromkeys(("", request.token, server_token)))
 
     @contextmanager
@@ -115,7 +118,7 @@ class HubSource:
         repository, is_offline = parse_hub_adapter_name(request.name), bool(self._settings.offline_variable)
         if snapshot_folder := find_complete_snapshot(self._settings.downloads_folder, repository):
             return make_snapshot_version(snapshot_folder, is_private=False)
-        if (is_offline or request.may_use_server_token) and (
+        if (is_offline or request.is_from_settings) and (
             snapshot_folder := find_complete_snapshot(self._settings.user_hub_cache, repository)):
             return make_snapshot_version(snapshot_folder, is_private=not is_offline)
         return None

@@ -20,15 +20,15 @@ from launcher.adapters.adapter_files import (
     check_adapter_file_sizes,
     read_base_model_name,
 )
+from launcher.adapters.allow_list import BUCKET_VARIABLE, FOLDER_VARIABLE, S3_SCHEME
 from launcher.adapters.errors import AdapterError, quote_name
 from launcher.adapters.sources.interface import FetchableAdapter
 from launcher.adapters.store_protocol import FetchRequest
 from launcher.hub.client import ServerUnreachableError
 from launcher.hub.retry_policy import RetryPolicy
 
-S3_SCHEME = "s3://"
-BUCKET_VARIABLE, FOLDER_VARIABLE = "PREDIBASE_MODEL_BUCKET", "PREDIBASE_MODEL_FOLDER"
 BUCKET_NAME_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,61}[a-zA-Z0-9]")
+FORBIDDEN_KEY_PARTS = frozenset({"", ".", ".."})  # clients may shorten URLs that have them to other keys
 MAX_KEY_BYTES = 1000  # bytes; the name of a file is appended
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)  # seconds; a client waits
 Result = TypeVar("Result")
@@ -73,6 +73,9 @@ class S3Source:
         self._connect_lock = Lock()
         self._storage: ObjectStorage | None = None
         self._stop_event = Event()  # never set: downloads end with the process
+
+    def locate(self, name: str) -> str:
+        return str(parse_s3_adapter_name(name, self._environment))
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not use tokens
         return ("",)
@@ -131,7 +134,7 @@ def parse_s3_adapter_name(name: str, environment: Mapping[str, str]) -> ObjectLo
         bucket, key = default_bucket, "/".join(filter(None, (environment.get(FOLDER_VARIABLE, "").strip("/"), name)))
     key = key.strip("/")
     if not BUCKET_NAME_PATTERN.fullmatch(bucket) or not key or not key.isprintable() or len(
-        key.encode()) > MAX_KEY_BYTES:
+        key.encode()) > MAX_KEY_BYTES or not FORBIDDEN_KEY_PARTS.isdisjoint(key.split("/")):
         raise AdapterError("invalid", f"an adapter of the source `s3` has a name such as s3://bucket/key, got "
                            f"{quote_name(name)}; a key alone is looked for in the bucket that {BUCKET_VARIABLE} names")
     return ObjectLocation(bucket, key)

@@ -23,7 +23,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
         for group in self.param_groups:
             for weight in group["params"]:
                 self._update_weight(weight, group["lr"])

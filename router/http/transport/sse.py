@@ -86,7 +86,8 @@ class EventStream:
 
     def write(self, data: bytes) -> None:
         """Write data; an empty chunk would end the body. Raises ConnectionError if the client is gone."""
-        assert data
+        if not data:
+            raise ValueError("an empty chunk ends the body")
         if self._transport.is_closing():
             raise ConnectionResetError("the client left")
         self._last_written_at = self._loop.time()

@@ -142,6 +142,35 @@ def test_internal_error_ends_every_answer_with_an_error(tmp_path):
     play_scenario(scenario, tmp_path, http=True, gated=True)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_requests_fail_at_once_if_lost_shards_are_not_to_be_waited_for(tmp_path, ranks):
+    async def scenario(weft):
+        connect_shards = weft.engine._connect_shards
+        may_reconnect, is_reconnected = asyncio.Event(), asyncio.Event()
+
+        async def connect_shards_later(*expected):
+            await may_reconnect.wait()
+            if await connect_shards(*expected):
+                is_reconnected.set()
+            return is_reconnected.is_set()
+
+        override_methods(weft.engine, _connect_shards=connect_shards_later)
+        answers = await asyncio.gather(*(weft.generate_stream(f"{number}", 20) for number in range(3)),
+                                       weft.generate("whole", 20))
+        for *tokens, last in answers[:3]:
+            assert [event["index"] for event in tokens] == list(range(1, len(tokens) + 1))
+            assert "--on-shard-loss fail" in last["error"]
+        later = await weft.generate("later")
+        for answer in (answers[3], later):
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        may_reconnect.set()
+        await is_reconnected.wait()
+        assert (await weft.generate("later")).status == 200
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, http=True, faults="die@decode:5" if ranks == 1 else ("", "die@decode:5"),
+                  ranks=ranks, on_shard_loss="fail")
+
+
 def test_health_reports_whether_shards_are_available(tmp_path):
     async def scenario(weft):
         assert (await weft.http_session.get("/health")).status == 200

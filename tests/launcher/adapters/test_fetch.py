@@ -15,6 +15,7 @@ from support.checkpoints.adapter_files import (
     write_files,
 )
 
+from launcher.adapters.allow_list import AdapterAllowList
 from launcher.adapters.errors import AdapterError
 from launcher.adapters.fetch import MAX_CONCURRENT_FETCHES, AdapterFetcher, FetchedAdapter
 from launcher.adapters.sources.interface import FetchableAdapter
@@ -39,6 +40,9 @@ class FakeAdapterSource:
         self.lookups: list[FetchRequest] = []
         self.num_copies = 0
         self.before_copy: Callable[[str], object] = lambda name: None
+
+    def locate(self, name: str) -> str:
+        return f"{'hub' if self.is_remote else 'local'}://{name}"
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
         return tuple(dict.fromkeys(("", request.token)))
@@ -68,10 +72,11 @@ class FakeAdapterSource:
 
 
 class FetcherHarness:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, allowed_adapters: tuple[str, ...] = ()) -> None:
         self.remote_source, self.local_source = FakeAdapterSource(), FakeAdapterSource(is_remote=False)
         self.store = AdapterVersionStore(folder, 10**9)
-        self.fetcher = AdapterFetcher(self.store, {"hub": self.remote_source, "local": self.local_source})
+        self.fetcher = AdapterFetcher(self.store, {"hub": self.remote_source, "local": self.local_source},
+                                      AdapterAllowList(allowed_adapters, {}))
 
     def close(self) -> None:
         self.fetcher.close()
@@ -132,6 +137,14 @@ def test_version_missing_from_the_store_is_fetched_again(harness: FetcherHarness
     harness.store._delete_version(first.version.digest)
     assert harness.fetch() == first
     assert harness.remote_source.num_copies == 2
+
+
+def test_adapter_outside_the_allow_list_is_only_fetched_for_the_settings(tmp_path: Path) -> None:
+    with closing(FetcherHarness(tmp_path, ("hub://b",))) as harness:
+        assert harness.expect_error("a").kind == harness.expect_error("b", source="local").kind == "forbidden"
+        assert harness.remote_source.lookups == harness.local_source.lookups == []
+        harness.fetch("b")
+        harness.fetch("a", is_from_settings=True)
 
 
 def test_names_are_separate_per_source(harness: FetcherHarness) -> None:

@@ -23,6 +23,8 @@ from support.checkpoints.adapter_files import (
 from support.servers.fake_hub import FakeHub
 
 from launcher.adapters.adapter_files import compute_digest
+from launcher.adapters.sources import boto3_storage
+from launcher.adapters.sources.boto3_storage import BOTO3_MISSING_ERROR
 from launcher.adapters.store import AdapterVersionStore
 from launcher.adapters.store_process import AdapterStoreSettings, StoreRequestDispatcher, make_store_components
 
@@ -128,6 +130,19 @@ def test_rejection_has_the_id_of_its_request(
         dispatcher: DispatcherWithAnswers, line: dict[str, Any], kind: str) -> None:
     answer = dispatcher.request(json.dumps({"id": 5} | line).encode())
     assert (answer["id"], answer["kind"], set(answer)) == (5, kind, {"id", "kind", "error"})
+
+
+def test_bucket_that_the_operator_did_not_name_is_not_opened(
+        dispatcher: DispatcherWithAnswers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_nothing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(boto3_storage, "import_module", import_nothing)
+    line = {"id": 5, "op": "fetch", "source": "s3", "name": "s3://payroll/one"}
+    answer = dispatcher.request(json.dumps(line).encode())
+    assert (answer["kind"], answer["error"]) == ("forbidden", "requests may only name adapters of hub, local "
+                                                 "(--allowed-adapters), got 's3://payroll/one'")
+    assert dispatcher.request(json.dumps(line | {"own_token": True}).encode())["error"] == BOTO3_MISSING_ERROR
 
 
 def test_access_check_passes_for_sources_without_tokens(dispatcher: DispatcherWithAnswers) -> None:

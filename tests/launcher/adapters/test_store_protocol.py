@@ -36,7 +36,7 @@ def expect_error(request: Any) -> AdapterError:
 
 @pytest.mark.parametrize(("fields", "expected"), [
     (FETCH_REQUEST | {"token": "t", "own_token": True, "fresh": True},
-     FetchRequest("hub", "org/name", "t", may_use_server_token=True, skips_name_cache=True)),
+     FetchRequest("hub", "org/name", "t", is_from_settings=True, skips_name_cache=True)),
     (FETCH_REQUEST, FetchRequest("hub", "org/name")),
     (FETCH_REQUEST | {"op": "allowed", "token": "t"}, AccessCheckRequest("hub", "org/name", "t")),
     ({"op": "pin", "digests": [DIGEST_A]}, ReplacePinsRequest((DIGEST_A,))),

@@ -23,6 +23,11 @@ def test_folder_lasts_as_long_as_its_server(temporary_folder: Path) -> None:
     assert not list(temporary_folder.iterdir())
 
 
+def test_only_the_user_may_enter_the_folder(temporary_folder: Path) -> None:
+    with create_runtime_folder() as folder:
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+
+
 def test_folder_of_a_killed_launcher_is_removed_by_the_next(temporary_folder: Path) -> None:
     left = temporary_folder / "weft-left_1ab"
     left.mkdir(mode=0o700)

@@ -116,7 +116,7 @@ def test_closing_after_the_end_reports_nothing(end):
 def test_no_event_may_follow_the_final_event():
     async def scenario(stream):
         stream.put(FINAL_EVENT)
-        with pytest.raises(AssertionError):
+        with pytest.raises(RuntimeError, match="after the last one"):
             stream.put(TOKEN_EVENT)
     run_scenario(scenario)
 

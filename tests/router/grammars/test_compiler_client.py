@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -332,4 +334,16 @@ def test_hostile_grammar_is_answered_within_the_time_limit(name: str) -> None:
         async with asyncio.timeout(10 * compiler_client.MAX_COMPILE_SECONDS):  # only a stalled machine takes longer
             [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)
         assert isinstance(outcome, str | InvalidRequest)
+    run_scenario(scenario, COMPILER_COMMAND)
+
+
+def test_compiling_process_is_isolated_from_the_network_where_the_system_allows_it() -> None:
+    program = "import sys; from router.network_isolation import leave_network; sys.exit(not leave_network())"
+    is_allowed = subprocess.run([sys.executable, "-Pc", program], check=False).returncode == 0
+
+    async def scenario(compiler: GrammarCompiler) -> None:
+        await compiler.compile(make_regex_grammar("loom"))
+        process = next(worker.process for worker in compiler._workers if worker.process is not None)
+        namespaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in (process._process.pid, "self")}
+        assert len(namespaces) == 1 + is_allowed
     run_scenario(scenario, COMPILER_COMMAND)

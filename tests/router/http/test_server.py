@@ -271,7 +271,7 @@ class SlowApplication:
         self.started, self.may_finish = asyncio.Event(), asyncio.Event()
         self.was_cancelled = False
         self.app = web.Application()
-        self.app.add_routes([web.get("/", self.handle)])
+        self.app.add_routes([web.get("/", self.handle), web.post("/", self.echo)])
 
     async def handle(self, _: web.Request) -> web.Response:
         self.started.set()
@@ -281,6 +281,9 @@ class SlowApplication:
             self.was_cancelled = True
             raise
         return web.Response(text="done")
+
+    async def echo(self, request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
 
 
 def run_with_server(
@@ -355,6 +358,30 @@ def test_malformed_http_is_rejected_without_logging(caplog: pytest.LogCaptureFix
         writer.close()
     run_with_server(scenario)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("head_and_body", [
+    b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+    b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd", b"Content-Length: +4\r\n\r\nabcd",
+    b"Content-Length: 4, 4\r\n\r\nabcd", b"Content-Length: 0x4\r\n\r\nabcd", b"Content-Length: -4\r\n\r\nabcd",
+    b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: \xd1\x81hunked\r\n\r\n0\r\n\r\n", b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"X-Name: a\r\n folded\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n4_0\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n\r\n"])
+def test_request_that_a_proxy_may_read_otherwise_smuggles_no_second_one(head_and_body: bytes) -> None:
+    """A server that reads the end of a body elsewhere than a proxy in front takes the rest for another request."""
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + head_and_body + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow_app.may_finish.set()
+        answers = await reader.read()  # up to the end of the connection
+        writer.close()
+        assert answers.startswith(b"HTTP/1.0 400 ")
+        assert answers.count(b"HTTP/1.") == 1
+        assert not slow_app.started.is_set()
+    run_with_server(scenario)
 
 
 def test_stand_in_server_answers_on_the_same_port_until_it_is_stopped() -> None:

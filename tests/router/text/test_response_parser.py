@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -462,3 +463,31 @@ def test_parser_whose_files_cannot_be_read_is_not_ready(monkeypatch: pytest.Monk
     preload_chat_parsing()
     with pytest.raises(NotReady, match=r"cannot be loaded now: .* Too many open files: .*; try again"):
         import_chat_parsing()
+
+
+LINEAR_TIME_FORMATS = [BARE_JSON_FORMAT, DEEPSEEK_FORMAT, GEMMA_FORMAT, GRANITE_FORMAT, HARMONY_FORMAT, HERMES_FORMAT,
+                       LLAMA_4_FORMAT, LLAMA_FORMAT, MISTRAL_FORMAT, QWEN_CODER_FORMAT]
+REPEATED_PIECES = ["<tool_call>", "{", '"', "<|", "<", " ", '{"name":"a","arguments":{', "<function=", "<think>", "[",
+                   "\\", "[a(b=", "<|channel|>", "<parameter=a>", "\n", "<|python_tag|>", "[TOOL_CALLS]", "}"]
+
+
+def measure_processor_seconds(output_format: Any, text: str) -> float:
+    def measure_once() -> float:
+        parser, started_at = StreamingResponseParser(output_format, ""), time.process_time()
+        for start in range(0, len(text), 8):
+            parser.feed(text[start:start + 8])
+        parser.finish()
+        return time.process_time() - started_at
+    return min(measure_once() for _ in range(3))
+
+
+@pytest.mark.parametrize(("pieces", "num_characters"), [
+    (REPEATED_PIECES[:4], 2**12), pytest.param(REPEATED_PIECES, 2**15, marks=pytest.mark.long)], ids=["short", "long"])
+@pytest.mark.parametrize("output_format", LINEAR_TIME_FORMATS)
+def test_eightfold_text_takes_no_more_than_some_eightfold_time(
+        output_format: Any, pieces: list[str], num_characters: int) -> None:
+    """Processor time, at least a millisecond; with its square the time would be 64-fold."""
+    for piece in pieces:
+        seconds, eightfold_seconds = (measure_processor_seconds(output_format, (piece * length)[:length])
+                                      for length in (num_characters // 8, num_characters))
+        assert eightfold_seconds <= 32 * max(seconds, 0.001), piece

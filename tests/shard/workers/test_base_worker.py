@@ -108,6 +108,19 @@ def test_failed_collective_of_several_ranks_ends_the_process() -> None:
     assert exits == [1]
 
 
+@pytest.mark.parametrize(("message", "exits"), [
+    ("could not create a primitive", [1]), ("could not create a primitive descriptor for a matmul primitive", [])])
+def test_product_that_goes_on_failing_ends_the_process(message: str, exits: list[int]) -> None:
+    """oneDNN keeps a primitive that it could not create for want of memory: each request failed, one by one."""
+    def raise_error() -> None:
+        raise RuntimeError(message)
+
+    called: list[int] = []
+    with pytest.raises(RuntimeError, match=message):
+        make_worker(exit=lambda: called.append(1))._run_collective(raise_error)
+    assert called == exits
+
+
 def test_out_of_memory_in_a_step_is_reported_as_such() -> None:
     def raise_out_of_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

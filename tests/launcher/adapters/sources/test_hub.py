@@ -35,7 +35,7 @@ class HubSourceHarness:
                     own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
         with (convert_errors_to_adapter_error("the adapter"), self.source.open_adapter(
-            FetchRequest("hub", name, token, may_use_server_token=own_token)) as version):
+            FetchRequest("hub", name, token, is_from_settings=own_token)) as version):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
             try:
@@ -252,7 +252,7 @@ def fill_hub_cache(harness: HubSourceHarness) -> None:
 
 
 def fetch_local_copy(harness: HubSourceHarness, *, own_token: bool = False) -> tuple[dict[str, bytes], bool] | None:
-    version = harness.source.find_local_copy(FetchRequest("hub", "org/name", may_use_server_token=own_token))
+    version = harness.source.find_local_copy(FetchRequest("hub", "org/name", is_from_settings=own_token))
     if version is None:
         return None
     target = harness.folder / "nearby"
