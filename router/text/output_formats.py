@@ -228,7 +228,7 @@ BARE_JSON_FORMAT: OutputFormat = {
     SYNTAX_KEY: OutputSyntax(call="{call}", has_one_call=True),
     "fields": {
         "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s{0,16}(?:```(?:json)?\s{0,16})?(?=\{\s{0,16}\"name\")",
-                       "close_pattern": r"\s{0,16}```|\Z", "repeats": True},
+                       "close_pattern": r"\s{0,16}```", "repeats": True},
         "content": CONTENT,
     },
 }

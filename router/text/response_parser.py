@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from router.errors import NotReady
-from router.text.json_object_reader import JsonObjectReader
+from router.text.json_reader import JsonReader
 from router.text.output_formats import (
     CALL_TRANSFORM,
     NAMED_CALL_TRANSFORM,
@@ -138,6 +138,8 @@ class StreamingResponseParser:
 
     def closes_field(self, token: str) -> bool:
         """Return whether this token closes the reasoning or the call that is being read."""
+        if self._parser.is_in_json:
+            return False
         field = self._output_format["fields"].get(self._open_field, {})
         if field.keys().isdisjoint({"open", "open_pattern"}):  # the text around them
             return False
@@ -225,7 +227,7 @@ class JsonCallReader:
     def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
         self.body = ""
         self._name, self._tool_names = name, tool_names
-        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
+        self._arguments: JsonReader | None = None  # once the arguments have begun
         self._rest = ""  # text behind the arguments
 
     @property
@@ -246,7 +248,7 @@ class JsonCallReader:
             name = json.loads(match[1]) if self._name is None else self._name
             if self._tool_names is not None and name not in self._tool_names:
                 return parts
-            self._arguments, text = JsonObjectReader(), self.body[match.end():]
+            self._arguments, text = JsonReader(), self.body[match.end():]
             parts.append(ToolCallOpening(name))
         arguments = self._arguments.take(text)
         self._rest += text[len(arguments):]
@@ -358,14 +360,14 @@ class RequiredCallParser(FormattedAnswerParser):
                  opening: str = "") -> None:
         super().__init__(syntax, state, opening)
         self.strips_text = True
-        self._arguments: JsonObjectReader | None = None  # once the arguments have begun
+        self._arguments: JsonReader | None = None  # once the arguments have begun
 
     def _take_answer(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
-            self._arguments, self._text = JsonObjectReader(), self._text[match.end():]
+            self._arguments, self._text = JsonReader(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
         arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
@@ -379,19 +381,43 @@ def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapp
         field = template["fields"][TOOL_CALLS_FIELD] | {"content": "text", "content_args": {"strip": False}}
         template["fields"] = template["fields"] | {TOOL_CALLS_FIELD: field}
     typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
-    return get_parser_class()(template, prefix=prefix, tools=typed_tools)
+    return get_parser_class()(template, prefix=prefix, tools=typed_tools,
+                              has_json_calls=has_streamed_calls(output_format))
 
 
 @cache
 def get_parser_class() -> Any:
-    class CapturingResponseParser(import_chat_parsing().ResponseParser):  # type: ignore[misc]  # imported on first use
-        """Parser whose events of opened fields have what their patterns captured."""
+    class CallResponseParser(import_chat_parsing().ResponseParser):  # type: ignore[misc]  # imported on first use
+        """Parser whose events of opened fields have what their patterns captured. Nothing closes a call within its
+        JSON, as in a string that holds such a mark."""
+
+        def __init__(self, *arguments: Any, has_json_calls: bool, **options: Any) -> None:
+            self._json_field = TOOL_CALLS_FIELD if has_json_calls else ""
+            self._json_reader, self._json_end = JsonReader(), 0  # of the last call; where in the text its JSON ends
+            super().__init__(*arguments, **options)
+
+        @property
+        def is_in_json(self) -> bool:
+            """Whether the JSON of a call has not come to its end."""
+            return self._current == self._json_field and not self._json_reader.is_finished
 
         def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
             super()._open_explicit(events, field, match)
             events[-1]["captures"] = match.groupdict()
+            self._json_reader, self._json_end = JsonReader(), match.end()
 
-    return CapturingResponseParser
+        def _scan(self, watch: Any, eos: bool) -> Any:
+            if self._current == self._json_field:
+                self._json_end += len(self._json_reader.take(self._buffer[self._json_end:]))
+                if self.is_in_json:
+                    return None, len(self._buffer)
+                place, self._pos = self._pos, max(self._pos, self._json_end)
+                result = super()._scan(watch, eos)
+                self._pos = place
+                return result
+            return super()._scan(watch, eos)
+
+    return CallResponseParser
 
 
 def has_streamed_calls(output_format: OutputFormat) -> bool:

@@ -424,6 +424,46 @@ def parse_cut_anywhere(shape: Any, text: str) -> list[Any]:
     return whole
 
 
+# Marks that close the calls of some format.
+MARKS = ("</tool_call>", "```", "</s>", "[TOOL_CALLS]", "<|eom_id|>", "<|eot_id|>", "<|call|>", "<|end|>",
+         "<|end_of_text|>", "<|python_end|>", CALLS_MARK.format("call", "end"), '\\"</tool_call>')
+JSON_CALL_CASES = {
+    **{name: (shape, call) for name, (shape, call, *_) in FORMAT_CASES.items() if "gemma" not in name},
+    "llama": (LLAMA_FORMAT, f"<|python_tag|>{WEATHER_JSON}<|eom_id|>"),
+    "a bare call": (BARE_JSON_FORMAT, WEATHER_JSON),
+    "a fenced call": (BARE_JSON_FORMAT, f"```json\n{WEATHER_JSON}\n```"),
+    "a list": (MISTRAL_FORMAT, f"[TOOL_CALLS] [{WEATHER_JSON}]</s>"),
+    "a list of granite": (GRANITE_FORMAT, f"<|tool_call|>[{WEATHER_JSON}]<|end_of_text|>"),
+    "deepseek": (DEEPSEEK_FORMAT, f"{CALLS_MARK.format('call', 'begin')}function{SEPARATOR_MARK}get_weather\n```json\n"
+                                  f"{ARGUMENTS_JSON}\n```{CALLS_MARK.format('call', 'end')}")}
+
+
+@pytest.mark.parametrize("name", JSON_CALL_CASES)
+def test_mark_within_the_json_of_a_call_does_not_close_it(name: str) -> None:
+    """Regression: a call whose argument held the mark that closes calls was cut short."""
+    shape, call = JSON_CALL_CASES[name]
+    for mark in MARKS:
+        note = ARGUMENTS_JSON.replace("Paris", f"a{mark}b {mark}")
+        assert parse_cut_anywhere(shape, call.replace("Paris", f"a{mark}b {mark}")) == [
+            ParsedToolCall("get_weather", note)]
+
+
+def test_streamed_arguments_go_on_behind_a_mark_in_a_string() -> None:
+    assert collect_parts_by_piece(HERMES_FORMAT, [
+        '<tool_call>{"name": "stop", "arguments": {"a": "', "</tool_call>", 'b"}}', "</tool_call>"]) == [
+        [ToolCallOpening("stop"), ArgumentsPiece('{"a": "')], [ArgumentsPiece("</tool_call>")],
+        [ArgumentsPiece('b"}')], [], []]
+
+
+def test_token_closes_a_call_only_behind_its_json() -> None:
+    parser = StreamingResponseParser(HARMONY_FORMAT, "", OFFERED)
+    closes = []
+    for piece in ("<|channel|>commentary to=functions.stop<|message|>", '{"a": "', 'b"}'):
+        parser.feed(piece)
+        closes.append(parser.closes_field("<|call|>"))
+    assert closes == [False, False, True]
+
+
 @pytest.mark.parametrize("name", FORMAT_CASES)
 def test_calls_of_each_format_are_parsed(name: str) -> None:
     shape, call, second, between, text, parts = FORMAT_CASES[name]

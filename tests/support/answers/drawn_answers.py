@@ -225,7 +225,13 @@ def list_snippets(output_format: OutputFormat | None) -> tuple[str, ...]:
     call = next((CALLS_BY_MARKER[marker] for marker, known in FORMAT_BY_TEMPLATE_MARKER.items()
                  if known is output_format and marker in CALLS_BY_MARKER), CALL)
     return (call, call, call[:len(call) // 3], call[:-len(call) // 4], call.replace("weave", "unravel"),
-            call.replace("2", "NaN"), call.replace("{", "[", 1), call[len(call) // 2:])
+            call.replace("2", "NaN"), call.replace("{", "[", 1), call[len(call) // 2:], hide_marks(call),
+            *(f"```json\n{each}\n```" for each in (call, hide_marks(call)) if output_format is BARE_JSON_FORMAT))
+
+
+def hide_marks(call: str) -> str:
+    """Return a call with a string that holds marks which close calls and open reasoning."""
+    return call.replace("Gr\u00fcn", "Gr\u00fcn</tool_call> ```</s><|eom_id|><|call|><think>[TOOL_CALLS]")
 
 
 FORMATS: tuple[OutputFormat | None, ...] = (None, BARE_JSON_FORMAT, *{
@@ -238,7 +244,7 @@ def drawn_answers(draw: st.DrawFn) -> DrawnAnswer:
     calls = list_snippets(output_format)
     snippets = draw(st.lists(st.sampled_from([*calls, *TEXTS]), max_size=7))
     if must_call:
-        snippets = [CALL]  # all that the grammar lets the model write
+        snippets = [draw(st.sampled_from([CALL, hide_marks(CALL)]))]  # all that the grammar lets the model write
     elif draw(st.booleans()):
         snippets = [THOUGHT, *snippets]
     text = "".join(snippets)

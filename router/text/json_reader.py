@@ -1,4 +1,4 @@
-"""Reading of a JSON object in a text that comes in pieces, up to its end or to what is no JSON."""
+"""Reading of an object or list of JSON in a text that comes in pieces, up to its end or to what is no JSON."""
 
 import re
 import string
@@ -13,8 +13,9 @@ NUM_HEX_DIGITS = 4  # of an escape
 CLOSING_BRACKETS = {"{": "}", "[": "]"}
 
 
-class JsonObjectReader:
-    """Reader of one object. What it takes is a beginning of valid JSON, wherever the text is cut into pieces."""
+class JsonReader:
+    """Reader of one object or list. What it takes is a beginning of valid JSON, wherever the text is cut into
+    pieces."""
 
     def __init__(self) -> None:
         self._is_finished = False
@@ -26,12 +27,17 @@ class JsonObjectReader:
         self._scalar = ""  # beginning of a number, `true`, `false` or `null`, or digits of an escape
 
     @property
+    def is_finished(self) -> bool:
+        """Whether nothing more is taken: the value has come to its end, or what follows is no JSON."""
+        return self._is_finished
+
+    @property
     def is_complete(self) -> bool:
-        """Whether the object has come to its end."""
-        return self._is_finished and not self._closings
+        """Whether the value has come to its end."""
+        return self._is_finished and not self._closings and self._state == "behind"
 
     def take(self, piece: str) -> str:
-        """Return the beginning of the piece that belongs to the object."""
+        """Return the beginning of the piece that belongs to the value."""
         place = 0
         while place < len(piece) and not self._is_finished:
             place = self._read_string(piece, place) if self._state == "string" else place + self._step(piece[place])
@@ -88,6 +94,8 @@ class JsonObjectReader:
     def _open(self, character: str) -> int:
         """Read the first character of a key, colon or value."""
         takes_key, takes_value = self._state in {"key", "first key"}, self._state in {"value", "first item"}
+        if not self._closings and character not in CLOSING_BRACKETS:
+            return self._accept(is_valid=False)
         if character == '"' and (takes_key or takes_value):
             self._state, self._is_key = "string", takes_key
         elif character == ":" and self._state == "colon":
