@@ -140,6 +140,8 @@ class PromptEncoder:
         self._thread_pool = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
+        if self._chat_template is not None:
+            self._chat_template.close()
         self._thread_pool.shutdown(cancel_futures=True)
 
     async def encode(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
