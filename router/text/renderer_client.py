@@ -38,7 +38,7 @@ class IsolatedChatTemplate(ChatTemplate):
             self._idle_workers.put(worker)
 
     @cached_property
-    def takes_tools(self) -> bool:  # type: ignore[override]
+    def takes_tools(self) -> bool:
         """Whether the template renders tools. Blocks. Raises ChatTemplateFailed or Overloaded."""
         return bool(self._send_request({})["takes_tools"])
 
