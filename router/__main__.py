@@ -37,6 +37,8 @@ from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.prompt_encoder import TokenLimits
+from router.text.renderer_client import isolate_template
 from router.text.response_parser import preload_chat_parsing
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.validation.validator import RequestValidator
@@ -129,8 +131,12 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         adapters = create_adapter_registry(args, engine)
         if adapters is not None:
             await adapters.preload(loader.load_and_pin)
-        validator = RequestValidator(args.config, engine.model_info, tokenizer, template, loader.get_or_register,
-                                     adapter_registry=adapters)
+        isolated_template = isolate_template(
+            template, args.config, TokenLimits.from_config(args.config, engine.model_info).max_input_tokens)
+        validator = RequestValidator(args.config, engine.model_info, tokenizer, isolated_template,
+                                     loader.get_or_register, adapter_registry=adapters)
+        if isolated_template is not None:
+            asyncio.get_running_loop().run_in_executor(None, isolated_template.warm_up)
         if validator.reasoning_format is not None:  # which every chat needs, also the first one
             asyncio.get_running_loop().run_in_executor(None, preload_chat_parsing)
     except (ValueError, ShardsLost):

@@ -15,7 +15,7 @@ from router.engine.convicted_prompts import ConvictedPrompts
 from router.engine.plans_in_flight import Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
-from router.errors import SHUTDOWN_REASON, Overloaded, ShuttingDown
+from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler

@@ -7,22 +7,18 @@ answered with `{"refused": WHY}`.
 """
 
 import json
-import resource
-import signal
 import socket
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.grammars.output_grammar_writer import OutputGrammarWriter
-from router.network_isolation import leave_network
+from router.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
 
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
-# seconds; takes effect only after the parent has died, since the parent kills the process earlier
-SELF_KILL_SECONDS = 10.0
 # Same limits as on the shards: a grammar that needs more in a single step would delay all sequences of the batch.
 PARSER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
 # Whitespace is bounded, since a model could generate it for ever. Unsupported keywords are errors, not ignored.
@@ -87,38 +83,25 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     return grammar
 
 
-def limit_memory() -> None:
-    """Limit the process to MAX_EXTRA_BYTES more than it has allocated by now; larger allocations fail."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        allocated = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    resource.setrlimit(resource.RLIMIT_DATA, (allocated + MAX_EXTRA_BYTES, allocated + MAX_EXTRA_BYTES))
-
-
-def answer_request(tokenizer: LLTokenizer, line: bytes) -> bytes:
-    signal.setitimer(signal.ITIMER_REAL, SELF_KILL_SECONDS)  # SIGALRM has no handler, so it ends the process
+def answer_request(tokenizer: LLTokenizer, request: Mapping[str, str]) -> WorkerAnswer:
     try:
-        reply = {"grammar": compile_grammar(tokenizer, **json.loads(line))}
+        return {"grammar": compile_grammar(tokenizer, **request)}
     except GrammarCompileError as unusable:
-        reply = {"refused": str(unusable)}
+        return {"refused": str(unusable)}
     except MemoryError:
-        reply = {"refused": "it takes too much memory"}
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return json.dumps(reply).encode() + b"\n"
+        return {"refused": "it takes too much memory"}
 
 
 def serve_requests(parent: socket.socket) -> None:
     with parent.makefile("rb") as lines:
         tokenizer = load_tokenizer(**json.loads(lines.readline()))
-        limit_memory()
+        limit_memory(MAX_EXTRA_BYTES)
         parent.sendall(b"{}\n")
-        for line in lines:
-            parent.sendall(answer_request(tokenizer, line))
+        answer_requests(parent, lines, partial(answer_request, tokenizer))
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
-    leave_network()
-    with socket.socket(fileno=0) as parent:
+    with enter_worker_process() as parent:
         try:
             serve_requests(parent)
         except GrammarCompileError as unusable:

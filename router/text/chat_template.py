@@ -55,7 +55,7 @@ class ChatTemplate:
                  output_format: OutputFormat | None = None) -> None:
         self.source = source
         self._template = SandboxedTemplate(source)
-        self._special_tokens = special_tokens
+        self.special_tokens = special_tokens
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
         self.tool_call_opening = find_call_opening(self.output_format, source)
@@ -72,6 +72,9 @@ class ChatTemplate:
         if not conversation.must_call_tool or self.find_reasoning_state(conversation, prompt) != ReasoningState.CLOSED:
             return prompt
         return prompt + self.tool_call_opening
+
+    def close(self) -> None:
+        """End what renders the template, if that is more than this object."""
 
     def find_reasoning_state(self, conversation: Conversation, prompt: str) -> ReasoningState:
         """Return whether the answer to a rendered prompt begins with reasoning."""
@@ -106,7 +109,7 @@ class ChatTemplate:
     def _run_template(self, conversation: Conversation, deadline: float, *, continues_answer: bool = False) -> str:
         """Run the template with the variables that transformers passes."""
         return self._template.render({
-            **self._special_tokens,
+            **self.special_tokens,
             **conversation.template_variables,
             "messages": [to_template_message(message) for message in conversation.messages],
             "tools": [dict(tool) for tool in conversation.tools] or None,

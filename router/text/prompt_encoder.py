@@ -200,6 +200,8 @@ class PromptEncoder:
         self._thread_pool = FairThreadPool(config.validation_workers, config.max_concurrent_requests)
 
     def close(self) -> None:
+        if self._chat_template is not None:
+            self._chat_template.close()
         self._thread_pool.close()
 
     async def encode(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:

@@ -391,6 +391,8 @@ def get_parser_class() -> Any:
         """Parser whose events of opened fields have what their patterns captured. Nothing closes a call within its
         JSON, as in a string that holds such a mark."""
 
+        _pos: int
+
         def __init__(self, *arguments: Any, has_json_calls: bool, **options: Any) -> None:
             self._json_field = TOOL_CALLS_FIELD if has_json_calls else ""
             self._json_reader, self._json_end = JsonReader(), 0  # of the last call; where in the text its JSON ends

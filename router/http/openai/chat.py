@@ -133,6 +133,7 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+MAX_INLINE_TOOLS = 32  # whose schemas are read on the event loop
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
@@ -453,8 +454,13 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
     is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
-    generation_input = (chat_request.to_tgi_generation_input(context) if is_tgi else constrain_answer(
-        services, chat_request, chat_request.to_generation_input(context, parameter_names)))
+
+    def make_generation_input() -> GenerationInput:
+        return chat_request.to_tgi_generation_input(context) if is_tgi else constrain_answer(
+            services, chat_request, chat_request.to_generation_input(context, parameter_names))
+
+    generation_input = (await asyncio.to_thread(make_generation_input)
+                        if len(chat_request.tools or ()) > MAX_INLINE_TOOLS else make_generation_input())
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
                                    for choice in choices])

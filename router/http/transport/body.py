@@ -8,12 +8,14 @@ import asyncio
 import json
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json
 
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
@@ -37,6 +39,13 @@ NOT_GIVEN: Sequence[object] = (None, False, [], {})
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
 # placeholders that clients send for the served model
 BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
+# Limits on what a body holds, checked before objects are made of it.
+MAX_INLINE_VALUES = 2_048  # which are read on the event loop
+MAX_VALUES = 524_288
+MAX_STRINGS, MAX_CONTAINERS = 131_072, 32_768  # names of fields are strings; containers are lists and objects
+MAX_ENTRIES = 4_096  # of a list or an object, but for lists of numbers
+MAX_ENTRIES_BY_FIELD = {"instances": 512, "tools": 1_024}
+NUMBERS = frozenset({int, float})
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
 
 
@@ -109,7 +118,10 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_content(request)
     try:
-        body = body_model.model_validate_json(content)
+        if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
+            body = body_model.model_validate_json(content)
+        else:
+            body = await asyncio.to_thread(read_many_values, content, body_model)
     except ValidationError as error:  # report the first fault, without repeating the body
         errors: Any = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
@@ -119,6 +131,52 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
         request[IGNORED_FIELDS] = format_field_names(unknown_fields)
     return body
+
+
+def read_many_values(content: bytes, body_model: type[BodyT]) -> BodyT:
+    """Return the body. Raises BodyValidationError and pydantic's ValidationError."""
+    check_num_values(content)
+    return body_model.model_validate_json(content)
+
+
+def check_num_values(content: bytes) -> None:
+    """Refuse JSON of so many values that reading them would hold up other requests. Raises BodyValidationError."""
+    pieces = content.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * MAX_STRINGS + 1)
+    if len(pieces) > 2 * MAX_STRINGS + 1:
+        raise BodyValidationError((), f"must hold at most {MAX_STRINGS} strings and names of fields, got more")
+    between_strings = b"".join(pieces[::2])
+    num_containers = between_strings.count(b"[") + between_strings.count(b"{")
+    if num_containers > MAX_CONTAINERS:
+        if is_nested_too_deeply(content):
+            return  # the body model reports that
+        raise BodyValidationError((), f"must hold at most {MAX_CONTAINERS} lists and objects, got {num_containers}")
+    if (num_values := num_containers + between_strings.count(b",")) > MAX_VALUES:
+        raise BodyValidationError((), f"must hold at most {MAX_VALUES} values, got {num_values}")
+    with suppress(ValueError):  # the body model reports what is no JSON
+        check_num_entries(from_json(content))
+
+
+def is_nested_too_deeply(content: bytes) -> bool:
+    """Return whether the beginning of the content is nested more deeply than JSON is read."""
+    try:
+        from_json(content[:SLICE_BYTES].decode(errors="ignore"), allow_partial=True)
+    except ValueError as error:
+        return "recursion" in str(error)
+    return False
+
+
+def check_num_entries(body: object) -> None:
+    """Check the number of entries of every list and object, outer ones first. Raises BodyValidationError."""
+    waiting: deque[tuple[tuple[str | int, ...], object]] = deque([((), body)])
+    while waiting:
+        location, value = waiting.popleft()
+        if not isinstance(value, list | dict) or (isinstance(value, list) and NUMBERS.issuperset(map(type, value))):
+            continue
+        limit = MAX_ENTRIES_BY_FIELD.get(str(location[-1]), MAX_ENTRIES) if location else MAX_ENTRIES
+        if len(value) > limit:
+            raise BodyValidationError(location, f"must have at most {limit} entries, got {len(value)}")
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        waiting.extend(((*location, name), entry) for name, entry in entries if isinstance(entry, list | dict))
 
 
 def report_ignored_fields(request: web.Request, body: BodyModel,

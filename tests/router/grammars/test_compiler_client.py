@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from router import worker_process
 from router.errors import InvalidRequest, Overloaded
 from router.grammars import compiler_client
 from router.grammars.compiler_client import COMPILER_COMMAND, GrammarCompiler
@@ -144,11 +145,11 @@ def test_process_that_died_by_accident_is_replaced_and_the_grammar_compiled(tmp_
 
 
 def test_process_that_cannot_be_started_is_named_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(11, "no more processes")
 
     async def scenario(compiler: GrammarCompiler) -> None:
-        monkeypatch.setattr(compiler_client, "CompilerProcess", fail)
+        monkeypatch.setattr(worker_process, "WorkerProcess", fail)
         outcomes = await asyncio.gather(*(compiler.compile(make_regex_grammar(source)) for source in "abcd"),
                                         return_exceptions=True)
         assert all("does not start: [Errno 11] no more processes; try again" in str(outcome) for outcome in outcomes)

@@ -111,7 +111,7 @@ def test_tokenizer_without_bytes_is_rejected() -> None:
 
 
 def test_process_answers_lines_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_process, "limit_memory", lambda: None)
+    monkeypatch.setattr(compiler_process, "limit_memory", lambda _: None)
     monkeypatch.setattr(compiler_process.signal, "setitimer", lambda *_: None)
     parent, child = socket.socketpair()
     with parent, child, parent.makefile("rb") as lines:

@@ -32,6 +32,8 @@ FAULT_KINDS: Mapping[str, FaultKind] = {
                                       ends_router=True, stops_steps=True),
     "kill compiler": FaultKind(2),
     "stop compiler": FaultKind(1, 0.5, 4.0),
+    "kill renderer": FaultKind(2),
+    "stop renderer": FaultKind(1, 0.5, 4.0),
     "kill adapter store": FaultKind(2),
     "stop adapter store": FaultKind(1, 0.5, 4.0),
     "full disk": FaultKind(2, 2.0, 6.0),

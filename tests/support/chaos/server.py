@@ -15,7 +15,7 @@ from support.servers.weft_process import iter_banner_lines
 
 PROGRAM = Path(__file__).with_name("unlimited_restarts.py")
 ROLE_BY_MODULE = {"router": "router", "shard.rpc.server": "shard", "router.grammars.compiler_process": "compiler",
-                  "launcher.adapters.store_process": "adapter store"}
+                  "router.text.renderer_process": "renderer", "launcher.adapters.store_process": "adapter store"}
 STOP_TIMEOUT_SECONDS = 60.0
 
 
@@ -57,7 +57,7 @@ class ChaosServer:
         return self._process.poll() is None
 
     def find_pids(self, role: str) -> list[int]:
-        """Return the processes of a role: launcher, router, shard, compiler or adapter store."""
+        """Return the processes of a role: launcher, router, shard, compiler, renderer or adapter store."""
         if role == "launcher":
             return [self.pid]
         return [pid for pid in list_descendants(self.pid) if find_role(pid) == role]

@@ -4,12 +4,27 @@ import asyncio
 import gzip
 import io
 import json
+import re
+import threading
 import zlib
 
 import pytest
 
 from router.config import RouterConfig
-from router.http.transport.body import SLICE_BYTES, decompress, decompress_in_slices
+from router.http.docs import ROUTE_SECTIONS
+from router.http.transport import body
+from router.http.transport.body import (
+    MAX_CONTAINERS,
+    MAX_ENTRIES,
+    MAX_STRINGS,
+    MAX_VALUES,
+    SLICE_BYTES,
+    BodyValidationError,
+    check_num_values,
+    decompress,
+    decompress_in_slices,
+    read_many_values,
+)
 
 DEEPLY_NESTED_JSON = b"[" * 100_000 + b"]" * 100_000
 INVALID_JSON_BODIES = {
@@ -231,3 +246,74 @@ def test_decompression_yields_to_other_tasks():
         task.cancel()
         return turns
     assert asyncio.run(main()) >= 20
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers of values
+
+BODY_MODELS = {model.__name__: model for section in ROUTE_SECTIONS.values() for entry in section
+               for model in entry.body_models}
+LARGE_VALUES = {
+    "empty objects": b"{}", "empty lists": b"[]", "texts": b'"x"', "nested lists": b"[[[]]]",
+    "objects": b'{"role":"user","content":"x"}', "names": b'{"name":1}',
+}
+
+
+@pytest.mark.parametrize("name", BODY_MODELS)
+def test_no_field_takes_a_hundred_thousand_entries(monkeypatch, name):
+    """65,000 instances, 10,000 tools and 100,000 adapters took up to three seconds of the event loop. Now no object
+    is made of such a body."""
+    validated = []
+    model = BODY_MODELS[name]
+    monkeypatch.setattr(model, "model_validate_json", validated.append)
+    fields = [field.alias or field_name for field_name, field in model.model_fields.items()]
+    for field in [*fields, "unknown"]:
+        for entry in LARGE_VALUES.values():
+            content = b'{"%b":[%b]}' % (field.encode(), b",".join([entry] * 5000))
+            with pytest.raises(BodyValidationError) as failed:
+                read_many_values(content, model)
+            assert re.fullmatch(rf"`{field}`: must have at most \d+ entries, got 5000", failed.value.fault)
+    assert not validated
+
+
+@pytest.mark.parametrize(("content", "fault"), [
+    (b'{"x":[%b]}' % b",".join([b"{}"] * MAX_CONTAINERS),
+     f"`body`: must hold at most {MAX_CONTAINERS} lists and objects, got {MAX_CONTAINERS + 2}"),
+    (b"[%b]" % b",".join([b'"x"'] * (MAX_STRINGS + 1)), f"`body`: must hold at most {MAX_STRINGS} strings"),
+    (b"[%b]" % b",".join([b"1"] * (MAX_VALUES + 1)), f"`body`: must hold at most {MAX_VALUES} values"),
+    (b'{"x":{%b}}' % b",".join(b'"%d":1' % number for number in range(MAX_ENTRIES + 1)),
+     f"`x`: must have at most {MAX_ENTRIES} entries, got {MAX_ENTRIES + 1}"),
+    (b'{"x":[1,%b]}' % b",".join([b"null"] * MAX_ENTRIES), f"`x`: must have at most {MAX_ENTRIES} entries"),
+    (b'{"a":[0,{"tools":[%b]}]}' % b",".join([b"{}"] * 1025), "`a.1.tools`: must have at most 1024 entries, got 1025"),
+])
+def test_error_about_too_many_values_names_field_limit_and_value(content, fault):
+    with pytest.raises(BodyValidationError) as failed:
+        check_num_values(content)
+    assert failed.value.fault.startswith(fault)
+
+
+@pytest.mark.parametrize("content", [
+    json.dumps({"x": '[{"a":1,\\'  * 100_000}).encode(), json.dumps({"x": [7] * 100_000}).encode(),
+    json.dumps({"x": ["\\", '"', ",[" * 9000] * 1000}).encode(), b'{"x":[' + b"[" * 5000,
+], ids=["punctuation in texts", "numbers", "escaped characters", "no JSON"])
+def test_long_texts_and_lists_of_numbers_are_accepted(content):
+    check_num_values(content)
+
+
+def test_large_body_is_read_in_a_thread(post, monkeypatch):
+    threads = []
+
+    def record_thread(content):
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(body, "check_num_values", record_thread)
+    for num_unknown in (10, 5000):
+        assert post("/generate", inputs="x", parameters={"max_new_tokens": 1}, unknown=[1] * num_unknown)[0] == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_body_that_is_no_gzip_is_an_error_of_the_client_without_a_traceback(post, caplog):
+    status, response = post_encoded(post, "gzip", b"no gzip at all")
+    assert (status, response["error"]) == (400, "the body is not whole, or not in its Content-Encoding, gzip")
+    assert not [record for record in caplog.records if record.exc_info]

@@ -1,0 +1,49 @@
+"""Process that renders chats, `python -P -m router.text.renderer_process`; restarted if it hangs or dies.
+
+The first line of its input holds the template, `{"source": ..., "special_tokens": ..., "output_format": ...,
+"max_characters": ...}`, answered with `{}`. Every other line holds the fields of a `Conversation`, answered with
+`{"prompt": ...}`, or none, answered with `{"takes_tools": ...}`. Errors of the template are answered with
+`{"failed": WHY}`.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from router.errors import ChatTemplateFailed
+from router.text.chat_template import ChatTemplate, Conversation
+from router.text.jinja_sandbox import MAX_MEMORY_BYTES, TOO_MUCH_MEMORY
+from router.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
+
+
+def answer_request(template: ChatTemplate, max_characters: int, request: dict[str, Any]) -> WorkerAnswer:
+    try:
+        if not request:
+            return {"takes_tools": template.takes_tools}
+        prompt = template.render(Conversation(**request))
+    except ChatTemplateFailed as failed:
+        return {"failed": str(failed)}
+    except (MemoryError, RecursionError) as error:
+        return {"failed": TOO_MUCH_MEMORY if isinstance(error, MemoryError) else str(error)}
+    if len(prompt) > max_characters:
+        return {"failed": f"it makes {len(prompt)} characters of these messages, and at most {max_characters} could "
+                          "fit; send less"}
+    return {"prompt": prompt}
+
+
+def make_template(first_request: Mapping[str, Any]) -> ChatTemplate:
+    return ChatTemplate(first_request["source"], first_request["special_tokens"], first_request["output_format"])
+
+
+def main() -> None:
+    with enter_worker_process() as parent, parent.makefile("rb") as lines:
+        first_request = json.loads(lines.readline())
+        template = make_template(first_request)
+        limit_memory(MAX_MEMORY_BYTES)
+        parent.sendall(b"{}\n")
+        answer_requests(parent, lines, partial(answer_request, template, first_request["max_characters"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Child processes that can be killed, for work that may take any time or memory: compiling a grammar, rendering a chat
+with a model's template. A process is started when there is work, kept, and replaced after it was killed or has died.
+
+The standard input of the process is a socket, on which it answers each line of JSON with a line of JSON.
+"""
+
+import json
+import logging
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import clock_gettime, monotonic
+from typing import Any
+
+from router.network_isolation import leave_network
+
+MAX_START_SECONDS = 60.0  # for the imports and the first line
+MIN_WAIT_SECONDS = 0.01
+PROCESS_CPU_CLOCK = 2  # as in clock_getcpuclockid(3) of Linux, beside the inverted process id
+# seconds; takes effect only after the parent has died, since the parent kills the process earlier
+SELF_KILL_SECONDS = 10.0
+STOP_REASON = "the server is stopping"
+RECEIVE_BYTES = 65_536
+
+logger = logging.getLogger(__name__)
+WorkerMessage = Mapping[str, Any]
+WorkerAnswer = dict[str, Any]  # has `refused` or `overloaded`, a reason, if there is no result
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """Words for what a process does, in errors and in the log: `compile`, `compiled`, `grammars`."""
+
+    verb: str
+    participle: str
+    objects: str
+
+    @property
+    def process_name(self) -> str:
+        return f"the process that {self.verb}s {self.objects}"
+
+
+class WorkerUnavailable(Exception):
+    """The process does not answer."""
+
+
+class WorkerTimeUsedUp(WorkerUnavailable):
+    """The work has had its time of the processor."""
+
+
+class WorkerNotStarted(WorkerUnavailable):
+    """The system has no process, memory or descriptor for it now."""
+
+
+class WorkerDied(WorkerUnavailable):
+    """The process has ended. Once, that may be an accident."""
+
+
+class WorkerProcess:
+    """Handle of a child process. `send_request` blocks until the answer arrives."""
+
+    def __init__(self, task: WorkerTask, command: Sequence[str]) -> None:
+        self._task = task
+        self._socket, other = socket.socketpair()
+        with other:
+            self._process = subprocess.Popen(  # noqa: S603 - a command of ours
+                command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def send_request(self, request: WorkerMessage, max_seconds: float, max_stalled_seconds: float) -> WorkerAnswer:
+        """Return the answer. It may take `max_seconds` of the processor, which may be taken away from the process for
+        some time: within `max_stalled_seconds`."""
+        cpu_seconds_before, deadline = self._read_cpu_seconds(), monotonic() + max_stalled_seconds
+        too_slow = f"it takes more than {max_seconds:g} seconds to {self._task.verb}"
+        try:
+            self._socket.settimeout(max_seconds)
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            line = bytearray()
+            while not line.endswith(b"\n"):
+                try:
+                    piece = self._socket.recv(RECEIVE_BYTES)
+                except TimeoutError:
+                    unused_seconds = max_seconds - (self._read_cpu_seconds() - cpu_seconds_before)
+                    if unused_seconds <= MIN_WAIT_SECONDS:
+                        raise WorkerTimeUsedUp(too_slow) from None
+                    if monotonic() >= deadline:
+                        raise
+                    self._socket.settimeout(min(unused_seconds, max(deadline - monotonic(), MIN_WAIT_SECONDS)))
+                    continue
+                if not piece:
+                    raise ConnectionError
+                line += piece
+            answer: WorkerAnswer = json.loads(line)
+        except TimeoutError:
+            raise WorkerUnavailable(f"{too_slow}, or this machine is busy; try again") from None
+        except (OSError, ValueError):
+            raise WorkerDied(f"it takes too much memory to {self._task.verb}, or cannot be {self._task.participle} "
+                             "at all") from None
+        return answer
+
+    def _read_cpu_seconds(self) -> float:
+        """Return the processor time of the process so far; 0 if it has ended."""
+        try:
+            return clock_gettime(~self._process.pid << 3 | PROCESS_CPU_CLOCK)
+        except OSError:
+            return 0.0
+
+    def kill(self) -> None:
+        """Kill the process. Thread-safe; a thread that is blocked in `send_request` gets WorkerUnavailable."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+class ProcessWorker:
+    """Worker for one request at a time, with a process of its own that is started when needed."""
+
+    def __init__(self, task: WorkerTask, command: Sequence[str],
+                 get_first_request: Callable[[], WorkerMessage]) -> None:
+        """`get_first_request` returns what a new process is told first, and answers when it is ready."""
+        self._task = task
+        self._command = command
+        self._get_first_request = get_first_request
+        self._is_closed = False
+        self.process: WorkerProcess | None = None
+
+    def send_request(self, request: WorkerMessage, max_seconds: float,
+                     max_stalled_seconds: float) -> tuple[WorkerAnswer, bool]:
+        """Return the answer, and whether it is a verdict on the request that would be the same at any time. Blocks."""
+        try:
+            try:
+                answer = self._send_to_process(request, max_seconds, max_stalled_seconds)
+            except WorkerDied:  # another process shows whether of the request
+                answer = self._send_to_process(request, max_seconds, max_stalled_seconds)
+        except WorkerNotStarted as error:
+            return {"overloaded": str(error)}, False
+        except WorkerUnavailable as ended:
+            is_verdict = isinstance(ended, WorkerTimeUsedUp | WorkerDied) and not self._is_closed
+            return {"refused": str(ended)}, is_verdict
+        return answer, True
+
+    def kill(self) -> None:
+        """End the process for good, also while it works."""
+        self._is_closed = True
+        if (process := self.process) is not None:
+            process.kill()
+
+    def close_process(self) -> None:
+        """End the process, if there is one, and wait until it has ended."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.close()
+
+    def _send_to_process(self, request: WorkerMessage, max_seconds: float, max_stalled_seconds: float) -> WorkerAnswer:
+        try:
+            return self._ensure_process().send_request(request, max_seconds, max_stalled_seconds)
+        except WorkerUnavailable as ended:
+            logger.warning("%s is ended: %s", self._task.process_name, ended)
+            self.close_process()
+            raise
+
+    def _ensure_process(self) -> WorkerProcess:
+        if self._is_closed:
+            raise WorkerUnavailable(STOP_REASON)
+        if self.process is None:
+            try:
+                self.process = WorkerProcess(self._task, self._command)
+                first_request = self._get_first_request()
+            except OSError as error:
+                raise WorkerNotStarted(f"{self._task.process_name} does not start: {error}; try again") from error
+            if self._is_closed:  # `kill` may have run before the process was assigned
+                self.process.kill()
+            try:
+                answer = self.process.send_request(first_request, MAX_START_SECONDS, MAX_START_SECONDS)
+            except (WorkerDied, WorkerTimeUsedUp):
+                raise WorkerUnavailable(f"{self._task.process_name} does not start") from None
+            if "refused" in answer:
+                raise WorkerUnavailable(answer["refused"])
+        return self.process
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the process
+
+
+def enter_worker_process() -> socket.socket:
+    """Take this process from the network, where the system allows that, and return the socket to its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
+    leave_network()
+    return socket.socket(fileno=0)
+
+
+def limit_memory(max_extra_bytes: int) -> None:
+    """Limit the process to `max_extra_bytes` more than it has allocated by now; larger allocations fail."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        allocated = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    resource.setrlimit(resource.RLIMIT_DATA, (allocated + max_extra_bytes, allocated + max_extra_bytes))
+
+
+def answer_requests(parent: socket.socket, lines: Iterable[bytes], answer: Callable[[Any], WorkerAnswer]) -> None:
+    """Answer each line until the parent has closed the socket."""
+    for line in lines:
+        signal.setitimer(signal.ITIMER_REAL, SELF_KILL_SECONDS)  # SIGALRM has no handler, so it ends the process
+        reply = json.dumps(answer(json.loads(line))).encode() + b"\n"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        parent.sendall(reply)

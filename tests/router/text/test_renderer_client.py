@@ -1,0 +1,140 @@
+"""Tests of router/text/renderer_client.py and its process: hostile templates, deaths, and the end of the process."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import process_time
+
+import pytest
+
+from router.config import RouterConfig
+from router.errors import ChatTemplateFailed, Overloaded
+from router.text import renderer_client
+from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
+from router.text.renderer_client import IsolatedChatTemplate, isolate_template
+
+pytestmark = pytest.mark.slow
+CHAT = Conversation(({"role": "user", "content": "hé \ud83d"}, {"role": "assistant", "content": None}),
+                    ({"function": {"name": "b", "a": [1, 1.5, None]}},))
+UNBOUNDED_TEMPLATES = {
+    "a number as text": "{{ '%1000000000d' % 1 }}",
+    "a wide format": "{{ '{:1000000000}'.format(1) }}",
+    "padding": "{{ [1] | batch(100000000, 'x') | list | length }}",
+    "a nested list as text": "{% set ns = namespace(x=[messages]) %}{% for a in range(40) %}"
+                             "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | string | length }}",
+}
+
+
+@contextmanager
+def isolate(source: str | ChatTemplate, max_characters: int = 10_000_000) -> Iterator[IsolatedChatTemplate]:
+    template = IsolatedChatTemplate(ChatTemplate(source, {"bos_token": "<s>"}) if isinstance(source, str) else source,
+                                    1, max_characters)
+    try:
+        yield template
+    finally:
+        template.close()
+
+
+def get_error(template: ChatTemplate) -> str:
+    with pytest.raises(ChatTemplateFailed) as failed:
+        template.render(CHAT)
+    return str(failed.value)
+
+
+def test_chat_is_rendered_as_in_the_own_process() -> None:
+    source = "{{ bos_token }}{{ [tools, messages] | tojson }}{{ messages[0].content }}{{ add_generation_prompt }}"
+    with isolate(source) as template:
+        assert template.render(CHAT) == ChatTemplate(source, {"bos_token": "<s>"}).render(CHAT)
+        assert template.takes_tools
+    with isolate(simulated_model_template()) as template:
+        assert template.render(CHAT) == simulated_model_template().render(CHAT)
+        assert not template.takes_tools
+
+
+@pytest.mark.parametrize("name", UNBOUNDED_TEMPLATES)
+def test_work_inside_one_filter_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A template's `%` took 18.6 seconds of the router's processor and 3.8 GB of its memory."""
+    monkeypatch.setattr(renderer_client, "MAX_RENDER_SECONDS", 0.4)
+    with isolate("{% if messages[0].content != 'fine' %}" + UNBOUNDED_TEMPLATES[name] + "{% endif %}ok") as template:
+        started = process_time()
+        assert any(limit in get_error(template) for limit in (
+            "more than 256 MiB of memory", "s of the processor", "more than 0.4 seconds to render"))
+        assert process_time() - started < 0.5
+        assert template.render(Conversation(({"role": "user", "content": "fine"},))) == "ok"
+
+
+def test_template_rejects_messages_with_its_own_words() -> None:
+    with isolate("{{ raise_exception('roles must alternate') }}") as template:
+        assert get_error(template) == "roles must alternate"
+
+
+def test_length_of_a_prompt_is_bounded() -> None:
+    with isolate("{{ 'x' * 101 }}", max_characters=100) as template:
+        assert get_error(template).startswith("it makes 101 characters of these messages, and at most 100 could fit")
+
+
+def test_longest_prompt_is_that_of_the_longest_body_or_of_all_tokens() -> None:
+    config = RouterConfig(payload_limit=1000)
+    for tokens, characters in ((10, 2000), (100, 6400), (10**9, 10_000_000)):
+        template = isolate_template(simulated_model_template(), config, tokens)
+        assert template is not None
+        assert template._first_request["max_characters"] == characters
+    assert isolate_template(None, config, 10) is None
+
+
+def test_process_that_was_killed_is_replaced_unnoticed() -> None:
+    with isolate("ok") as template:
+        for _ in range(2):
+            assert template.render(CHAT) == "ok"
+            process = template._workers[0].process
+            assert process is not None
+            process._process.kill()
+        assert template.render(CHAT) == "ok"
+
+
+def test_stalled_process_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderer_client, "MAX_RENDER_SECONDS", 0.1)
+    monkeypatch.setattr(renderer_client, "MAX_STALLED_SECONDS", 0.2)
+    with isolate("ok") as template:
+        template.warm_up()
+        process = template._workers[0].process
+        assert process is not None
+        os.kill(process._process.pid, signal.SIGSTOP)
+        with pytest.raises(Overloaded, match="this machine is busy; try again"):
+            template.render(CHAT)
+
+
+def test_closed_template_renders_nothing_and_leaves_no_process() -> None:
+    with isolate("ok") as template:
+        template.render(CHAT)
+    assert template._workers[0].process is None
+    with pytest.raises(Overloaded, match="the server is stopping"):
+        template.render(CHAT)
+
+
+def test_process_ends_with_a_killed_parent() -> None:
+    """The parent kills itself while its renderer waits; the renderer notices the end of the socket."""
+    program = ("import os; from router.text.renderer_client import *; "
+               "from router.text.chat_template import simulated_model_template as s; "
+               "t = IsolatedChatTemplate(s(), 1); t.warm_up(); "
+               "print(t._workers[0].process._process.pid, flush=True); os.kill(os.getpid(), 9)")
+    parent = subprocess.run([sys.executable, "-P", "-O", "-c", program], capture_output=True, text=True, check=False)
+    pid_file = os.pidfd_open(int(parent.stdout)) if os.path.exists(f"/proc/{int(parent.stdout)}") else None
+    if pid_file is not None:
+        assert select.select([pid_file], [], [], 5)[0]
+        os.close(pid_file)
+
+
+def test_rendering_process_is_isolated_from_the_network_where_the_system_allows_it() -> None:
+    program = "import sys; from router.network_isolation import leave_network; sys.exit(not leave_network())"
+    is_allowed = subprocess.run([sys.executable, "-Pc", program], check=False).returncode == 0
+    with isolate("{{ messages }}") as template:
+        template.render(CHAT)
+        process = template._workers[0].process
+        assert process is not None
+        namespaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in (process._process.pid, "self")}
+    assert len(namespaces) == 1 + is_allowed
