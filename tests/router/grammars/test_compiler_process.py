@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from router import worker_process
 from router.grammars import compiler_process
 from router.grammars.compiler_process import GrammarCompileError, compile_grammar, load_tokenizer, serve_requests
 from router.grammars.parameters import Grammar, make_choice_grammar, make_context_free_grammar
@@ -112,7 +113,7 @@ def test_tokenizer_without_bytes_is_rejected() -> None:
 
 def test_process_answers_lines_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_process, "limit_memory", lambda _: None)
-    monkeypatch.setattr(compiler_process.signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(worker_process.signal, "setitimer", lambda *_: None)
     parent, child = socket.socketpair()
     with parent, child, parent.makefile("rb") as lines:
         thread = threading.Thread(target=serve_requests, args=[child])

@@ -272,19 +272,19 @@ def test_no_field_takes_a_hundred_thousand_entries(monkeypatch, name):
             content = b'{"%b":[%b]}' % (field.encode(), b",".join([entry] * 5000))
             with pytest.raises(BodyValidationError) as failed:
                 read_many_values(content, model)
-            assert re.fullmatch(rf"`{field}`: must have at most \d+ entries, got 5000", failed.value.fault)
+            assert re.fullmatch(rf"`{field}` must have at most \d+ entries, got 5000", failed.value.fault)
     assert not validated
 
 
 @pytest.mark.parametrize(("content", "fault"), [
     (b'{"x":[%b]}' % b",".join([b"{}"] * MAX_CONTAINERS),
-     f"`body`: must hold at most {MAX_CONTAINERS} lists and objects, got {MAX_CONTAINERS + 2}"),
-    (b"[%b]" % b",".join([b'"x"'] * (MAX_STRINGS + 1)), f"`body`: must hold at most {MAX_STRINGS} strings"),
-    (b"[%b]" % b",".join([b"1"] * (MAX_VALUES + 1)), f"`body`: must hold at most {MAX_VALUES} values"),
+     f"the body must hold at most {MAX_CONTAINERS} lists and objects, got {MAX_CONTAINERS + 2}"),
+    (b"[%b]" % b",".join([b'"x"'] * (MAX_STRINGS + 1)), f"the body must hold at most {MAX_STRINGS} strings"),
+    (b"[%b]" % b",".join([b"1"] * (MAX_VALUES + 1)), f"the body must hold at most {MAX_VALUES} values"),
     (b'{"x":{%b}}' % b",".join(b'"%d":1' % number for number in range(MAX_ENTRIES + 1)),
-     f"`x`: must have at most {MAX_ENTRIES} entries, got {MAX_ENTRIES + 1}"),
-    (b'{"x":[1,%b]}' % b",".join([b"null"] * MAX_ENTRIES), f"`x`: must have at most {MAX_ENTRIES} entries"),
-    (b'{"a":[0,{"tools":[%b]}]}' % b",".join([b"{}"] * 1025), "`a.1.tools`: must have at most 1024 entries, got 1025"),
+     f"`x` must have at most {MAX_ENTRIES} entries, got {MAX_ENTRIES + 1}"),
+    (b'{"x":[1,%b]}' % b",".join([b"null"] * MAX_ENTRIES), f"`x` must have at most {MAX_ENTRIES} entries"),
+    (b'{"a":[0,{"tools":[%b]}]}' % b",".join([b"{}"] * 1025), "`a.1.tools` must have at most 1024 entries, got 1025"),
 ])
 def test_error_about_too_many_values_names_field_limit_and_value(content, fault):
     with pytest.raises(BodyValidationError) as failed:
