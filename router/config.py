@@ -150,8 +150,8 @@ class RouterConfig:
         5.0, "Seconds after which a shard whose process does not respond at all, such as a stopped one, is replaced. "
         "A process that computes responds.", low=0.5)
     on_shard_loss: str = setting(
-        "resume", "What happens to requests when shards die or hang. resume: they continue on the new shards. fail: "
-        "they get an error at once, and so does every request until the new shards are ready.",
+        "resume", "What happens to requests when shards die or are given up. resume: they continue on the new shards. "
+        "fail: they get an error then, and so does every request until the new shards are ready.",
         choices=("resume", "fail"))
     shard_transport: str = setting(
         "stream", "How steps are sent to a shard: over one stream for all of them (stream), or as a call for each "

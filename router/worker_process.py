@@ -6,10 +6,13 @@ The standard input of the process is a socket, on which it answers each line of 
 
 import json
 import logging
+import os
 import resource
 import signal
 import socket
 import subprocess
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ PROCESS_CPU_CLOCK = 2  # as in clock_getcpuclockid(3) of Linux, beside the inver
 SELF_KILL_SECONDS = 10.0
 STOP_REASON = "the server is stopping"
 RECEIVE_BYTES = 65_536
+MAX_REASON_CHARACTERS = 300
+# Variables that a process gets. Others may hold secrets, such as keys and tokens.
+PROCESS_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ"})
 
 logger = logging.getLogger(__name__)
 WorkerMessage = Mapping[str, Any]
@@ -68,16 +74,18 @@ class WorkerProcess:
         self._socket, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(  # noqa: S603 - a command of ours
-                command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=select_harmless_variables(os.environ))
 
     def send_request(self, request: WorkerMessage, max_seconds: float, max_stalled_seconds: float) -> WorkerAnswer:
         """Return the answer. It may take `max_seconds` of the processor, which may be taken away from the process for
         some time: within `max_stalled_seconds`."""
         cpu_seconds_before, deadline = self._read_cpu_seconds(), monotonic() + max_stalled_seconds
         too_slow = f"it takes more than {max_seconds:g} seconds to {self._task.verb}"
+        request_line = json.dumps(request).encode() + b"\n"
         try:
             self._socket.settimeout(max_seconds)
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(request_line)
             line = bytearray()
             while not line.endswith(b"\n"):
                 try:
@@ -120,6 +128,11 @@ class WorkerProcess:
         self._socket.close()
 
 
+def select_harmless_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items()
+            if name in PROCESS_VARIABLES or name.startswith("PYTHON")}
+
+
 class ProcessWorker:
     """Worker for one request at a time, with a process of its own that is started when needed."""
 
@@ -143,8 +156,9 @@ class ProcessWorker:
         except WorkerNotStarted as error:
             return {"overloaded": str(error)}, False
         except WorkerUnavailable as ended:
-            is_verdict = isinstance(ended, WorkerTimeUsedUp | WorkerDied) and not self._is_closed
-            return {"refused": str(ended)}, is_verdict
+            if self._is_closed:
+                return {"refused": STOP_REASON}, False
+            return {"refused": str(ended)}, isinstance(ended, WorkerTimeUsedUp | WorkerDied)
         return answer, True
 
     def kill(self) -> None:
@@ -163,7 +177,8 @@ class ProcessWorker:
         try:
             return self._ensure_process().send_request(request, max_seconds, max_stalled_seconds)
         except WorkerUnavailable as ended:
-            logger.warning("%s is ended: %s", self._task.process_name, ended)
+            if not self._is_closed:
+                logger.warning("%s is ended: %s", self._task.process_name, ended)
             self.close_process()
             raise
 
@@ -173,18 +188,50 @@ class ProcessWorker:
         if self.process is None:
             try:
                 self.process = WorkerProcess(self._task, self._command)
-                first_request = self._get_first_request()
+                self._prepare_process(self.process, self._get_first_request())
             except OSError as error:
                 raise WorkerNotStarted(f"{self._task.process_name} does not start: {error}; try again") from error
-            if self._is_closed:  # `kill` may have run before the process was assigned
-                self.process.kill()
-            try:
-                answer = self.process.send_request(first_request, MAX_START_SECONDS, MAX_START_SECONDS)
-            except (WorkerDied, WorkerTimeUsedUp):
-                raise WorkerUnavailable(f"{self._task.process_name} does not start") from None
-            if "refused" in answer:
-                raise WorkerUnavailable(answer["refused"])
+            except BaseException:  # a process that is not prepared would take a request for its first line
+                self.close_process()
+                raise
         return self.process
+
+    def _prepare_process(self, process: WorkerProcess, first_request: WorkerMessage) -> None:
+        if self._is_closed:  # `kill` may have run before the process was assigned
+            process.kill()
+        try:
+            answer = process.send_request(first_request, MAX_START_SECONDS, MAX_START_SECONDS)
+        except (WorkerDied, WorkerTimeUsedUp):
+            raise WorkerUnavailable(f"{self._task.process_name} does not start") from None
+        if "refused" in answer:
+            raise WorkerUnavailable(answer["refused"])
+
+
+class IdleWorkers:
+    """Workers that wait for work; thread-safe. The next to be taken has a process if any has."""
+
+    def __init__(self, workers: Iterable[ProcessWorker]) -> None:
+        self._workers = deque(workers)
+        self._condition = threading.Condition()
+
+    def take(self) -> ProcessWorker:
+        """Remove and return the next worker. Blocks until there is one."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._workers)
+            return self._workers.pop()
+
+    def put(self, worker: ProcessWorker) -> None:
+        with self._condition:
+            if worker.process is None:
+                self._workers.appendleft(worker)
+            else:
+                self._workers.append(worker)
+            self._condition.notify()
+
+
+def shorten_reason(reason: str) -> str:
+    """Shorten a reason, which may quote what was sent."""
+    return " ".join(reason[:16 * MAX_REASON_CHARACTERS].split())[:MAX_REASON_CHARACTERS]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

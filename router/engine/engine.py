@@ -68,6 +68,7 @@ class Engine:
         the calls of the scheduler are recorded."""
         self.config = config
         self.has_shards = False
+        self._waits_for_new_shards = False  # shards have died or are replaced
         self._wake_event = asyncio.Event()
         self.resource_controller = ResourceController(shards, self._queue_and_dispatch_events, self._wake_event.set)
         self._shards = shards
@@ -134,7 +135,7 @@ class Engine:
         spans."""
         if self._loop_task.done():
             raise ShuttingDown(SHUTDOWN_REASON)
-        if not self.has_shards and self.config.on_shard_loss == "fail":
+        if self._waits_for_new_shards and self.config.on_shard_loss == "fail":
             raise NotReady(SHARDS_LOST_REASON)
         if self._convicted_prompts.refused_until:
             self._convicted_prompts.check(request, now())
@@ -299,7 +300,7 @@ class Engine:
         self._shards.watch_responses()
         self.model_info, self._epoch = handshake.model_info, handshake.epoch
         await self.resource_controller.loader.restore_after_handshake(handshake)
-        self.has_shards = True
+        self.has_shards, self._waits_for_new_shards = True, False
         self.health.set_ready()
         return True
 
@@ -321,17 +322,16 @@ class Engine:
         self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
-        if self.config.on_shard_loss == "fail" and (lost.needs_restart or lost.loss_reason is ShardLossReason.DEATH):
-            self._client_streams.cancel_all(SHARDS_LOST_REASON)
         self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
+        self._fail_requests_without_shards()
         await self._plans_in_flight.wait_and_clear()
         if lost.loss_reason is ShardLossReason.MEMORY:
             await asyncio.sleep(self._next_memory_pause())
         while not await self._connect_shards(*ShardLossReason):
-            pass
+            self._fail_requests_without_shards()
         if has_culprit:
             self._on_culprit_found(DEATHS_BEFORE_FAILURE)  # now that all of them have been counted
         # Directly: `_flush_events` has left no queued events, and without shards there are no answers.
@@ -346,15 +346,23 @@ class Engine:
         return self._memory_pause
 
     def _restart_shards_if_needed(self, lost: ShardsLost) -> None:
-        """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS."""
+        """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS. Those that
+        have died are replaced anyway."""
         if lost.loss_reason is ShardLossReason.DEFECT:
             self._defect_times.append(now())
             self.write_recording("router and shards disagree", is_requested=False)
         has_repeated_defects = (len(self._defect_times) == MAX_DEFECTS
                                 and self._defect_times[-1] - self._defect_times[0] < DEFECT_WINDOW_SECONDS)
-        if lost.needs_restart or has_repeated_defects:
+        needs_restart = lost.needs_restart or has_repeated_defects
+        if needs_restart:
             self._defect_times.clear()
             self._on_restart_needed(str(lost))
+        if needs_restart or lost.loss_reason is ShardLossReason.DEATH:
+            self._waits_for_new_shards = True
+
+    def _fail_requests_without_shards(self) -> None:
+        if self._waits_for_new_shards and self.config.on_shard_loss == "fail":
+            self._client_streams.cancel_all(SHARDS_LOST_REASON)
 
 
 class MovableTimer:

@@ -11,7 +11,7 @@ from functools import partial
 
 from router.errors import InvalidRequest, Overloaded
 from router.grammars.parameters import Grammar
-from router.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask
+from router.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
 COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
 MAX_COMPILE_SECONDS = 1.5  # of the processor per grammar, so that a client gets its rejection within two seconds
@@ -20,7 +20,6 @@ MAX_WAIT_SECONDS = 30.0  # that a request waits for its grammar
 MAX_CACHED_RESULTS = 128
 NUM_WORKERS = 2
 MAX_PENDING_GRAMMARS, MAX_PENDING_PER_TENANT = 64, 32
-MAX_REASON_CHARACTERS = 300  # characters of a reason
 COMPILER_TASK = WorkerTask("compile", "compiled", "grammars")
 
 
@@ -34,7 +33,7 @@ class CompilerWorker(ProcessWorker):
         """Return the answer, and whether it is a verdict on the grammar that would be the same at any time. Blocks."""
         answer, is_verdict = self.send_request({"kind": grammar.kind, "source": grammar.source}, MAX_COMPILE_SECONDS,
                                                MAX_STALLED_SECONDS)
-        return shorten_refusal(answer), is_verdict
+        return answer | {"refused": shorten_reason(answer["refused"])} if "refused" in answer else answer, is_verdict
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class GrammarCompiler:
 
     def _finish_job(self, worker: CompilerWorker, job: CompilerJob,
                     compiled: "asyncio.Future[tuple[WorkerAnswer, bool]]") -> None:
-        self._idle_workers.append(worker)
+        self._idle_workers.insert(0 if worker.process is None else len(self._idle_workers), worker)
         del self._jobs[job.grammar.digest]
         answer, is_lasting = compiled.result()
         if is_lasting:
@@ -135,8 +134,3 @@ class GrammarCompiler:
                 self._cached_results.popitem(last=False)
         job.answer.set_result(answer)
         self._start_jobs()
-
-
-def shorten_refusal(answer: WorkerAnswer) -> WorkerAnswer:
-    """Shorten a reason, which may quote the whole grammar: answers are cached."""
-    return ({"refused": " ".join(answer["refused"].split())[:MAX_REASON_CHARACTERS]} if "refused" in answer else answer)

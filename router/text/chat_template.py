@@ -56,6 +56,7 @@ class ChatTemplate:
         self.source = source
         self._template = SandboxedTemplate(source)
         self.special_tokens = special_tokens
+        self.given_output_format = output_format
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
         self.tool_call_opening = find_call_opening(self.output_format, source)

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
-from queue import LifoQueue
 from typing import Any
 
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_CHARACTERS
-from router.worker_process import ProcessWorker, WorkerAnswer, WorkerTask
+from router.worker_process import IdleWorkers, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
 RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.renderer_process")
 RENDER_TASK = WorkerTask("render", "rendered", "chats")
 CONVERSATION_FIELDS = tuple(field.name for field in fields(Conversation))
 MAX_RENDER_SECONDS = 1.0  # of the processor per chat; the sandbox notices most endless templates earlier
 MAX_STALLED_SECONDS = 8.0  # per chat, while others have the processor
-MIN_CHARACTERS_PER_TOKEN = 64  # that a prompt may have: more than any text has, so that longer ones cannot fit
+MIN_CHARACTERS_PER_TOKEN = 64  # that a prompt may have: more than ordinary text has
 
 
 class IsolatedChatTemplate(ChatTemplate):
@@ -29,13 +28,11 @@ class IsolatedChatTemplate(ChatTemplate):
     def __init__(self, template: ChatTemplate, num_processes: int, max_characters: int = MAX_CHARACTERS,
                  command: Sequence[str] = RENDERER_COMMAND) -> None:
         """At most `num_processes` chats are rendered at once. Prompts of more than `max_characters` are refused."""
-        super().__init__(template.source, template.special_tokens, template.output_format)
+        super().__init__(template.source, template.special_tokens, template.given_output_format)
         self._first_request = {"source": self.source, "special_tokens": dict(self.special_tokens),
-                               "output_format": self.output_format, "max_characters": max_characters}
+                               "output_format": self.given_output_format, "max_characters": max_characters}
         self._workers = [ProcessWorker(RENDER_TASK, command, lambda: self._first_request) for _ in range(num_processes)]
-        self._idle_workers: LifoQueue[ProcessWorker] = LifoQueue()  # the next has a process if any has
-        for worker in self._workers:
-            self._idle_workers.put(worker)
+        self._idle_workers = IdleWorkers(self._workers)
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -54,18 +51,18 @@ class IsolatedChatTemplate(ChatTemplate):
     def close(self) -> None:
         for worker in self._workers:
             worker.kill()
-        for worker in [self._idle_workers.get() for _ in self._workers]:
+        for worker in [self._idle_workers.take() for _ in self._workers]:
             worker.close_process()
             self._idle_workers.put(worker)  # for threads that still want to render, and are told of the end
 
     def _send_request(self, request: dict[str, Any]) -> WorkerAnswer:
-        worker = self._idle_workers.get()
+        worker = self._idle_workers.take()
         try:
             answer, is_verdict = worker.send_request(request, MAX_RENDER_SECONDS, MAX_STALLED_SECONDS)
         finally:
             self._idle_workers.put(worker)
         if "failed" in answer:  # in the template's own words
-            raise ChatTemplateFailed(answer["failed"])
+            raise ChatTemplateFailed(shorten_reason(answer["failed"]))
         if "overloaded" in answer:
             raise Overloaded(f"the chat is not rendered: {answer['overloaded']}")
         if "refused" in answer:

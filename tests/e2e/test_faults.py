@@ -1,6 +1,9 @@
 """Tests of shard failures over real gRPC: streams continue with the right tokens, or only the faulty request fails."""
 
+import asyncio
+
 import pytest
+from support.scheduling.method_overrides import override_methods
 from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import play_scenario
 
@@ -95,6 +98,25 @@ def test_hanging_shards_are_replaced(tmp_path, faults, ranks):
         assert {reason.partition(":")[0] for reason in weft.replacement_reasons} == {"deadline_exceeded"}
         assert weft.num_replacements
     play_scenario(scenario, tmp_path, faults=faults, ranks=ranks, max_batch_size=4, step_timeout=1.5)
+
+
+@pytest.mark.parametrize("faults", ["exhaust@decode:3", "refuse@decode:3", "step_error@decode:3",
+                                    "wrong@decode:3:token"])
+def test_requests_go_on_where_no_shard_is_lost_even_if_they_are_not_to_wait_for_shards(tmp_path, faults):
+    async def scenario(weft):
+        connect_shards, streams = weft.engine._connect_shards, []
+
+        async def submit_and_connect_shards(*expected):
+            streams.append(asyncio.create_task(weft.check_streams(*make_requests())))  # meanwhile
+            await asyncio.sleep(0)
+            return await connect_shards(*expected)
+
+        override_methods(weft.engine, _connect_shards=submit_and_connect_shards)
+        await weft.check_streams(*make_requests())
+        assert streams
+        await asyncio.gather(*streams)
+        await weft.check_idle()
+    play_scenario(scenario, tmp_path, faults=faults, on_shard_loss="fail")
 
 
 @pytest.mark.slow

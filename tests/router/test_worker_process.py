@@ -56,6 +56,19 @@ def test_death_is_a_verdict_only_after_a_second_try_and_the_next_request_has_a_p
         worker.close_process()
 
 
+@pytest.mark.slow
+def test_process_whose_first_line_cannot_be_made_is_not_kept() -> None:
+    first_requests = iter([{"first": object()}, {"first": 1}])
+    worker = ProcessWorker(TASK, COMMAND, lambda: next(first_requests))
+    try:
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            worker.send_request({}, 9, 9)
+        assert worker.process is None
+        assert worker.send_request({"second": 2}, 9, 9) == ({"echo": {"second": 2}}, True)
+    finally:
+        worker.close_process()
+
+
 def test_lines_are_answered_until_the_end() -> None:
     here, there = socket.socketpair()
     with here, there, there.makefile("rb") as lines, here.makefile("rb") as answers:

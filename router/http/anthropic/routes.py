@@ -30,7 +30,7 @@ class AnthropicRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         messages_request = await read_body(request, AnthropicMessagesRequest)
-        chat_request = messages_request.to_chat_request()
+        chat_request = await context.run(messages_request.to_chat_request)
         chat = await validate_chat(services, chat_request, context, ANTHROPIC_PARAMETER_NAMES)
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         thinking = messages_request.thinking

@@ -189,7 +189,7 @@ class OllamaMessage(ReportingBodyModel):
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[str] | None, FailFast(), bounds.EMPTY_LIST] = None
-    tool_calls: list[OllamaToolCall] | None = None
+    tool_calls: Annotated[list[OllamaToolCall] | None, FailFast()] = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -206,7 +206,7 @@ class OllamaChatRequest(OllamaGenerationRequest):
     parameter_names = OLLAMA_CHAT_PARAMETER_NAMES
 
     messages: Annotated[list[OllamaMessage] | None, FailFast()] = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool] | None, FailFast()] = None
 
     @property
     def is_empty(self) -> bool:

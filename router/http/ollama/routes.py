@@ -112,7 +112,7 @@ class OllamaRoutes(ServiceRoutes):
         if body.is_empty:
             await body.load_adapter(services, context.source_token, context.deadline)
             return json_text_response(response.to_json(LOADED), request_headers(request))
-        chat_request = body.to_chat_request()
+        chat_request = await context.run(body.to_chat_request)
         with body.report_missing_model():
             chat = await validate_generation(services, body, chat_request, context)
         validated_at = clock()

@@ -133,7 +133,6 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-MAX_INLINE_TOOLS = 32  # whose schemas are read on the event loop
 KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
 
 
@@ -287,7 +286,7 @@ class Message(ReportingBodyModel):
     content: Annotated[str | None,
                        BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall] | None, FailFast()] = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # its newer name
@@ -311,7 +310,7 @@ class ChatRequest(OpenAIBaseRequest):
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
     response_format: Annotated[Any, bounds.GRAMMAR] = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool] | None, FailFast()] = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     tool_prompt: str | None = None
@@ -456,11 +455,12 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
     is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
 
     def make_generation_input() -> GenerationInput:
-        return chat_request.to_tgi_generation_input(context) if is_tgi else constrain_answer(
-            services, chat_request, chat_request.to_generation_input(context, parameter_names))
+        if is_tgi:
+            return chat_request.to_tgi_generation_input(context)
+        chat_input = chat_request.to_generation_input(context, parameter_names)
+        return chat_input if chat_input.grammar is None else constrain_answer(services, chat_request, chat_input)
 
-    generation_input = (await asyncio.to_thread(make_generation_input)
-                        if len(chat_request.tools or ()) > MAX_INLINE_TOOLS else make_generation_input())
+    generation_input = await context.run(make_generation_input)
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
                                    for choice in choices])

@@ -168,8 +168,8 @@ class ReasoningItem(ReportingBodyModel):
 
     unreported_fields = ITEM_FIELDS | {"encrypted_content"}
     type: Literal["reasoning"]
-    summary: list[ReasoningPart] | None = None
-    content: list[ReasoningPart] | None = None
+    summary: Annotated[list[ReasoningPart] | None, FailFast()] = None
+    content: Annotated[list[ReasoningPart] | None, FailFast()] = None
 
     def add_to(self, messages: list[ChatMessageFields]) -> None:
         answer = get_answer_at_end(messages)
@@ -286,8 +286,9 @@ class ResponsesRequest(ReportingBodyModel):
     temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
     top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
     top_logprobs: UInt32 | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    tools: list[Annotated[FunctionTool, make_type_check("function")]] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,
+                       FailFast()] = None
+    tools: Annotated[list[Annotated[FunctionTool, make_type_check("function")]] | None, FailFast()] = None
     tool_choice: Annotated[FunctionToolChoice | str | None, make_type_check("function")] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -401,7 +402,7 @@ class ResponsesRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         responses_request = await read_body(request, ResponsesRequest)
         responses_request.check_supported()
-        chat_request = responses_request.to_chat_request()
+        chat_request = await context.run(responses_request.to_chat_request)
         try:
             chat = await validate_chat(services, chat_request, context, RESPONSE_PARAMETER_NAMES)
         except ChatTemplateFailed as error:

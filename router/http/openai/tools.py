@@ -46,6 +46,7 @@ from router.text.response_parser import (
 )
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+MAX_ARGUMENT_VALUES = 16_384  # in the JSON text of one call's arguments
 TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -99,9 +100,12 @@ class NamedToolChoice(ReportingBodyModel):
 
 
 def parse_arguments_object(arguments: object) -> object:
-    """Return arguments as the object that templates take: clients repeat the JSON text that they received."""
-    if not isinstance(arguments, str):
+    """Return arguments as the object that templates take: clients repeat the JSON text that they received. Raises
+    ValueError for more than MAX_ARGUMENT_VALUES values."""
+    if not isinstance(arguments, str) or (arguments.strip()[:1], arguments.strip()[-1:]) != ("{", "}"):
         return arguments
+    if (num_values := sum(map(arguments.count, ",[{"))) > MAX_ARGUMENT_VALUES:
+        raise ValueError(f"must hold at most {MAX_ARGUMENT_VALUES} values, got {num_values}")
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -44,7 +44,10 @@ MAX_INLINE_VALUES = 2_048  # which are read on the event loop
 MAX_VALUES = 524_288
 MAX_STRINGS, MAX_CONTAINERS = 131_072, 32_768  # names of fields are strings; containers are lists and objects
 MAX_ENTRIES = 4_096  # of a list or an object, but for lists of numbers
-MAX_ENTRIES_BY_FIELD = {"instances": 512, "tools": 1_024}
+MAX_ENTRIES_BY_FIELD = {"instances": 512, "tools": 1_024}  # of the body, or of an instance
+MAX_DEPTH_OF_FIELDS = 3
+MAX_ENUM_ENTRIES = 65_536  # of a JSON schema
+MAX_REPORTED_ERRORS = 64  # more are made into messages in a thread
 NUMBERS = frozenset({int, float})
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
 
@@ -113,8 +116,9 @@ BodyT = TypeVar("BodyT", bound=BodyModel)
 
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
-    """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape)."""
-    if not (any_media_type or has_json_media_type(request)):
+    """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape). A web
+    page may send any other media type than JSON without being allowed to, so from one it is refused in any case."""
+    if not has_json_media_type(request) and (not any_media_type or "Origin" in request.headers):
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_content(request)
     try:
@@ -123,7 +127,7 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         else:
             body = await asyncio.to_thread(read_many_values, content, body_model)
     except ValidationError as error:  # report the first fault, without repeating the body
-        errors: Any = error.errors(include_url=False)
+        errors = await list_validation_errors(error)
         if errors[0]["type"] == "json_invalid":
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
@@ -172,11 +176,25 @@ def check_num_entries(body: object) -> None:
         location, value = waiting.popleft()
         if not isinstance(value, list | dict) or (isinstance(value, list) and NUMBERS.issuperset(map(type, value))):
             continue
-        limit = MAX_ENTRIES_BY_FIELD.get(str(location[-1]), MAX_ENTRIES) if location else MAX_ENTRIES
+        limit = get_max_entries(location)
         if len(value) > limit:
             raise BodyValidationError(location, f"must have at most {limit} entries, got {len(value)}")
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         waiting.extend(((*location, name), entry) for name, entry in entries if isinstance(entry, list | dict))
+
+
+def get_max_entries(location: tuple[str | int, ...]) -> int:
+    name = str(location[-1]) if location else ""
+    if name == "enum":
+        return MAX_ENUM_ENTRIES
+    return MAX_ENTRIES_BY_FIELD.get(name, MAX_ENTRIES) if len(location) <= MAX_DEPTH_OF_FIELDS else MAX_ENTRIES
+
+
+async def list_validation_errors(error: ValidationError) -> Any:
+    """Return pydantic's errors, in a thread if there are many."""
+    if error.error_count() <= MAX_REPORTED_ERRORS:
+        return error.errors(include_url=False)
+    return await asyncio.to_thread(error.errors, include_url=False)
 
 
 def report_ignored_fields(request: web.Request, body: BodyModel,

@@ -2,13 +2,14 @@
 ignored fields, model, adapter), and the middlewares around all handlers: one authenticates, counts and logs requests,
 the other ends the span that `RequestContext.from_request` begins. Only requests that run the model have a span."""
 
+import asyncio
 import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic as clock
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -41,8 +42,11 @@ DROPPED_LABEL = "dropped"  # the connection ended before the response was comple
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MAX_KNOWN_HOSTS = 64
+MAX_INLINE_BYTES = 16_384  # of a body
 ANSWER_ID_PATTERN = re.compile("(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class RequestContext:
     timeout_ms: str | None  # as the client wrote it
     request_span: RequestTrace | None = None
     source_token: str = field(default="", repr=False)  # the client's token for adapter sources
+    has_long_body: bool = False  # or one of unknown length
 
     @classmethod
     def from_request(cls, request: web.Request, engine: Engine,
@@ -68,6 +73,7 @@ class RequestContext:
         if not request_id or not engine.can_use_request_id(request_id, client.tenant):
             request_id = new_id
         request[REQUEST_ID], request[ANSWER_ID], request[ARRIVED_AT] = request_id, new_id, arrived_at
+        length = request.headers.get("Content-Length", "")
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
@@ -77,7 +83,12 @@ class RequestContext:
             request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id, trace_context,
                                                                              arrived_at)
         return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
-                   request.get(REQUEST_SPAN), client.source_token)
+                   request.get(REQUEST_SPAN), client.source_token,
+                   not length.isdecimal() or int(length) > MAX_INLINE_BYTES or "Content-Encoding" in request.headers)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work whose time grows with the body: in a thread if that is long."""
+        return await asyncio.to_thread(work) if self.has_long_body else work()
 
     def for_prompt(self, index: int) -> "RequestContext":
         """Return the context of the prompt at `index`: each needs an id of its own, and the first has the request's."""

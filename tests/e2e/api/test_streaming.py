@@ -171,6 +171,22 @@ def test_requests_fail_at_once_if_lost_shards_are_not_to_be_waited_for(tmp_path,
                   ranks=ranks, on_shard_loss="fail")
 
 
+def test_requests_fail_if_the_shards_die_while_they_recover(tmp_path):
+    async def scenario(weft):
+        connect_shards, is_reconnected = weft.engine._connect_shards, asyncio.Event()
+
+        async def connect_and_notify(*expected):
+            if await connect_shards(*expected):
+                is_reconnected.set()
+            return is_reconnected.is_set()
+
+        override_methods(weft.engine, _connect_shards=connect_and_notify)
+        answers = await asyncio.gather(*(weft.generate_stream(f"{number}", 20) for number in range(3)))
+        assert all("--on-shard-loss fail" in last["error"] for *_, last in answers)
+        await is_reconnected.wait()
+    play_scenario(scenario, tmp_path, http=True, faults="step_error@decode:3;die@reset:2", on_shard_loss="fail")
+
+
 def test_health_reports_whether_shards_are_available(tmp_path):
     async def scenario(weft):
         assert (await weft.http_session.get("/health")).status == 200

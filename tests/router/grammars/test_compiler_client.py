@@ -99,7 +99,7 @@ def test_only_the_beginning_of_a_long_reason_is_kept() -> None:
         with pytest.raises(InvalidRequest):
             await compiler.compile(make_regex_grammar("a " * 10_000 + "("))
         [answer] = compiler._cached_results.values()
-        assert 0 < len(answer["refused"]) <= compiler_client.MAX_REASON_CHARACTERS
+        assert 0 < len(answer["refused"]) <= worker_process.MAX_REASON_CHARACTERS
     run_scenario(scenario, COMPILER_COMMAND)
 
 

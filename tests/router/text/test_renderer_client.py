@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from time import process_time
 
 import pytest
@@ -15,6 +17,7 @@ from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
 from router.text import renderer_client
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
+from router.text.output_formats import FORMAT_BY_TEMPLATE_MARKER
 from router.text.renderer_client import IsolatedChatTemplate, isolate_template
 
 pytestmark = pytest.mark.slow
@@ -67,9 +70,22 @@ def test_work_inside_one_filter_is_bounded(monkeypatch: pytest.MonkeyPatch, name
         assert template.render(Conversation(({"role": "user", "content": "fine"},))) == "ok"
 
 
+@pytest.mark.parametrize("marker", FORMAT_BY_TEMPLATE_MARKER)
+def test_format_of_answers_is_that_of_the_template(marker: str) -> None:
+    """The process finds the format from the template, as the router does: formats hold what is no JSON."""
+    source = f"{{{{ messages | length }}}}{marker}<think>"
+    own = ChatTemplate(source, {"bos_token": "<s>"})
+    conversation = replace(CHAT, must_call_tool=True)
+    with isolate(source) as template:
+        assert template.output_format == own.output_format
+        assert template.render(conversation) == own.render(conversation)
+
+
 def test_template_rejects_messages_with_its_own_words() -> None:
     with isolate("{{ raise_exception('roles must alternate') }}") as template:
         assert get_error(template) == "roles must alternate"
+    with isolate("{{ raise_exception('a' * 1000000) }}") as template:
+        assert get_error(template) == "a" * 300
 
 
 def test_length_of_a_prompt_is_bounded() -> None:
@@ -106,6 +122,33 @@ def test_stalled_process_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyP
         os.kill(process._process.pid, signal.SIGSTOP)
         with pytest.raises(Overloaded, match="this machine is busy; try again"):
             template.render(CHAT)
+
+
+def test_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    with isolate("ok") as template:
+        template.warm_up()
+        process = template._workers[0].process
+        assert process is not None
+        environment = Path(f"/proc/{process._process.pid}/environ").read_text()
+    assert "PATH=" in environment
+    assert "secret" not in environment
+
+
+def test_chat_after_a_killed_process_gets_one_that_is_there() -> None:
+    template = IsolatedChatTemplate(ChatTemplate("ok", {}), 2)
+    try:
+        first, second = template._idle_workers.take(), template._idle_workers.take()
+        for worker in (first, second):
+            worker.send_request({}, 10, 10)
+        first.close_process()
+        template._idle_workers.put(second)
+        template._idle_workers.put(first)
+        template.render(CHAT)
+        assert first.process is None
+    finally:
+        template.close()
 
 
 def test_closed_template_renders_nothing_and_leaves_no_process() -> None:

@@ -276,6 +276,25 @@ def test_no_field_takes_a_hundred_thousand_entries(monkeypatch, name):
     assert not validated
 
 
+def iterate_unbounded_lists(schema, path=()):
+    """Yield the places of lists in pydantic's schema that report every invalid entry."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "set") and "items_schema" in schema and not schema.get("fail_fast"):
+            yield path
+        for name, part in schema.items():
+            if name not in ("metadata", "json_schema_input_schema"):  # of which only the documentation is made
+                yield from iterate_unbounded_lists(part, (*path, name))
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from iterate_unbounded_lists(part, path)
+
+
+@pytest.mark.parametrize("name", BODY_MODELS)
+def test_invalid_list_is_one_error(name):
+    """520,000 numbers as `tools` were as many errors, and stopped the event loop for seconds."""
+    assert not [*iterate_unbounded_lists(BODY_MODELS[name].__pydantic_core_schema__)]
+
+
 @pytest.mark.parametrize(("content", "fault"), [
     (b'{"x":[%b]}' % b",".join([b"{}"] * MAX_CONTAINERS),
      f"the body must hold at most {MAX_CONTAINERS} lists and objects, got {MAX_CONTAINERS + 2}"),
@@ -285,6 +304,7 @@ def test_no_field_takes_a_hundred_thousand_entries(monkeypatch, name):
      f"`x` must have at most {MAX_ENTRIES} entries, got {MAX_ENTRIES + 1}"),
     (b'{"x":[1,%b]}' % b",".join([b"null"] * MAX_ENTRIES), f"`x` must have at most {MAX_ENTRIES} entries"),
     (b'{"a":[0,{"tools":[%b]}]}' % b",".join([b"{}"] * 1025), "`a.1.tools` must have at most 1024 entries, got 1025"),
+    (b'{"x":{"enum":[%b]}}' % b",".join([b"null"] * 65_537), "`x.enum` must have at most 65536 entries, got 65537"),
 ])
 def test_error_about_too_many_values_names_field_limit_and_value(content, fault):
     with pytest.raises(BodyValidationError) as failed:
@@ -295,8 +315,9 @@ def test_error_about_too_many_values_names_field_limit_and_value(content, fault)
 @pytest.mark.parametrize("content", [
     json.dumps({"x": '[{"a":1,\\'  * 100_000}).encode(), json.dumps({"x": [7] * 100_000}).encode(),
     json.dumps({"x": ["\\", '"', ",[" * 9000] * 1000}).encode(), b'{"x":[' + b"[" * 5000,
-], ids=["punctuation in texts", "numbers", "escaped characters", "no JSON"])
-def test_long_texts_and_lists_of_numbers_are_accepted(content):
+    json.dumps({"tools": [{"properties": {"tools": {"enum": ["x"] * 5000, "tools": [""] * 2000}}}]}).encode(),
+], ids=["punctuation in texts", "numbers", "escaped characters", "no JSON", "schema"])
+def test_long_texts_enumerations_and_lists_of_numbers_are_accepted(content):
     check_num_values(content)
 
 
