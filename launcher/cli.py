@@ -137,7 +137,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_folder_exists(launch.adapter_root, "--adapter-root")
-    check_allowed_adapters(launch)
+    if launch.allowed_adapters or serves_adapters(launch, router):
+        check_allowed_adapters(launch)
     check_otlp_installed(launch.trace_settings)
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))

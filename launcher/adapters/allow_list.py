@@ -12,7 +12,7 @@ from launcher.adapters.errors import AdapterError, quote_name
 ALWAYS_BOUNDED_SOURCES = ("hub", "local")  # by the token of the request, or by --adapter-root
 S3_SCHEME = "s3://"
 BUCKET_VARIABLE, FOLDER_VARIABLE = "PREDIBASE_MODEL_BUCKET", "PREDIBASE_MODEL_FOLDER"
-ENTRY_PATTERN = re.compile(r"(hub|local|s3)|(hub|s3)://[\w.-]+(/[^/\s@]+)*")
+ENTRY_PATTERN = re.compile(r"(hub|local|s3)|(hub|s3)://[\w.-]+(/(?!\.{1,2}(/|$))[^/\s@]+)*")
 
 
 class AdapterAllowList:
@@ -36,6 +36,12 @@ class AdapterAllowList:
 
 def make_default_entries(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the default, which opens no bucket but the one that the operator named: the server's own rights count
-    there, whoever asks."""
+    there, whoever asks. Raises ValueError for invalid variables."""
     bucket, folder = (environment.get(name, "").strip("/") for name in (BUCKET_VARIABLE, FOLDER_VARIABLE))
-    return (*ALWAYS_BOUNDED_SOURCES, *([S3_SCHEME + "/".join(filter(None, (bucket, folder)))] if bucket else []))
+    if not bucket:
+        return ALWAYS_BOUNDED_SOURCES
+    entry = S3_SCHEME + "/".join(filter(None, (bucket, folder)))
+    if not ENTRY_PATTERN.fullmatch(entry):
+        raise ValueError(f"{BUCKET_VARIABLE} and {FOLDER_VARIABLE} must be names of a bucket and of a folder in it, "
+                         f"got {quote_name(entry)}")
+    return (*ALWAYS_BOUNDED_SOURCES, entry)

@@ -35,7 +35,15 @@ def test_bucket_of_the_variables_is_allowed_by_default_and_no_other(location: st
     assert not is_allowed(location, "hub", environment=BUCKET_VARIABLES)
 
 
-@pytest.mark.parametrize("entry", ["", "pbase", "hub:org", "hub://", "s3://loras/", "s3://a b", "local://one", "HUB"])
+@pytest.mark.parametrize("entry", ["", "pbase", "hub:org", "hub://", "s3://loras/", "s3://a b", "local://one", "HUB",
+                                   "s3://a/../b", "s3://a/."])
 def test_invalid_entry_is_rejected(entry: str) -> None:
     with pytest.raises(ValueError, match="--allowed-adapters takes hub, local, s3"):
         AdapterAllowList([entry], {})
+
+
+@pytest.mark.parametrize("bucket", ["s3://loras", "lo ras", "loras/.."])
+def test_invalid_variables_are_named(bucket: str) -> None:
+    with pytest.raises(ValueError, match="PREDIBASE_MODEL_BUCKET and PREDIBASE_MODEL_FOLDER must be names of a bucket"):
+        AdapterAllowList([], {"PREDIBASE_MODEL_BUCKET": bucket})
+    AdapterAllowList(["hub"], {"PREDIBASE_MODEL_BUCKET": bucket})

@@ -115,6 +115,15 @@ def test_json_media_types_are_accepted(post, kind):
     assert post("/generate", data='{"inputs":"x"}', headers={"Content-Type": kind})[0] == 200
 
 
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_web_page_cannot_send_another_media_type_than_json(post, kind):
+    """Browsers send these without asking the server first. Clients of Ollama send them, too, but no origin."""
+    body = '{"model":"weft","prompt":"x","stream":false}'
+    assert post("/api/generate", data=body, headers={"Content-Type": kind})[0] == 200
+    page_headers = {"Content-Type": kind, "Origin": "http://evil.example"}
+    assert post("/api/generate", data=body, headers=page_headers)[0] == 415
+
+
 def test_body_of_exactly_the_size_limit_is_accepted(post):
     body = json.dumps({"inputs": "x"}).ljust(100)
     assert post("/generate", data=body, config=RouterConfig(payload_limit=100))[0] == 200
