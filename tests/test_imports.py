@@ -38,9 +38,9 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "model_info", "pydantic_errors", "api_keys",
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
-               "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
+               "recording", "simulation", "telemetry", "monitor", "engine", "http.transport", "http.tgi",
                "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax", "http.field_descriptions",
-               "http.docs", "http",
+               "http.docs_examples", "http.docs", "http",
                "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",

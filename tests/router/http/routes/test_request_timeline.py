@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.http.routes.status import (
-    MAX_LISTED_REQUESTS,
+    CLOCK_OFFSET,
+    DEFAULT_LISTED_REQUESTS,
     MAX_NAMED_PROMPTS,
     MEANWHILE_DESCRIPTIONS,
     PHASE_DESCRIPTIONS,
@@ -45,7 +46,8 @@ def test_finished_request_is_explained_from_arrival_to_end():
         ("yielded", 4000.0, 500.0), ("prefill", 4500.0, 500.0), ("decode", 5000.0, 2000.0)]
     assert explanation == {
         "id": "mine", "tenant": "a", "state": "over", "error_type": None, "prompt_tokens": 3, "cached_tokens": 0,
-        "generated_tokens": 2, "total_ms": 7000.0,
+        "generated_tokens": 2, "total_ms": 7000.0, "arrived_at": round(CLOCK_OFFSET, 3), "adapter": None,
+        "finish_reason": None, "first_token_ms": 2500.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
                    for cause in ("validation", "queue", "prefill", "decode", "yielded")},
@@ -169,10 +171,10 @@ def test_requests_of_a_tenant_are_listed_the_latest_first(serve, tmp_path):
 
 def test_list_of_requests_is_bounded(serve):
     async def scenario(client, engine):
-        for _ in range(MAX_LISTED_REQUESTS + 1):
+        for _ in range(DEFAULT_LISTED_REQUESTS + 1):
             await client.post("/generate", json={"inputs": "hi", "parameters": {"max_new_tokens": 1}})
         listed = await (await client.get("/v1/requests")).json()
-        assert len(listed["requests"]) == MAX_LISTED_REQUESTS
+        assert len(listed["requests"]) == DEFAULT_LISTED_REQUESTS
     serve(scenario)
 
 
