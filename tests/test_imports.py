@@ -28,7 +28,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "jinja2": {"router/text/jinja_sandbox.py"},
     "llguidance": {"router/grammars/compiler_process.py", "shard/sampling/grammar.py"},
     "opentelemetry": {"shard/telemetry/otlp.py"},
-    "rich": {"benchmarks"},
+    "rich": {"benchmarks", "launcher/client"},
     "matplotlib": {"benchmarks"},
     "cyclopts": {"launcher/cli.py", "launcher/subcommands.py", "launcher/command_line", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},

@@ -203,7 +203,6 @@ class EngineMonitor:
         if self._frame_task is None or self.observer is None:
             return
         self._frame_task.cancel()
-        self._buffer_steps(self.observer.observe_pending())
         self._sequences, self.observer, self._frame_task = self.observer.sequences, None, None
         self._buffer_timer = asyncio.get_running_loop().call_later(BUFFER_SECONDS, self._clear_buffer)
 

@@ -171,10 +171,11 @@ class StepObserver:
 
     def _make_rows(self, plan: StepPlan, token_counts: Mapping[int, int]) -> list[Row]:
         """Return the rows in the order of the plan's members."""
-        for sequence_id in plan.member_ids:
-            if sequence_id not in self._lanes.lane_by_id:  # it left its batch before it was observed
-                self._lanes.enter(sequence_id)
         step, lane_by_id = plan.messages[-1], self._lanes.lane_by_id
+        for sequence_id in plan.member_ids:
+            # The scheduler had removed it from the batch before it was observed; a Filter follows.
+            if sequence_id not in lane_by_id and isinstance(step, Prefill | Decode):
+                self._lanes.enter(sequence_id, step.batch)
         if isinstance(step, PoolingStep):
             return [(lane_by_id[new.sequence_id], new.sequence_id, len(new.request.prompt), POOLING_ROW)
                     for new in step.new_sequences]
