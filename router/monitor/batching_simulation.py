@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from time import thread_time
 from typing import Any
 
 from router.config import RouterConfig
@@ -27,7 +28,8 @@ from router.simulation.trace import RequestArrival, WorkloadTrace
 
 MAX_SIMULATED_REQUESTS = 256
 MAX_SIMULATED_STEPS = 4000
-MAX_SIMULATED_ROWS = 200_000  # of all steps
+MAX_SIMULATED_ROWS = 100_000  # of all steps
+MAX_PROCESSOR_SECONDS = 1.0  # of the thread that simulates, since the router shares its interpreter
 
 
 class LimitedStepObserver(StepObserver):
@@ -36,14 +38,17 @@ class LimitedStepObserver(StepObserver):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self._num_answers = self._num_rows = 0
+        self._ends_at = thread_time() + MAX_PROCESSOR_SECONDS
 
     def record_answer(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
                       wall_seconds: float) -> None:
         self._num_answers += 1
         self._num_rows += len(plan.member_ids)
-        if self._num_answers > MAX_SIMULATED_STEPS or self._num_rows > MAX_SIMULATED_ROWS:
-            raise InvalidRequest(f"the simulation takes more than {MAX_SIMULATED_STEPS} steps or {MAX_SIMULATED_ROWS} "
-                                 "rows of steps; give fewer or shorter requests")
+        if (self._num_answers > MAX_SIMULATED_STEPS or self._num_rows > MAX_SIMULATED_ROWS
+                or thread_time() > self._ends_at):
+            raise InvalidRequest(
+                f"the simulation takes more than {MAX_SIMULATED_STEPS:,} steps, {MAX_SIMULATED_ROWS:,} rows of steps "
+                f"or {MAX_PROCESSOR_SECONDS:g} s of computing; give fewer or shorter requests")
         super().record_answer(plan, events, answered_at=answered_at, seconds=seconds, wall_seconds=wall_seconds)
 
 

@@ -56,8 +56,9 @@ def test_simulation_equals_that_of_weft_simulate(batching):
     assert simulated.steps[-1]["t"] == pytest.approx(stats.ended_at, abs=1e-3)  # the last Filter is no step
     for name, kind in (("first_token_ms", "ttft"), ("gap_ms", "itl"), ("wait_ms", "wait")):
         for percent in (50, 99):
-            assert summary[name][f"p{percent}"] == pytest.approx(1000 * percentile(stats.latencies[kind], percent),
-                                                                 abs=1.0), (name, percent)
+            # A wait ends with the step before the first one, which has been planned a step ahead.
+            difference = summary[name][f"p{percent}"] - 1000 * percentile(stats.latencies[kind], percent)
+            assert -0.2 < difference < (20.0 if kind == "wait" else 0.2), (name, percent)
 
 
 def test_static_groups_wait_for_their_longest_member():
@@ -95,9 +96,10 @@ def test_shared_prefixes_are_found_again():
     assert simulate("none", sequences).cached_tokens == [0, 64, 64]
 
 
-@pytest.mark.parametrize("limit", ["MAX_SIMULATED_STEPS", "MAX_SIMULATED_ROWS"])
-def test_simulation_of_too_many_steps_ends_with_an_error(monkeypatch, limit):
-    monkeypatch.setattr(batching_simulation, limit, 20)
+@pytest.mark.parametrize(("limit", "value"), [("MAX_SIMULATED_STEPS", 20), ("MAX_SIMULATED_ROWS", 20),
+                                              ("MAX_PROCESSOR_SECONDS", 0.0)])
+def test_simulation_of_too_many_steps_ends_with_an_error(monkeypatch, limit, value):
+    monkeypatch.setattr(batching_simulation, limit, value)
     with pytest.raises(InvalidRequest, match="the simulation takes more than"):
         simulate()
 
