@@ -184,11 +184,12 @@ def describe_owner(facts: dict[str, Any]) -> list[str]:
 def format_table(header: list[str], rows: list[list[str]], width: int) -> list[str]:
     """Return the lines of a table. The last columns are left out as long as it is too wide."""
     cells = [header, *([" ".join(cell.translate(REMOVED_CONTROL_CHARACTERS).split()) for cell in row] for row in rows)]
-    for num_columns in range(len(header), MIN_COLUMNS, -1):
+    num_columns = len(header)
+    while True:
         lines = align_columns([row[:num_columns] for row in cells], left_columns=LEFT_COLUMNS[header[0]]).splitlines()
-        if max(map(len, lines)) <= width:
+        if num_columns == MIN_COLUMNS or max(map(len, lines)) <= width:
             return lines
-    return align_columns([row[:MIN_COLUMNS] for row in cells]).splitlines()
+        num_columns -= 1
 
 
 def sort_by_lane(view: EngineView) -> list[RunningSequence]:
