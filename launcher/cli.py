@@ -66,6 +66,7 @@ from launcher.subcommands import (
     replay_command,
     simulate_command,
     study_command,
+    top_command,
     tune_command,
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, make_plan
@@ -332,6 +333,7 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     app.command(run_command, name=RUN_COMMAND, help_epilogue="" if shows_all else epilogue)
     app.command(chat_command, name="chat")
     app.command(explain_command, name="explain")
+    app.command(top_command, name="top")
     app.command(make_models_app())
     app.command(download_command, name="download")
     app.command(replay_command, name="replay")

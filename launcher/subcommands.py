@@ -57,6 +57,20 @@ def explain_command(
     raise SystemExit(client.run_explain_command(complete_url(url, port), request_id, api_key, as_json=as_json))
 
 
+def top_command(
+        url: UrlFlag = DEFAULT_SERVER_URL, *,
+        once: Annotated[bool, Parameter(name="--once", help="Watch for a second and print what there is then.",
+                                        negative=())] = False,
+        port: PortFlag = None, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+    """Watch a server's running and waiting requests, its rates and its cache in this terminal.
+
+    Without a terminal, print a line every second. With --json, print every event of /v1/engine/events as a line, or
+    with --once the state.
+    """
+    client = import_module("launcher.client.top")
+    raise SystemExit(client.run_top_command(client.TopSettings(complete_url(url, port), api_key, once, as_json)))
+
+
 def complete_url(url: str, port: int | None = None) -> str:
     """Return the URL of a server; with `port`, which excludes another URL, that of a server on this machine."""
     if port is not None:

@@ -158,6 +158,11 @@ class RouterConfig:
         "(unary), which costs the router more.", choices=("stream", "unary"))
     request_log: bool = setting(
         True, "Log a line for each finished request: lengths, times and finish reason, never text.")
+    ui: bool = setting(
+        True, "Serve the page at / and /ui: playground, live batch, requests. Without it, GET / is a health probe.")
+    ui_show_text: bool = setting(
+        False, "Show the text that running requests generate in the live batch: to a tenant its own, to an admin key "
+        "that of all. Without it the live batch has no text.")
     record_minutes: float = setting(
         5.0, "Minutes of scheduling decisions kept in memory, without text or tokens. They are written to a file at "
         "SIGUSR1 or when the scheduler fails, for `weft replay`. 0: none.", low=0, high=60)

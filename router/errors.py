@@ -46,6 +46,10 @@ class Overloaded(RequestError):
         self.retry_after = retry_after
 
 
+class MonitorBusy(Overloaded):
+    """As many clients watch the engine, or simulate, as may at once."""
+
+
 class AdapterNotFound(RequestError):
     """There is no adapter of this name, or none that this client may use."""
 

@@ -1,1 +1,1 @@
-"""HTTP clients of a running server: `weft chat`, `weft explain` and `weft adapters`."""
+"""HTTP clients of a running server: `weft chat`, `weft explain`, `weft top` and `weft adapters`."""

@@ -84,6 +84,11 @@ class ClientStreams:
         builder = self._builders.get(sequence_id)
         return "" if builder is None else builder.record.traceparent
 
+    def get_text(self, sequence_id: int) -> str:
+        """Return the text that an unfinished sequence has generated so far; empty if it has ended."""
+        builder = self._builders.get(sequence_id)
+        return "" if builder is None else builder.text
+
     # -- from the shards and the scheduler
 
     def detokenize_result(self, result: StepResult) -> dict[int, int]:

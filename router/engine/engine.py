@@ -17,6 +17,7 @@ from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
+from router.monitor.monitor import EngineMonitor
 from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
@@ -55,6 +56,7 @@ class Engine:
     # Set by `start`.
     model_info: ModelInfo
     server_metrics: ServerMetrics
+    monitor: EngineMonitor
     _scheduler: Scheduler
     _client_streams: ClientStreams
     _loop_task: "asyncio.Task[None]"
@@ -110,6 +112,9 @@ class Engine:
                                             with_lorax_names=self.config.compat == "lorax")
         self._client_streams = ClientStreams(self.config, self._tokenizer, self._scheduler, self._wake_event.set,
                                              metrics=self.server_metrics)
+        self.monitor = EngineMonitor(self._scheduler, self.server_metrics,
+                                     lambda: [sent.plan for sent in self._plans_in_flight],
+                                     self._client_streams.get_text)
         self.resource_controller.attach_scheduler(self._scheduler, self.server_metrics)
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
@@ -118,6 +123,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
+        self.monitor.close()
         self._loop_task.cancel()
         self._load_log_task.cancel()
         await asyncio.gather(self._loop_task, self._load_log_task, return_exceptions=True)
@@ -269,8 +275,11 @@ class Engine:
         stop_token_counts = self._client_streams.detokenize_result(result)
         detokenized_at = now()
         self.server_metrics.steps.observe_result(plan, result, round_trip_seconds, detokenized_at - answered_at)
-        self._queued_events += self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts,
-                                                             detokenized_at)
+        events = self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts, detokenized_at)
+        self._queued_events += events
+        if (observer := self.monitor.observer) is not None:
+            observer.record_answer(plan, events, answered_at=answered_at, seconds=result.seconds,
+                                   wall_seconds=round_trip_seconds)
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():
@@ -319,6 +328,8 @@ class Engine:
         has_culprit = lost.loss_reason is ShardLossReason.DEATH and bool(failures)
         if has_culprit:
             self._convict(failures)
+        if self.monitor.observer is not None:
+            self.monitor.observer.record_shard_loss(failures, now())
         self._queued_events += failures
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()

@@ -215,6 +215,11 @@ class OutputBuilder:
         # Result of an embedding or classification request, which `finish` delivers.
         self.pooling_output: PoolingOutput | None = None
 
+    @property
+    def text(self) -> str:
+        """Text so far, without special tokens."""
+        return "".join(self._text_pieces)
+
     def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenize a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row_events = []

@@ -1,5 +1,6 @@
 """Catalog of all routes as data, and the OpenAPI document and the page at /docs that are generated from it and from the
-models of the bodies. A test compares the catalog with the routes of the application."""
+models of the bodies. A test compares the catalog with the routes of the application. On the page each route has a form
+that sends a request (`docs_try_it.js`)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,12 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from router.http.anthropic.requests import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from router.http.docs_examples import EXAMPLE_BODIES
 from router.http.field_descriptions import describe_field
 from router.http.lorax.routes import (
     LoraxChatRequest,
@@ -35,6 +38,7 @@ from router.http.openai.responses import ResponsesRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
+from router.http.routes.engine import SimulateRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
@@ -90,12 +94,27 @@ OPENAI_ERROR_DESCRIPTIONS = ERROR_DESCRIPTIONS | {
     "424": "The adapter cannot be fetched, or is not sound.",
     "500": "It failed while it was computed, or by a fault of the server.",
 }
-PAGE_CSS = ("body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-            "code{background:#8882;padding:0 .2em}table{border-collapse:collapse;width:100%}"
+PAGE_CSS = ("body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+            "overflow-wrap:anywhere;color-scheme:light dark}"
+            "code,pre{background:#8882;padding:0 .2em}table{border-collapse:collapse;width:100%}"
             "td,th{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0;border-bottom:1px solid #8884}"
-            "details{margin:.4rem 0 .4rem 1rem}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}")
-CONTENT_SECURITY_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+            "details{margin:.4rem 0 .4rem 1rem}textarea,input{box-sizing:border-box;width:100%;font:14px monospace}"
+            "pre{max-height:20rem;overflow:auto;white-space:pre-wrap}button{font:inherit;min-height:2rem}"
+            "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8cf}}")
+CONTENT_SECURITY_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src "
+                            "'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"}
+SCRIPT_NAME = "try-it.js"
+SCRIPT = (Path(__file__).parent / "docs_try_it.js").read_text(encoding="utf-8")
 Schemas = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryParameter:
+    """An optional parameter in the URL of a route."""
+
+    name: str
+    description: str
+    json_type: str = "string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +129,10 @@ class DocumentedRoute:
     stream_media_type: str = "text/event-stream"
     response_media_type: str = "application/json"
     extra_error_statuses: tuple[str, ...] = ()  # error statuses beyond those common to routes of its kind
+    query_parameters: tuple[QueryParameter, ...] = ()
 
 
+SINCE_PARAMETER = QueryParameter("since", "Number of the step after which buffered steps begin.", "integer")
 GENERATE_ROUTES = (
     DocumentedRoute("POST", "/generate", "Goes on with a text; the answer comes whole.", (GenerateRequest,)),
     DocumentedRoute("POST", "/generate_stream", "Goes on with a text; an event for every token.", (GenerateRequest,),
@@ -174,12 +195,34 @@ SERVER_INFO_ROUTES = (
     DocumentedRoute("GET", "/v1/models",
                     "The model that is served and its adapters, as clients of OpenAI ask for them."),
     DocumentedRoute("GET", "/v1/models/{id}", "One of them.", extra_error_statuses=("404",)),
-    DocumentedRoute("GET", "/v1/requests", "The client's own requests: unfinished ones, then those that ended last."),
+    DocumentedRoute(
+        "GET", "/v1/requests", "The client's own requests: unfinished ones, then those that ended last.",
+        extra_error_statuses=("422",), query_parameters=(
+            QueryParameter("limit", "Number of requests, up to 500; 100 by default.", "integer"),
+            QueryParameter("state", "`waiting`, `running` or `over`."),
+            QueryParameter("adapter", "Adapter that they use; empty for those without one."),
+            QueryParameter("error_type", "Why they failed or were refused; `any` for all that did."),
+            QueryParameter("finish_reason", "Why their text ended, such as `length`."),
+            QueryParameter("min_total_ms", "Time that they took at least.", "integer"))),
     DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, whose connection is closed."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
     DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),
+    DocumentedRoute("GET", f"/docs/{SCRIPT_NAME}", "Its script.", response_media_type="text/javascript"),
     DocumentedRoute("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
+    DocumentedRoute("GET", "/openapi.json", "The same."),
+)
+ENGINE_ROUTES = (
+    DocumentedRoute("GET", "/v1/engine/state", "The engine now: running sequences, queue, cache blocks, rates.",
+                    extra_error_statuses=("422",)),
+    DocumentedRoute("GET", "/v1/engine/events", "The same, and then the steps as they run, as a stream.",
+                    can_stream=True, response_media_type="", extra_error_statuses=("422", "429"),
+                    query_parameters=(SINCE_PARAMETER,)),
+    DocumentedRoute("GET", "/v1/engine/trace", "The buffered steps in Chrome's trace-event format, for Perfetto.",
+                    extra_error_statuses=("404", "422"), query_parameters=(
+                        SINCE_PARAMETER, QueryParameter("until", "Number of the last one of them.", "integer"))),
+    DocumentedRoute("POST", "/v1/engine/simulate", "The same requests, or others, under another way of batching.",
+                    (SimulateRequest,), extra_error_statuses=("404",)),
 )
 OLLAMA_ROUTES = (
     DocumentedRoute("POST", "/api/chat", "The next message of a chat, as a stream of lines unless `stream` is false.",
@@ -219,7 +262,7 @@ BATCHING_STUDY_ROUTES = (  # with --dialect batching
 ROUTE_SECTIONS: Mapping[str, tuple[DocumentedRoute, ...]] = {
     "Generate": GENERATE_ROUTES, "OpenAI's Responses API": RESPONSES_ROUTES, "Anthropic's Messages": ANTHROPIC_ROUTES,
     "Embed and classify": POOLING_ROUTES, "Adapters": ADAPTER_ROUTES, "Ask the server": SERVER_INFO_ROUTES,
-    "Ollama": OLLAMA_ROUTES, "Probes": PROBE_ROUTES}
+    "Watch the engine": ENGINE_ROUTES, "Ollama": OLLAMA_ROUTES, "Probes": PROBE_ROUTES}
 # Bodies of the same routes with --compat lorax.
 LORAX_BODY_MODELS: dict[str, tuple[type[BodyModel], ...]] = {
     "/": (LoraxCompatGenerateRequest,),
@@ -290,10 +333,13 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
     if route.body_models:
         schema_references = [{"$ref": SCHEMA_REFERENCE.format(model=body.__name__)} for body in route.body_models]
         schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
-        operation_object["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation_object["requestBody"] = {"required": True, "content": {"application/json": {
+            "schema": schema, "example": EXAMPLE_BODIES[route.path]}}}
+    parameters = [{"name": parameter.name, "in": "query", "description": parameter.description,
+                   "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
     if "{id}" in route.path:
-        operation_object["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    return operation_object
+        parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
+    return operation_object | ({"parameters": parameters} if parameters else {})
 
 
 def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
@@ -317,7 +363,8 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
 
 
 class DocsRoutes:
-    """Handlers of `/docs` and `/api-doc/openapi.json`. Both documents are generated on first use."""
+    """Handlers of `/docs`, its script, and the OpenAPI document. The page and the document are generated on first
+    use."""
 
     def __init__(self, compat: str, dialect: str) -> None:
         self._compat, self._dialect = compat, dialect
@@ -331,16 +378,21 @@ class DocsRoutes:
         return render_docs_page(self._openapi_document, self._compat, self._dialect)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/docs", self.get_docs_page), web.get("/api-doc/openapi.json", self.get_openapi_document)]
+        return [web.get("/docs", self.get_docs_page), web.get(f"/docs/{SCRIPT_NAME}", self.get_script),
+                *(web.get(path, self.get_openapi_document) for path in ("/api-doc/openapi.json", "/openapi.json"))]
 
     async def get_docs_page(self, _: web.Request) -> web.Response:
         return web.Response(text=self._docs_page, content_type="text/html", headers=CONTENT_SECURITY_HEADERS)
+
+    async def get_script(self, _: web.Request) -> web.Response:
+        return web.Response(text=SCRIPT, content_type="text/javascript", headers={"Cache-Control": "no-cache"})
 
     async def get_openapi_document(self, _: web.Request) -> web.Response:
         return json_response(self._openapi_document)
 
 
 def render_docs_page(openapi_document: Mapping[str, Any], compat: str = "none", dialect: str = "none") -> str:
+    """Render the page. Its URLs are relative, so that it also works behind a proxy that adds a prefix."""
     info, schemas = openapi_document["info"], openapi_document["components"]["schemas"]
     parts: list[str] = []
     for title, section in get_route_sections(compat, dialect).items():
@@ -348,9 +400,30 @@ def render_docs_page(openapi_document: Mapping[str, Any], compat: str = "none", 
         for route in section:
             parts.append(f"<p><code>{route.method} {escape(route.path)}</code> {escape(route.summary)}</p>")
             parts += [schema_html(schemas, body.__name__) for body in route.body_models]
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{info['title']}</title><style>{PAGE_CSS}</style>"
+            parts.append(form_html(route, openapi_document["paths"][route.path][route.method.lower()]))
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+            f"<title>{info['title']}</title><style>{PAGE_CSS}</style><main>"
             f"<h1>{info['title']} {info['version']}</h1><p>{escape(info['description'])} "
-            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{"".join(parts)}')
+            f'<a href="openapi.json">openapi.json</a></p>'
+            "<p><label>API key, if the server asks for one; it stays in this tab "
+            f"<input id=api-key type=password autocomplete=off></label></p>{''.join(parts)}</main>"
+            f"<script src=docs/{SCRIPT_NAME}></script>")
+
+
+def form_html(route: DocumentedRoute, operation: Mapping[str, Any]) -> str:
+    """Render the form that sends a request of this route: a field for each parameter, and the example of the body."""
+    fields = [f"<label>{escape(parameter['name'])} <input name={escape(parameter['name'])} "
+              f"data-in={parameter['in']} autocomplete=off></label>" for parameter in operation.get("parameters", ())]
+    if route.body_models:
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        body = json.dumps(example, indent=2, ensure_ascii=False)
+        fields.append(f"<label>body <textarea name=body rows={min(body.count(chr(10)) + 1, 12)}>{escape(body)}"
+                      "</textarea></label>")
+    name = escape(f"{route.method} {route.path}")
+    return (f"<details><summary>try <span>{name}</span></summary>"
+            f'<form data-method={route.method} data-path="{escape(route.path)}">{"".join(fields)}'
+            f'<button aria-label="Send {name}">Send</button> <button type=button hidden>Stop</button>'
+            "<output></output><pre tabindex=0 hidden aria-label=answer></pre></form></details>")
 
 
 def schema_html(schemas: Schemas, name: str) -> str:

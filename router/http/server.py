@@ -31,6 +31,7 @@ from router.http.openai.responses import ResponsesRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
+from router.http.routes.engine import EngineRoutes
 from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
@@ -97,6 +98,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
         *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
+        *EngineRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
         *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:

@@ -6,7 +6,9 @@ no sequence holds it, it is kept while free blocks suffice; the least recently u
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+FREE_BLOCK, CACHED_BLOCK, SHARED_BLOCK = 0, -1, -2  # in place of the holder of a block
 
 
 class BlockPool:
@@ -92,6 +94,17 @@ class BlockPool:
     def count_evictable(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are not held: holding them reduces `num_free`."""
         return sum(not self._ref_counts[block] for block in blocks)
+
+    def list_holders(self, block_tables: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return for each block the number of the holder that has it in its table, or SHARED_BLOCK if several hold it.
+        CACHED_BLOCK is one that is kept and not held."""
+        holders = [FREE_BLOCK] * self.num_blocks
+        for block in self._evictable_blocks:
+            holders[block] = CACHED_BLOCK
+        for holder, blocks in block_tables.items():
+            for block in blocks:
+                holders[block] = holder if self._ref_counts[block] == 1 else SHARED_BLOCK
+        return holders
 
     # -- sharing
 

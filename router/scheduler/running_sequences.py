@@ -314,6 +314,10 @@ class RunningSequences:
         self.block_pool.free(sequence.reset_cache_state())
         self._finishing.pop(sequence.id, None)
 
+    def list_block_tables(self) -> dict[int, list[int]]:
+        """Return the blocks that each sequence holds, those that left their batch with tokens in flight included."""
+        return {sequence.id: sequence.blocks for sequence in (*self, *self._finishing.values())}
+
     # -- messages for the shards
 
     def concat_batches(self) -> tuple[int, ...]:

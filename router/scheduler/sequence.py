@@ -65,6 +65,10 @@ class RequestTimeline:
     def num_preemptions(self) -> int:
         return sum(phase is RequestPhase.PREEMPTED for _, phase in self._phase_starts)
 
+    def first_start(self, phase: RequestPhase) -> float | None:
+        """Return when the request first entered the phase; None if it never did."""
+        return next((start for start, entered in self._phase_starts if entered is phase), None)
+
     def enter_phase(self, phase: RequestPhase, now: float) -> None:
         """Begin an interval in this phase, unless it is the current one or the timeline has ended."""
         current_phase = self._phase_starts[-1][1]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
@@ -29,9 +29,17 @@ from router.simulation.trace import RequestArrival, WorkloadTrace, read_trace
 SIMULATED_EPOCH = 1
 
 
+class AnswerObserver(Protocol):
+    """Interface of an observer of the simulated scheduler's answered plans."""
+
+    def record_answer(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
+                      wall_seconds: float) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
     plan: StepPlan
+    planned_at: float
     seconds: float
     answered_at: float
 
@@ -48,16 +56,18 @@ class Simulation:
         self._noise_replay = TimingReplay(timing_profile, seed)
         # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
         model_info = replace(model_info, tokens_per_step=1)
-        self._scheduler = Scheduler(settings, model_info, trace.make_hasher())
-        self._scheduler.cost_model = CostModel(timing_profile.coefficients)
-        self._scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
+        self.observer: AnswerObserver | None = None
+        self.scheduler = Scheduler(settings, model_info, trace.make_hasher())
+        self.scheduler.cost_model = CostModel(timing_profile.coefficients)
+        self.scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
         self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
         self._steps_in_flight: deque[SimulatedStep] = deque()
         self._scheduled_actions: list[tuple[float, int, Callable[[], None]]] = []
         self._tie_breakers = count()
+        self._last_answered_at = 0.0
         self._busy_until = 0.0  # until when the router handles requests and asks for no plan
         for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
-            self._scheduler.on_resource_loaded(resource, self.now)
+            self.scheduler.on_resource_loaded(resource, self.now)
         for arrival in trace.arrivals:
             self._schedule(arrival.arrived_at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
 
@@ -65,7 +75,7 @@ class Simulation:
         while (event := self._next_event()) is not None:
             self.now = max(self.now, event[0])
             event[1]()
-            while self.now >= self._busy_until and (plan := self._scheduler.plan(self.now)) is not None:
+            while self.now >= self._busy_until and (plan := self.scheduler.plan(self.now)) is not None:
                 self._send_plan(plan)
         return self.stats
 
@@ -79,9 +89,9 @@ class Simulation:
             candidates.append((self._scheduled_actions[0][0], self._run_scheduled_action))
         if self._steps_in_flight:
             candidates.append((self._steps_in_flight[0].answered_at, self._complete_step))
-        if self._scheduler.wake_at is not None:
-            candidates.append((self._scheduler.wake_at,
-                               lambda: self._drop_ended(self._scheduler.on_timer(self.now))))
+        if self.scheduler.wake_at is not None:
+            candidates.append((self.scheduler.wake_at,
+                               lambda: self._drop_ended(self.scheduler.on_timer(self.now))))
         return min(candidates, key=lambda moment: moment[0], default=None)
 
     def _run_scheduled_action(self) -> None:
@@ -90,7 +100,7 @@ class Simulation:
     def _submit(self, arrival: RequestArrival) -> None:
         self._busy_until = max(self._busy_until, self.now + arrival.plan_delay_seconds)
         self._schedule(self._busy_until, lambda: None)
-        events = self._scheduler.submit(arrival.request, self.now)
+        events = self.scheduler.submit(arrival.request, self.now)
         sequence_id = self.stats.record_submission(events, self.now, is_arrival_known=arrival.is_arrival_known)
         if sequence_id is not None:
             self._num_tokens_left[sequence_id] = arrival.num_output_tokens
@@ -101,22 +111,26 @@ class Simulation:
 
     def _cancel(self, sequence_id: int) -> None:
         if self._num_tokens_left.pop(sequence_id, None) is not None:
-            self._scheduler.cancel(sequence_id, self.now)
+            self.scheduler.cancel(sequence_id, self.now)
 
     def _send_plan(self, plan: StepPlan) -> None:
         self.stats.record_plan(plan, self.now)
-        seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.member_ids else 0.0
+        seconds = self._noise_replay.step_seconds(self.scheduler.last_step_load) if plan.member_ids else 0.0
         previous_answered_at = self._steps_in_flight[-1].answered_at if self._steps_in_flight else None
-        self._steps_in_flight.append(
-            SimulatedStep(plan, seconds, self._noise_replay.answer_time(self.now, previous_answered_at, seconds)))
+        answered_at = self._noise_replay.answer_time(self.now, previous_answered_at, seconds)
+        self._steps_in_flight.append(SimulatedStep(plan, self.now, seconds, answered_at))
 
     def _complete_step(self) -> None:
         step = self._steps_in_flight.popleft()
         stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.output_ids
                              if self._num_tokens_left.get(sequence_id) == 1}
         result = StepResult(SIMULATED_EPOCH, step.seconds, RowsDefaultingToOneToken(), {})
-        events = self._scheduler.complete_step(step.plan.last_message_number, result, stop_token_counts, self.now)
+        events = self.scheduler.complete_step(step.plan.last_message_number, result, stop_token_counts, self.now)
         self.stats.record_events(events, self.now)
+        if self.observer is not None:
+            self.observer.record_answer(step.plan, events, answered_at=self.now, seconds=step.seconds,
+                                        wall_seconds=self.now - max(step.planned_at, self._last_answered_at))
+        self._last_answered_at = self.now
         for event in events:
             if isinstance(event, TokensGenerated):
                 for sequence_id in event.token_counts:

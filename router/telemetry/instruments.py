@@ -79,6 +79,16 @@ class Histogram:
     def count(self) -> int:
         return sum(self._bucket_counts)
 
+    def estimate_quantile(self, fraction: float) -> float | None:
+        """Return the bound of the bucket in which this fraction of the values ends, the highest one for values beyond
+        it; None without values."""
+        wanted = fraction * self.count
+        if not wanted:
+            return None
+        return next((bound for bound, cumulative_count in zip(self._bucket_bounds, accumulate(self._bucket_counts),
+                                                              strict=False) if cumulative_count >= wanted),
+                    self._bucket_bounds[-1])
+
     def render_lines(self) -> Iterator[str]:
         *buckets, total, count = self._sample_prefixes
         for prefix, cumulative_count in zip(buckets, accumulate(self._bucket_counts), strict=True):

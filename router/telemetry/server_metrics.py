@@ -163,7 +163,7 @@ class InterTokenLatency:
     """Time between deliveries of tokens to a sequence, with one observation for all members of an unchanged step."""
 
     def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
+        self.histogram = histogram
         self._last_sequence_ids: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery
         self._last_delivery_at = 0.0
         self._earlier_delivery_times: dict[int, float] = {}  # of other sequences that have tokens
@@ -172,18 +172,18 @@ class InterTokenLatency:
                         now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         if sequence_ids == self._last_sequence_ids:
-            self._histogram.observe(now - self._last_delivery_at, len(sequence_ids))
+            self.histogram.observe(now - self._last_delivery_at, len(sequence_ids))
             self._last_delivery_at = now
             return ()
         repeated_ids = sequence_ids & self._last_sequence_ids
-        self._histogram.observe(now - self._last_delivery_at, len(repeated_ids))
+        self.histogram.observe(now - self._last_delivery_at, len(repeated_ids))
         first_token_ids = []
         for sequence_id in sequence_ids - repeated_ids:
             last_delivery_at = self._earlier_delivery_times.pop(sequence_id, None)
             if last_delivery_at is None:
                 first_token_ids.append(sequence_id)
             else:
-                self._histogram.observe(now - last_delivery_at)
+                self.histogram.observe(now - last_delivery_at)
         for sequence_id in self._last_sequence_ids - repeated_ids:
             if sequence_id in unfinished_ids:
                 self._earlier_delivery_times[sequence_id] = self._last_delivery_at
@@ -204,7 +204,7 @@ class ServerMetrics:
         self._scheduler = scheduler
         self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
         self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
-        self._started_at = time.time()  # Unix time
+        self.started_at = time.time()  # Unix time
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
@@ -213,7 +213,7 @@ class ServerMetrics:
 
     def render(self, *, is_ready: bool, has_shards: bool) -> str:
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
-        gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self._started_at}} if self.adapters is None
+        gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self.started_at}} if self.adapters is None
                    else adapter_gauges(self._scheduler, time.time()))
         return self._registry.render(gauges, self._aliases)
 
@@ -264,7 +264,7 @@ class RequestMetrics:
         self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
             "validation", "queue", "inference", "mean_time_per_token")}
         self.time_to_first_token = histogram("tgi_request_time_to_first_token_duration")
-        self._total_seconds = histogram("tgi_request_duration")
+        self.total_seconds = histogram("tgi_request_duration")
         self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
         self.prefix_query_tokens = counter("tgi_prefix_query_tokens")
@@ -282,7 +282,7 @@ class RequestMetrics:
         assert timeline.ended_at is not None, "it goes on"
         phase_seconds = timeline.seconds_by_phase(timeline.ended_at)
         inference_seconds = phase_seconds.get(RequestPhase.PREFILL, 0.0) + phase_seconds.get(RequestPhase.DECODE, 0.0)
-        self._total_seconds.observe(timeline.ended_at - record.arrived_at)
+        self.total_seconds.observe(timeline.ended_at - record.arrived_at)
         self._phase_seconds["validation"].observe(timeline.submitted_at - record.arrived_at)
         self._phase_seconds["queue"].observe(
             fsum(seconds for phase, seconds in phase_seconds.items() if phase not in RUNNING_PHASES))
@@ -334,6 +334,16 @@ class StepMetrics:
         self.generated_tokens = registry.get_counter("tgi_batch_generated_tokens")
         self._shard_losses = registry.get_counters_by_label("tgi_shard_lost")
         self._num_decodes_since_prefill = 0  # decode steps since sequences last started
+
+    @property
+    def num_answered(self) -> int:
+        """Number of steps answered since the start."""
+        return sum(method.num_answered.value for method in self._methods_by_step_type.values())
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds that they took, from their message to their tokens."""
+        return fsum(method.duration_seconds.sum for method in self._methods_by_step_type.values())
 
     def count_sent(self, plan: StepPlan) -> None:
         step = plan.messages[-1]

@@ -1,6 +1,6 @@
 """Progress display of a run. The load only counts; a separate task draws a few times per second.
 
-On a terminal with rich installed one table is redrawn; otherwise a line is printed every few seconds.
+On a terminal one table is redrawn; otherwise a line is printed every few seconds.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TextIO
 
 from benchmarks.bench.load.request_records import RequestRecord
@@ -72,7 +71,7 @@ async def show_progress(progress: BenchProgress, out: TextIO | None = None,
                         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[None]:
     """Show progress on `out`, by default stderr, as long as the block runs, and then the final figures."""
     out = out or sys.stderr
-    with open_terminal_display(out) if out.isatty() and find_spec("rich") else open_line_display(out) as (interval,
+    with open_terminal_display(out) if out.isatty() else open_line_display(out) as (interval,
                                                                                                           show):
         task = asyncio.create_task(redraw_periodically(progress, show, interval, sleep))
         try:

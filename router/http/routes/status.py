@@ -3,11 +3,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, islice
 from time import monotonic as clock
+from time import time
 from typing import Any
 
 from aiohttp import web
@@ -18,18 +19,34 @@ from router.http.anthropic.rendering import model_json
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
+from router.http.transport.query import (
+    ParameterParser,
+    parse_choice,
+    parse_number_between,
+    parse_text,
+    parse_whole_number,
+    read_query,
+)
 from router.http.transport.request_context import read_request_id
 from router.http.transport.services import ServiceRoutes
+from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.phase_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
-from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
+from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, MAX_REFUSED_RECORDS, RequestRecord
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 ANTHROPIC_HEADER = "anthropic-version"  # which Anthropic's clients always send
 VERSION = version("weft")
 VALIDATION_PHASE = "validation"
-MAX_LISTED_REQUESTS = 100
+CLOCK_OFFSET = time() - clock()  # from the times of records to Unix time
+DEFAULT_LISTED_REQUESTS, MAX_LISTED_REQUESTS = 100, 500
+ANY_ERROR = "any"  # value of the filter `error_type`
+MAX_LISTED_RECORDS = 2 * MAX_FINISHED_RECORDS + MAX_REFUSED_RECORDS  # that filters choose from
+REQUEST_FILTERS: Mapping[str, ParameterParser] = {
+    "limit": parse_number_between(1, MAX_LISTED_REQUESTS), "state": parse_choice("waiting", "running", "over"),
+    "adapter": parse_text, "error_type": parse_text, "finish_reason": parse_choice(*map(str, FinishReason)),
+    "min_total_ms": parse_whole_number}
 MAX_NAMED_PROMPTS = 3  # prompts of other requests that an explanation names
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 FRACTIONS_PER_MS = 8
@@ -141,15 +158,14 @@ class InfoRoutes(ServiceRoutes):
 
     async def requests(self, request: web.Request) -> web.Response:
         """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""
-        records = self._services.engine.find_latest_request_records(request[CLIENT].tenant.name, MAX_LISTED_REQUESTS)
-        now = clock()
-        return json_response({"requests": [
-            record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
-                                   "by_cause": {VALIDATION_PHASE: elapsed_ms(record.arrived_at,
-                                                                             record.timeline.submitted_at)}
-                                   | {phase: round_ms(seconds) for phase, seconds
-                                      in record.timeline.seconds_by_phase(now).items()}}
-            for record in records]})
+        filters = read_query(request, REQUEST_FILTERS)
+        limit, now = filters.pop("limit", DEFAULT_LISTED_REQUESTS), clock()
+        records = self._services.engine.find_latest_request_records(request[CLIENT].tenant.name, MAX_LISTED_RECORDS)
+        found = islice((record for record in records if matches_filters(record, filters, now)), limit)
+        copies = [replace(record, timeline=record.timeline.copy()) for record in found]
+        # In a thread, as timelines may be long.
+        listed = await asyncio.to_thread(lambda: [describe_listed_request(record, now) for record in copies])
+        return json_response({"requests": listed})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a request of the client's own tenant. Its connection is closed without the end of the answer."""
@@ -232,6 +248,25 @@ class MetricsRoutes:
         return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
+def matches_filters(record: RequestRecord, filters: Mapping[str, Any], now: float) -> bool:
+    """Return whether a record has all these values of query parameters."""
+    values: dict[str, Any] = {
+        "state": record.state, "adapter": record.adapter_name or "",
+        "error_type": ANY_ERROR if record.error_type and filters.get("error_type") == ANY_ERROR else record.error_type,
+        "finish_reason": record.finish_reason and str(record.finish_reason)}
+    seconds = (record.timeline.ended_at or now) - record.arrived_at
+    return (all(values[name] == wanted for name, wanted in filters.items() if name in values)
+            and seconds * 1000 >= filters.get("min_total_ms", 0))
+
+
+def describe_listed_request(record: RequestRecord, now: float) -> dict[str, Any]:
+    """Return the JSON of a request in the list."""
+    by_cause = {VALIDATION_PHASE: elapsed_ms(record.arrived_at, record.timeline.submitted_at)}
+    by_cause |= {phase: round_ms(seconds) for phase, seconds in record.timeline.seconds_by_phase(now).items()}
+    return record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
+                                  "by_cause": by_cause}
+
+
 def metrics_page_to_json(page: str) -> dict[str, Any]:
     """Return each family with its type and its samples, keyed as in the text format."""
     families: dict[str, Any] = {}
@@ -283,6 +318,7 @@ def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
     """Return what the list of requests and an explanation both begin with."""
+    first_token_at = record.timeline.first_start(RequestPhase.DECODE)
     return {
         "id": record.id,
         "tenant": record.tenant_name,
@@ -291,6 +327,10 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.timeline.num_prefix_hit_tokens,
         "generated_tokens": record.num_generated,
+        "arrived_at": round(record.arrived_at + CLOCK_OFFSET, 3),
+        "adapter": record.adapter_name or None,
+        "finish_reason": record.finish_reason and str(record.finish_reason),
+        "first_token_ms": None if first_token_at is None else elapsed_ms(record.arrived_at, first_token_at),
     }
 
 

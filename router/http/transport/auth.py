@@ -14,8 +14,8 @@ from router.request import DEFAULT_TENANT, Tenant
 
 # For load balancers, dashboards and clients that discover the server; they reveal nothing about any tenant or request.
 PUBLIC_PATHS = frozenset({
-    "/", "/api-doc/openapi.json", "/api/ps", "/api/tags", "/api/version", "/docs", "/health", "/info",
-    "/live", "/metrics", "/ping", "/ready", "/startup", "/v1/models"})
+    "/", "/api-doc/openapi.json", "/api/ps", "/api/tags", "/api/version", "/docs", "/docs/try-it.js", "/health",
+    "/info", "/live", "/metrics", "/openapi.json", "/ping", "/ready", "/startup", "/v1/models"})
 MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
 ANTHROPIC_KEY_HEADER = "x-api-key"
 PORT_PATTERN, ADDRESS_PATTERN = re.compile(r":\d+$"), re.compile(r"[\d.]+|\[[\da-f:.]+\]")

@@ -19,6 +19,7 @@ from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
+from router.monitor.monitor import EngineMonitor
 from router.request import LoadableResource, Request, RequestKind, Tenant, TokenClassificationOutput
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
@@ -38,7 +39,10 @@ class ScriptedEngine:
     def __init__(self, *scripts: list[StreamEvent]) -> None:
         self.model_info = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
                                     num_blocks=100, exact=True)
-        self.server_metrics = ServerMetrics(Scheduler(SchedulerSettings(), self.model_info), TokenLimits(1599, 1600), 1)
+        scheduler = Scheduler(SchedulerSettings(), self.model_info)
+        self.server_metrics = ServerMetrics(scheduler, TokenLimits(1599, 1600), 1)
+        self.monitor = EngineMonitor(scheduler, self.server_metrics, list, lambda _: "")
+        self.has_shards = True
         self.scripts = [*scripts]
         self.submit_errors: list[Exception] = []
         self.unavailable_reason = ""

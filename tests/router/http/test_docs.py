@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from pydantic import ValidationError
 
 from router.config import RouterConfig
 from router.http.docs import (
@@ -14,8 +15,9 @@ from router.http.docs import (
     iter_subclasses,
     render_docs_page,
 )
+from router.http.docs_examples import EXAMPLE_BODIES
 from router.http.transport.auth import MODEL_PATH_PREFIX, PUBLIC_PATHS
-from router.http.transport.body import BodyModel
+from router.http.transport.body import BodyModel, ReportingBodyModel
 from router.validation.bounds import DocumentedBounds
 
 ROUTES_BY_METHOD_AND_PATH = {(entry.method, entry.path): entry for section in ROUTE_SECTIONS.values()
@@ -47,12 +49,13 @@ def is_public(path):
     return path in PUBLIC_PATHS or path.startswith(MODEL_PATH_PREFIX)
 
 
-def test_get_routes_that_require_a_key_are_explain_and_adapters(serve):
+def test_get_routes_that_require_a_key_are_those_about_requests_and_adapters():
     """A new route needs a key unless its path is added to PUBLIC_PATHS."""
     protected_routes = {(method, path) for method, path in ROUTES_BY_METHOD_AND_PATH
                         if method != "GET" or not is_public(path)}
     assert ({path for method, path in protected_routes if method == "GET"}
-            == {"/tokenizer_info", "/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters"})
+            == {"/tokenizer_info", "/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters",
+                "/v1/engine/state", "/v1/engine/events", "/v1/engine/trace"})
     assert {path for _, path in ROUTES_BY_METHOD_AND_PATH} >= PUBLIC_PATHS
 
 
@@ -123,8 +126,10 @@ def test_route_with_several_body_types_lists_all_of_them():
 def test_path_parameters_and_responses_are_described():
     for path, operations in OPENAPI_DOCUMENT["paths"].items():
         for operation in operations.values():
-            described = {parameter["name"] for parameter in operation.get("parameters", ())}
-            assert described == set(re.findall(r"\{(\w+)\}", path))
+            parameters = operation.get("parameters", ())
+            assert ({parameter["name"] for parameter in parameters if parameter["in"] == "path"}
+                    == set(re.findall(r"\{(\w+)\}", path)))
+            assert all(parameter["description"] for parameter in parameters if parameter["in"] == "query")
             assert all(answer["description"] for answer in operation["responses"].values())
 
 
@@ -148,10 +153,14 @@ def test_same_field_name_has_dialect_specific_bounds():
 class HtmlTextCollector(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.tags, self.text = set(), ""
+        self.tags, self.text, self.scripts, self.forms = set(), "", [], []
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
+        if tag == "script":
+            self.scripts.append(dict(attrs))
+        if tag == "form":
+            self.forms.append((dict(attrs)["data-method"], dict(attrs)["data-path"]))
         assert all(not (value or "").startswith(("http:", "https:", "//")) for _, value in attrs)
 
     def handle_data(self, data):
@@ -169,7 +178,8 @@ def test_docs_page_describes_the_configured_dialect(serve):
 def test_docs_page_lists_every_route_and_loads_no_external_resources():
     described, reader = build_openapi_document(), HtmlTextCollector()
     reader.feed(render_docs_page(described))
-    assert not reader.tags & {"script", "link", "img", "iframe"}
+    assert not reader.tags & {"link", "img", "iframe"}
+    assert reader.scripts == [{"src": "docs/try-it.js"}]
     for path in described["paths"]:
         assert path in reader.text
     for field in ("max_new_tokens", "return_full_text", "max_completion_tokens", "suffix", "instances"):
@@ -182,4 +192,48 @@ def test_docs_page_and_openapi_document_are_served(serve):
         assert (page.status, page.content_type) == (200, "text/html")
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
         assert (await document.json())["openapi"].startswith("3.1")
+        assert await (await client.get("/openapi.json")).json() == await document.json()
+    serve(scenario)
+
+
+def test_docs_page_has_a_form_for_every_route_and_its_script_is_served(serve):
+    async def scenario(client, _):
+        reader, page, script = HtmlTextCollector(), await client.get("/docs"), await client.get("/docs/try-it.js")
+        reader.feed(await page.text())
+        assert sorted(reader.forms) == sorted(ROUTES_BY_METHOD_AND_PATH)
+        assert (script.status, script.content_type) == (200, "text/javascript")
+        assert "script-src 'self'; connect-src 'self'" in page.headers["Content-Security-Policy"]
+    serve(scenario, config=RouterConfig(api_key="sk-one"))  # the page itself asks for no key
+
+
+@pytest.mark.parametrize(("compat", "dialect"), [("none", "none"), ("tgi", "none"), ("lorax", "none"),
+                                                 ("none", "batching")])
+def test_every_route_with_a_body_has_an_example_that_one_of_its_bodies_takes(compat, dialect):
+    document = build_openapi_document(compat, dialect)
+    for section in get_route_sections(compat, dialect).values():
+        for entry in section:
+            if entry.body_models:
+                content = document["paths"][entry.path][entry.method.lower()]["requestBody"]["content"]
+                example = json.dumps(content["application/json"]["example"])
+                assert any(is_valid(body, example) for body in entry.body_models), entry.path
+
+
+def is_valid(body, example):
+    try:
+        parsed = body.model_validate_json(example)
+    except ValidationError:
+        return False
+    return not (isinstance(parsed, ReportingBodyModel) and parsed.list_unknown_fields())
+
+
+def test_examples_can_be_sent(serve):
+    """The model of this server generates text: routes of embeddings and adapters refuse their examples."""
+    refused = {"/embed", "/v1/embeddings", "/classify", "/classify_batch", "/api/embed", "/api/embeddings"}
+
+    async def scenario(client, _):
+        for (method, path), entry in ROUTES_BY_METHOD_AND_PATH.items():
+            if not entry.body_models or "adapter" in path or "rank" in path or "score" in path or path in refused:
+                continue
+            answer = await client.request(method, path, json=EXAMPLE_BODIES[path])
+            assert answer.status == 200, (path, await answer.text())
     serve(scenario)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.scheduler.block_pool import BlockPool
+from router.scheduler.block_pool import CACHED_BLOCK, FREE_BLOCK, SHARED_BLOCK, BlockPool
 
 
 def allocate_published(blocks, *hashes):
@@ -262,6 +262,14 @@ class BlocksMachine(RuleBasedStateMachine):
         assert sorted([*held, *self.kept, *self.blocks._free_blocks]) == list(range(12))
         assert self.blocks.num_free == 12 - len(held)
         assert self.blocks.num_evictable == len(self.kept)
+
+    @invariant()
+    def every_block_has_a_holder_or_is_cached_or_free(self):
+        holders = self.blocks.list_holders(dict(enumerate(self.held, 1)))
+        tables = [[number for number, blocks in enumerate(self.held, 1) if block in blocks] for block in range(12)]
+        assert holders == [table[0] if len(table) == 1 else SHARED_BLOCK if table
+                           else CACHED_BLOCK if block in self.kept else FREE_BLOCK
+                           for block, table in enumerate(tables)]
 
     @invariant()
     def published_blocks_match_the_model(self):

@@ -228,3 +228,16 @@ def test_shared_blocks_count_as_free_if_both_users_are_preempted():
     assert running_sequences.block_pool.num_free == 1
     assert (running_sequences.choose_fair_preemptions(make_sharing_sequence(5, prompt=48, tenant="few"))
             == [everyone[4], everyone[3]])
+
+
+def test_block_tables_include_those_of_finishing_sequences():
+    running_sequences, runs = make_running_sequences(), make_sequence(2)
+    ends = make_sharing_sequence(1, prompt=32, output=1)
+    running_sequences.enter_batch(ends, running_sequences.make_empty_batch())
+    ends.num_scheduled_tokens, ends.num_outputs_in_flight = ends.num_tokens_to_prefill, 1
+    enter_computed(running_sequences, runs)
+    running_sequences.remove_finishing_sequence(ends)
+    assert running_sequences.list_block_tables() == {1: ends.blocks, 2: runs.blocks}
+    assert ends.blocks
+    running_sequences.free_blocks(ends)
+    assert running_sequences.list_block_tables() == {2: runs.blocks}

@@ -67,6 +67,14 @@ def test_value_can_be_observed_several_times_at_once():
     assert (registry.get_histogram("seconds").count, registry.get_histogram("seconds").sum) == (64, 32.0)
 
 
+def test_quantile_is_the_bound_of_its_bucket():
+    histogram = MetricRegistry([SECONDS_FAMILY]).get_histogram("seconds")
+    assert histogram.estimate_quantile(0.5) is None
+    for value, times in ((0.1, 6), (0.5, 3), (99.0, 1)):
+        histogram.observe(value, times)
+    assert [histogram.estimate_quantile(fraction) for fraction in (0.5, 0.6, 0.9, 0.99)] == [0.25, 0.25, 1.0, 2.5]
+
+
 def test_gauge_shows_the_value_read_for_the_page():
     family = MetricDefinition(MetricType.GAUGE, "looms", "Here.")
     assert render_samples(family, gauges={"looms": {(): 0.1}}) == {("looms",): 0.1}

@@ -1,6 +1,7 @@
 """Explanation of how a request spent its time (/v1/requests/{id}/explain)."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.http.routes.status import (
-    MAX_LISTED_REQUESTS,
+    CLOCK_OFFSET,
+    DEFAULT_LISTED_REQUESTS,
     MAX_NAMED_PROMPTS,
     MEANWHILE_DESCRIPTIONS,
     PHASE_DESCRIPTIONS,
@@ -17,6 +19,7 @@ from router.http.routes.status import (
     explain_request,
     timeline_json,
 )
+from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.phase_overlap import EXPLAINING_PHASES
 from router.telemetry.server_metrics import RequestRecord
@@ -45,7 +48,8 @@ def test_finished_request_is_explained_from_arrival_to_end():
         ("yielded", 4000.0, 500.0), ("prefill", 4500.0, 500.0), ("decode", 5000.0, 2000.0)]
     assert explanation == {
         "id": "mine", "tenant": "a", "state": "over", "error_type": None, "prompt_tokens": 3, "cached_tokens": 0,
-        "generated_tokens": 2, "total_ms": 7000.0,
+        "generated_tokens": 2, "total_ms": 7000.0, "arrived_at": round(CLOCK_OFFSET, 3), "adapter": None,
+        "finish_reason": None, "first_token_ms": 2500.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
                    for cause in ("validation", "queue", "prefill", "decode", "yielded")},
@@ -169,10 +173,10 @@ def test_requests_of_a_tenant_are_listed_the_latest_first(serve, tmp_path):
 
 def test_list_of_requests_is_bounded(serve):
     async def scenario(client, engine):
-        for _ in range(MAX_LISTED_REQUESTS + 1):
+        for _ in range(DEFAULT_LISTED_REQUESTS + 1):
             await client.post("/generate", json={"inputs": "hi", "parameters": {"max_new_tokens": 1}})
         listed = await (await client.get("/v1/requests")).json()
-        assert len(listed["requests"]) == MAX_LISTED_REQUESTS
+        assert len(listed["requests"]) == DEFAULT_LISTED_REQUESTS
     serve(scenario)
 
 
@@ -227,4 +231,44 @@ def test_refused_request_leaves_the_record_of_an_earlier_one_with_its_id(serve):
         assert (explanation["error_type"], explanation["prompt_tokens"]) == (None, 2)
         listed = await (await client.get("/v1/requests")).json()
         assert [request["error_type"] for request in listed["requests"]].count("validation") == 1
+    serve(scenario)
+
+
+def test_requests_are_listed_by_their_filters(serve):
+    async def list_ids(client, query):
+        answer = await client.get(f"/v1/requests?{query}")
+        assert answer.status == 200, await answer.text()
+        return {request["id"] for request in (await answer.json())["requests"]}
+
+    async def scenario(client, engine):
+        now = time.monotonic()
+        for number, (adapter, reason, error, seconds) in enumerate([
+                (None, FinishReason.LENGTH, None, 0.5), ("pirate", FinishReason.END_TOKEN, None, 3.0),
+                (None, None, "timeout", 2.0), ("", FinishReason.LENGTH, None, 9.0)]):
+            timeline = RequestTimeline(now - seconds)
+            record = RequestRecord(f"{number}", "", 3, now - seconds, timeline, 2, reason, adapter, error_type=error)
+            engine.request_records.add_unfinished(record)
+            if number < 3:
+                engine.request_records.move_to_finished(record, now)
+        for query, expected in {
+                "": "0123", "state=over": "012", "state=waiting": "3", "state=running": "", "adapter=pirate": "1",
+                "adapter=": "023", "error_type=any": "2", "error_type=timeout": "2", "error_type=overloaded": "",
+                "finish_reason=length": "03", "finish_reason=length&state=over": "0", "min_total_ms=1500": "123",
+                "limit=1": "3", "limit=2&state=over": "21"}.items():
+            assert await list_ids(client, query) == {*expected}, query
+        [listed] = (await (await client.get("/v1/requests?adapter=pirate")).json())["requests"]
+        assert (listed["adapter"], listed["finish_reason"], listed["first_token_ms"]) == ("pirate", "eos_token", None)
+        assert abs(listed["arrived_at"] - time.time() + 3.0) < 1.0
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("query", "reason"), [
+    ("limit=501", "`limit` must be from 1 to 500, got 501"),
+    ("state=failed", "`state` must be one of waiting, running"),
+    ("finish_reason=x", "`finish_reason` must be one of length, eos_token"), ("tenant=a", "'tenant' is no parameter")])
+def test_invalid_filter_is_refused(serve, query, reason):
+    async def scenario(client, _):
+        answer = await client.get(f"/v1/requests?{query}")
+        assert answer.status == 400
+        assert reason in (await answer.json())["error"]["message"]
     serve(scenario)
