@@ -69,6 +69,7 @@ from router.http.transport.services import (
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
+from router.text.constrained_answers import FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     PYTHONIC_FORMAT,
@@ -77,13 +78,8 @@ from router.text.output_formats import (
 )
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import (
-    AnyResponseParser,
-    FormattedAnswerParser,
-    RequiredCallParser,
-    StreamingResponseParser,
-    import_chat_parsing,
-)
+from router.text.response_parser import AnyResponseParser, StreamingResponseParser
+from router.text.transformers_parser import import_chat_parsing
 from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 

@@ -18,6 +18,7 @@ from router.request import FinishReason, Request
 from router.scheduler.messages import StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
+from router.text.constrained_answers import RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     FORMAT_BY_TEMPLATE_MARKER,
@@ -26,7 +27,7 @@ from router.text.output_formats import (
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import AnyResponseParser, RequiredCallParser, StreamingResponseParser
+from router.text.response_parser import AnyResponseParser, StreamingResponseParser
 from router.text.tokenizer import Tokenizer, byte_level_alphabet
 from router.validation.validator import ValidatedRequest
 

@@ -21,6 +21,7 @@ from router.http.openai.answers import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
+from router.text.constrained_answers import FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     GEMMA_FORMAT,
     GRANITE_FORMAT,
@@ -36,10 +37,8 @@ from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
-    FormattedAnswerParser,
     ParsedToolCall,
     ReasoningPiece,
-    RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,

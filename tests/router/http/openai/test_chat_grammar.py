@@ -12,6 +12,7 @@ from router.grammars.parameters import Grammar
 from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
 from router.http.openai.tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
+from router.text.constrained_answers import RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -33,7 +34,6 @@ from router.text.response_parser import (
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
-    RequiredCallParser,
     StreamingResponseParser,
     parse_complete_response,
 )
