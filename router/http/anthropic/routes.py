@@ -11,7 +11,8 @@ from router.http.anthropic.requests import (
     AnthropicMessagesRequest,
 )
 from router.http.openai.answers import call_with_parsing, read_answer, stream_answer
-from router.http.openai.chat import get_echoed_model, validate_chat
+from router.http.openai.chat import validate_chat
+from router.http.openai.requests import get_echoed_model
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response, json_text_response, read_body
 from router.http.transport.request_context import ANSWER_ID, RequestContext, request_headers, response_headers

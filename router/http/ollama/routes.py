@@ -25,12 +25,8 @@ from router.http.ollama.requests import (
     OllamaModelRequest,
 )
 from router.http.openai.answers import call_with_parsing, stream_answer
-from router.http.openai.chat import (
-    ChatRequest,
-    ValidatedChat,
-    validate_chat,
-    validate_with_model_adapter,
-)
+from router.http.openai.chat import ValidatedChat, validate_chat
+from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.routes.pooling import (
     EmbeddingsRequest,
     create_embedding_input,

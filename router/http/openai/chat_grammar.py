@@ -9,12 +9,25 @@ from router.errors import InvalidTools
 from router.grammars.output_grammar import ChatGrammar, make_node, make_output_grammar
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
+from router.http.openai.requests import ChatRequest
 from router.http.openai.tools import FunctionSchema, Tool, iterate_function_schemas, make_call_grammar
 from router.text.chat_template import ChatTemplate
 from router.text.output_formats import BARE_JSON_FORMAT, OutputSyntax, get_output_syntax
 from router.validation.validator import GenerationInput
 
 PLACEHOLDER_PATTERN = re.compile(r"\{(call|name|arguments|parameters|blank)\}")
+
+
+def constrain_answer(template: ChatTemplate | None, chat_request: ChatRequest,
+                     generation_input: GenerationInput) -> GenerationInput:
+    """Return a chat whose grammar, of a required call or of a text, has become that of the model's whole output. Raises
+    InvalidRequest and InvalidTools."""
+    needs_call = chat_request.needs_tool_call
+    generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
+    if needs_call or not chat_request.may_call_tool:
+        return generation_input
+    return allow_calls(generation_input, template, chat_request.tools or (),
+                       has_one_call=chat_request.parallel_tool_calls is False)
 
 
 def put_behind_reasoning(generation_input: GenerationInput, template: ChatTemplate | None, *,

@@ -13,16 +13,7 @@ from aiohttp import web
 from router.engine.stream import RequestStream
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.chat import (
-    MAX_TOP_LOGPROBS,
-    REFUSED_FIELDS,
-    OpenAIBaseRequest,
-    StreamedChoices,
-    compute_max_concurrent_prompts,
-    get_echoed_model,
-    stream_choices,
-    validate_with_model_adapter,
-)
+from router.http.openai.chat import StreamedChoices, compute_max_concurrent_prompts, stream_choices
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
     CompletionDetails,
@@ -35,6 +26,13 @@ from router.http.openai.completion_rendering import (
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
+from router.http.openai.requests import (
+    MAX_TOP_LOGPROBS,
+    REFUSED_FIELDS,
+    OpenAIBaseRequest,
+    get_echoed_model,
+    validate_with_model_adapter,
+)
 from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (

@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.answers import call_with_parsing, stream_answer
-from router.http.openai.chat import (
+from router.http.openai.chat import validate_chat
+from router.http.openai.requests import (
     IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
     REFUSED_FIELDS,
@@ -20,7 +21,6 @@ from router.http.openai.chat import (
     ReasoningEffort,
     StringList,
     get_echoed_model,
-    validate_chat,
 )
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.openai.tools import TOOL_CHOICE_OPTIONS

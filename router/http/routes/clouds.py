@@ -8,7 +8,8 @@ from pydantic import FailFast, Field
 
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
-from router.http.openai.chat import ChatRequest, constrain_answer, validate_with_model_adapter
+from router.http.openai.chat import make_chat_input
+from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import BodyModel, ReportingBodyModel, json_response, read_body
@@ -81,8 +82,6 @@ class CloudRoutes(ServiceRoutes):
             if instance.n not in {None, 1}:
                 raise InvalidRequest(f"`n` must be 1 in `instances`, got {instance.n}: a prediction is one text",
                                      param="instances")
-            generation_input = (
-                instance.to_tgi_generation_input(context) if self._services.is_tgi
-                else constrain_answer(self._services, instance, instance.to_generation_input(context)))
-            return await validate_with_model_adapter(self._services, instance, generation_input, context)
+            return await validate_with_model_adapter(
+                self._services, instance, make_chat_input(self._services, instance, context), context)
         return await self._services.validator.validate(instance.to_generation_input(context))

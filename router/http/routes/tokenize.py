@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import FailFast
 
-from router.http.openai.chat import CHAT_PARAMETER_NAMES, ChatRequest
+from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import BodyModel, ReportingBodyModel, UInt32, json_response, read_body
