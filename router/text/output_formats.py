@@ -45,6 +45,15 @@ class ReasoningState(Enum):
     CLOSED = "closed"  # the prompt has ended it, or the model knows none
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerBeginning:
+    """What the prompt of a chat has begun of the answer."""
+
+    text: str = ""  # from the format's start anchor on
+    reasoning_state: ReasoningState = ReasoningState.CLOSED
+
+
+NO_ANSWER_BEGINNING = AnswerBeginning()
 THINK_TAGS, MISTRAL_THINK_TAGS = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 THINK_FIELD = {"open": "<think>", "close_pattern": r"</think>\s{0,16}"}
 MISTRAL_THINK_FIELD = {"open": "[THINK]", "close_pattern": r"\[/THINK\]\s{0,16}"}

@@ -14,7 +14,7 @@ from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, Retrya
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.output_formats import ReasoningState
+from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning
 from router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class EncodedPrompt:
     block_hashes: tuple[bytes, ...]  # of the prompt's full blocks; empty if they are not shared
     num_characters: int  # of its text
     token_offsets: TokenOffsets = ()  # for classification: character range of each token, None for special tokens
-    reasoning_state: ReasoningState = ReasoningState.CLOSED  # of the answer in a chat
+    answer_beginning: AnswerBeginning = NO_ANSWER_BEGINNING  # in a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +259,12 @@ class PromptEncoder:
                            is_pooling=prompt_input.kind is not RequestKind.GENERATE)
         self._check_vocabulary(parameter_names.prompt, tokens)
         hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
-        return EncodedPrompt(tokens, hashes, len(text), token_offsets, self._find_reasoning_state(prompt, text))
+        return EncodedPrompt(tokens, hashes, len(text), token_offsets, self._find_answer_beginning(prompt, text))
 
-    def _find_reasoning_state(self, prompt: RawPrompt, text: str) -> ReasoningState:
+    def _find_answer_beginning(self, prompt: RawPrompt, text: str) -> AnswerBeginning:
         if self._chat_template is None or not isinstance(prompt, Conversation):
-            return ReasoningState.CLOSED
-        return self._chat_template.find_reasoning_state(prompt, text)
+            return NO_ANSWER_BEGINNING
+        return self._chat_template.find_answer_beginning(prompt, text)
 
     def _check_vocabulary(self, name: str, tokens: tuple[int, ...]) -> None:
         if (largest := max(tokens, default=0)) >= self._model_info.vocabulary_size:

@@ -6,36 +6,28 @@ from router.http.openai.requests import ChatRequest
 from router.http.openai.tools import select_template_tools
 from router.http.transport.services import Services
 from router.text.constrained_answers import FormattedAnswerParser, RequiredCallParser
-from router.text.output_formats import BARE_JSON_FORMAT, PYTHONIC_FORMAT, find_reasoning_state, get_output_syntax
+from router.text.output_formats import BARE_JSON_FORMAT, PYTHONIC_FORMAT, get_output_syntax
 from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import AnyResponseParser, StreamingResponseParser
-from router.text.transformers_parser import import_chat_parsing
 from router.validation.validator import ValidatedRequest
-
-# Last tokens of the prompt, in which the template has begun the answer, or which the client has written of it.
-NUM_LAST_PROMPT_TOKENS, NUM_CONTINUED_PROMPT_TOKENS = 64, 8192
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
                                  is_compat: bool = False) -> AnyResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
     With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
-    validator = services.validator
+    validator, beginning = services.validator, validated_request.answer_beginning
     reasoning_format = None if is_compat else validator.reasoning_format
     if reasoning_format is None and not chat_request.may_call_tool:
         return None
-    num_tokens = (NUM_CONTINUED_PROMPT_TOKENS if chat_request.messages[-1].role == "assistant"
-                  else NUM_LAST_PROMPT_TOKENS)
-    prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-num_tokens:], skip_special=False)
     if chat_request.needs_tool_call:
         if reasoning_format is None or validator.chat_template is None:
             return RequiredCallParser()
-        state = find_reasoning_state(reasoning_format, prompt_end)
-        return RequiredCallParser(get_output_syntax(reasoning_format), state, validator.chat_template.tool_call_opening)
+        return RequiredCallParser(get_output_syntax(reasoning_format), beginning.reasoning_state,
+                                  validator.chat_template.tool_call_opening)
     if reasoning_format is not None and not chat_request.may_call_tool:
         if validated_request.request.grammar is not None:
-            return FormattedAnswerParser(get_output_syntax(reasoning_format),
-                                         find_reasoning_state(reasoning_format, prompt_end))
+            return FormattedAnswerParser(get_output_syntax(reasoning_format), beginning.reasoning_state)
         tools, output_format = None, reasoning_format
     else:
         tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
@@ -43,8 +35,9 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     max_calls = 1 if chat_request.parallel_tool_calls is False else None
     if output_format is PYTHONIC_FORMAT:
         return PythonicCallParser(tools, max_calls)
-    await asyncio.to_thread(import_chat_parsing)
-    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls, streams_calls=not is_compat)
+    # In a thread: the first parser is imported, and all read the beginning, which may be long.
+    parser = await asyncio.to_thread(StreamingResponseParser, output_format, beginning.text, tools, max_calls,
+                                     streams_calls=not is_compat)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
     return parser

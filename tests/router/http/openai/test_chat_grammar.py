@@ -111,7 +111,7 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
         given = allow_calls(given, template, TOOLS, has_one_call=has_one_call)
     if isinstance(given.grammar, Grammar):
         return given.grammar
-    return given.grammar.behind_reasoning(template.find_reasoning_state(given.prompt, prompt_end))
+    return given.grammar.behind_reasoning(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
 
 
 def fits(tokenizer, grammar, text):
