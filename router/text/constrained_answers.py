@@ -1,13 +1,17 @@
-"""Parsers of answers that a grammar constrains: behind the reasoning stands a text in a format, or a required call.
-Marks are looked for only around the reasoning."""
+"""Parsers of answers that a grammar constrains: behind the reasoning stands a text in a format, a required call, or
+either calls or such a text. Marks are looked for around reasoning and calls, never in a text in a format."""
 
 import json
 import re
+from collections.abc import Callable, Collection
+from functools import cache
 
 from router.text.json_reader import JsonReader
 from router.text.output_formats import OutputSyntax, ReasoningState
 from router.text.response_parser import (
     CALL_OPENING_PATTERN,
+    MAX_OPENING_CHARACTERS,
+    AnyResponseParser,
     ArgumentsPiece,
     ContentPiece,
     ReasoningPiece,
@@ -16,6 +20,9 @@ from router.text.response_parser import (
 )
 
 REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
+NAME_CHARACTERS = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
+ESCAPE_BEGINNING = r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
+BLANK_PATTERN = r"[ \t\n\r]*"
 
 
 class FormattedAnswerParser:
@@ -113,3 +120,61 @@ class RequiredCallParser(FormattedAnswerParser):
             parts.append(ToolCallOpening(json.loads(match[1])))
         arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
+
+
+class CallsOrTextParser(FormattedAnswerParser):
+    """Parser of an answer that is either calls or a text in a format. Its first characters behind the reasoning decide
+    which, once."""
+
+    def __init__(self, syntax: OutputSyntax, state: ReasoningState, tool_names: Collection[str],
+                 create_call_parser: Callable[[], AnyResponseParser]) -> None:
+        """`tool_names`: functions that the calls may be of. `create_call_parser` is called if the answer is calls."""
+        super().__init__(syntax, state)
+        self._syntax, self._tool_names = syntax, tool_names
+        self._create_call_parser = create_call_parser
+        self._call_parser: AnyResponseParser | None = None
+        self._is_text = False
+
+    def closes_field(self, token: str) -> bool:
+        return self._call_parser is not None and self._call_parser.closes_field(token)
+
+    def finish(self) -> list[ResponsePart]:
+        return super().finish() if self._call_parser is None else self._call_parser.finish()
+
+    def _take_answer(self) -> list[ResponsePart]:
+        if self._call_parser is None and not self._is_text:
+            is_call = begins_call(self._text.lstrip(), self._syntax, self._tool_names)
+            if is_call is None:
+                return []
+            self._is_text = not is_call
+            if is_call:
+                self._call_parser, self._text = self._create_call_parser(), self._text.lstrip()
+                self.strips_text = self._call_parser.strips_text
+        if self._call_parser is None:
+            return super()._take_answer()
+        text, self._text = self._text, ""
+        return self._call_parser.feed(text)
+
+
+def begins_call(text: str, syntax: OutputSyntax, tool_names: Collection[str]) -> bool | None:
+    """Return whether an answer that begins with this text is a call; None if what follows decides that."""
+    if mark := syntax.call_mark:
+        return True if text.startswith(mark) else None if mark.startswith(text) else False
+    opening, beginning = compile_call_patterns(syntax.arguments_key)
+    if match := opening.match(text):
+        return json.loads(match[1]) in tool_names
+    return None if len(text) <= MAX_OPENING_CHARACTERS and beginning.fullmatch(text) else False
+
+
+@cache
+def compile_call_patterns(arguments_key: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return the patterns of the JSON of a call up to its arguments, and of any beginning of that."""
+    before, behind = ("{", '"name"', ":"), (",", f'"{arguments_key}"', ":", "{")
+    opening = BLANK_PATTERN.join([*map(re.escape, before), f'({NAME_CHARACTERS}")', *map(re.escape, behind)])
+    atoms = [atom for text in before for atom in (*map(re.escape, text), BLANK_PATTERN)]
+    atoms += [NAME_CHARACTERS + ESCAPE_BEGINNING, '"', BLANK_PATTERN]
+    atoms += [atom for text in behind for atom in (*map(re.escape, text), BLANK_PATTERN)]
+    beginning = ""
+    for atom in reversed(atoms):
+        beginning = f"(?:{atom}{beginning})?"
+    return re.compile(opening), re.compile(beginning)

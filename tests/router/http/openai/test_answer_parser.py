@@ -53,3 +53,25 @@ def test_prompt_that_ends_with_another_message_has_begun_no_answer(serve, fields
     for text, reasoning in (("{}", None), ("<think>Oh</think>{}", "Oh")):
         message = answer_chat(serve, text, messages=messages, add_generation_prompt=False, **fields)
         assert (message.get("reasoning"), message["content"]) == (reasoning, "{}")
+
+
+MARKED = '{"a": "<tool_call>{\\"name\\": \\"paint\\", \\"arguments\\": {}}</tool_call><think>x</think>"}'
+
+
+@pytest.mark.parametrize("prefix", ["", "<think>Hm</think>\n"])
+def test_marks_within_a_formatted_answer_belong_to_it_though_tools_are_offered(serve, prefix):
+    message = answer_chat(serve, prefix + MARKED, tools=[PAINT_TOOL], response_format={"type": "json_object"})
+    assert (message["content"], message.get("reasoning"), message.get("tool_calls")) == (
+        MARKED, "Hm" if prefix else None, None)
+
+
+def test_calls_come_instead_of_a_formatted_answer(serve):
+    calls = '<tool_call>\n{"name": "paint", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
+    message = answer_chat(serve, calls + "\n" + calls, tools=[PAINT_TOOL], response_format={"type": "json_object"})
+    assert (message["content"], [call["function"]["arguments"] for call in message["tool_calls"]]) == (
+        None, ['{"a": "</tool_call>"}'] * 2)
+
+
+def test_whitespace_of_a_format_is_kept_though_tools_are_offered(serve):
+    message = answer_chat(serve, "  ab ", tools=[PAINT_TOOL], structured_outputs={"regex": " *ab *"})
+    assert message["content"] == "  ab "

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -21,7 +22,7 @@ from router.http.openai.answers import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import FormattedAnswerParser, RequiredCallParser
+from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     GEMMA_FORMAT,
     GRANITE_FORMAT,
@@ -31,6 +32,7 @@ from router.text.output_formats import (
     MISTRAL_NAMED_FORMAT,
     ReasoningState,
     get_output_syntax,
+    without_fields,
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
@@ -65,6 +67,9 @@ ANSWER_KINDS = {
     "required behind open reasoning": (lambda: RequiredCallParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.OPEN, "<tool_call>"), HERMES_TEXTS),
     "format": (lambda: FormattedAnswerParser(get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE), HERMES_TEXTS),
+    "calls or a text": (lambda: CallsOrTextParser(
+        get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, {"f"}, partial(
+            StreamingResponseParser, without_fields(HERMES_FORMAT, "reasoning_content"), "", TOOLS)), HERMES_TEXTS),
     "harmony": (lambda: StreamingResponseParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
     "mistral": (lambda: StreamingResponseParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
                 ["[THINK]", "[/THINK]", "[TOOL_CALLS]f", "[ARGS]", '{"a": "b"}', '{"a', "[TOOL_CALLS]g[ARGS]{}"]),
@@ -107,7 +112,9 @@ class PartLines(AnswerStreamRenderer):
 
 @given(parts=st.lists(PARTS, max_size=8), strips_text=st.booleans())
 def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts, strips_text):
-    stripped = [*PartStripper(strips_text=strips_text).feed(parts)]
+    parser = RequiredCallParser() if strips_text else FormattedAnswerParser()
+    assert parser.strips_text == strips_text
+    stripped = [*PartStripper(parser).feed(parts)]
     for kind in (ContentPiece, ReasoningPiece):
         whole = "".join(part.text for part in parts if isinstance(part, kind))
         is_stripped = strips_text or kind is ReasoningPiece

@@ -1,6 +1,7 @@
 """Grammars of whole answers: what fits is parsed as reasoning with calls, or with an answer in the format."""
 
 import json
+from functools import partial
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -12,7 +13,7 @@ from router.grammars.parameters import Grammar
 from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
 from router.http.openai.tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -25,9 +26,11 @@ from router.text.output_formats import (
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
     QWEN_CODER_FORMAT,
+    REASONING_FIELDS,
     ReasoningState,
     find_reasoning_state,
     get_output_syntax,
+    without_fields,
     without_tool_calls,
 )
 from router.text.response_parser import (
@@ -114,6 +117,14 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
     return given.grammar.behind_reasoning(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
 
 
+def make_either_parser(template, prompt_end=None):
+    output_format, prompt = template.output_format, template.output_format["start_anchor"]
+    beginning = template.find_answer_beginning(Conversation((), may_reason=True), prompt + (prompt_end or ""))
+    return CallsOrTextParser(
+        get_output_syntax(output_format), beginning.reasoning_state, {"paint", "stop"}, partial(
+            StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
+
+
 def fits(tokenizer, grammar, text):
     matcher = LLMatcher(tokenizer, compile_grammar(tokenizer, grammar.kind, grammar.source), log_level=0)
     tokens = tokenizer.tokenize_str(text, parse_special=True)
@@ -143,6 +154,8 @@ def test_answer_is_in_the_format_or_calls(name, has_special_tokens):
         assert fits(tokenizer, grammar, text), text
         parser = StreamingResponseParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
         assert parse_complete_response(parser, [text]) == parts
+        for pieces in ([text], [*text]):
+            assert parse_complete_response(make_either_parser(template), pieces) == parts
     for text in ("hi", opening + '{"b": 1}', one.replace("paint", "draw"), f"{one}{opening}{ANSWER}", ""):
         assert not fits(tokenizer, grammar, text), text
     if "{parameters}" not in get_output_syntax(output_format).call:
@@ -186,6 +199,15 @@ def test_required_call_of_harmony_stands_in_the_final_channel():
     assert fits(make_tokenizer(CASES["harmony"][1]), grammar, text)
     parser = RequiredCallParser(get_output_syntax(HARMONY_FORMAT), ReasoningState.POSSIBLE)
     assert parse_complete_response(parser, [*text]) == [ReasoningPiece("x"), STOP]
+
+
+def test_answer_that_a_prompt_of_harmony_has_begun_stands_in_its_channel():
+    """Its opening is part of the prompt, so that it does not come again."""
+    template, tokenizer = make_template(HARMONY_FORMAT, reasons=True), make_tokenizer(CASES["harmony"][1])
+    prompt_end = "<|channel|>final<|message|>Well: "
+    grammar = constrain(template, f"<|start|>assistant{prompt_end}")
+    assert [fits(tokenizer, grammar, opening + ANSWER) for opening in ("", CASES["harmony"][5])] == [True, False]
+    assert parse_complete_response(make_either_parser(template, prompt_end), [ANSWER]) == [ContentPiece(ANSWER)]
 
 
 def test_model_without_reasoning_keeps_its_grammar():
