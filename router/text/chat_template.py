@@ -1,8 +1,10 @@
 """Chat templates: render the messages of a chat into the text of a prompt. A template comes with the model or from the
 operator, never from a client."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from router.text.jinja_sandbox import SandboxedTemplate, new_deadline, tojson
@@ -29,6 +31,11 @@ DEFAULT_TOOL_PROMPT = (
 
 # Variables of templates that have a field of their own, or that the server sets.
 RESERVED_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+# Roles that a template compares with: `message['role'] == "tool"`, `role in ["tool", "ipython"]`.
+ROLE_PATTERN = re.compile(r"""role["'\]]{0,2}\s{0,8}[!=]=\s{0,8}["']([\w-]{1,40})["']""")
+ROLE_LIST_PATTERN = re.compile(r"""role["'\]]{0,2}\s{1,8}(?:not\s{1,8})?in\s{0,8}[\[(]([^\])]{1,400})""")
+STRING_PATTERN = re.compile(r"""["']([\w-]{1,40})["']""")
 
 ChatMessage = Mapping[str, Any]
 
@@ -62,6 +69,12 @@ class ChatTemplate:
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
         self.tool_call_opening = find_call_opening(self.output_format, source)
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """Roles of messages that the template compares with, such as `ipython`."""
+        lists = ROLE_LIST_PATTERN.findall(self.source)
+        return frozenset([*ROLE_PATTERN.findall(self.source), *STRING_PATTERN.findall(" ".join(lists))])
 
     @property
     def takes_tools(self) -> bool:

@@ -76,11 +76,15 @@ class DialectParameterNames:
     max_top_n_tokens: int = 0  # that the dialect itself promises, also beyond --max-top-n-tokens
     max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
 
+    def name_format(self, openai_name: str) -> str:
+        """Return the name of a field of OpenAI's chats that holds the format of the answer."""
+        return self.grammar if openai_name == "response_format" else openai_name
+
     def check_prompt_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:
         """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
         truncate_hint = f", or set `{self.truncate}`" if self.truncate else ""
-        if (max_new_tokens is not None
-            and num_tokens + min(max_new_tokens, self.max_required_new_tokens) > limits.max_total_tokens):
+        num_required = min(max_new_tokens or 0, self.max_required_new_tokens)
+        if num_required and num_tokens + num_required > limits.max_total_tokens:
             raise InvalidRequest(
                 f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
                 f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{truncate_hint}",

@@ -99,10 +99,11 @@ class Answer:
         return [part for part in self.parts if isinstance(part, ParsedToolCall)]
 
 
-async def call_with_parsing(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that parses this output. Parsing takes some ten microseconds per token, so that of a long output
-    is done in a thread, off the event loop."""
+async def process_output(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
+    the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
     if len(output.tokens) <= MAX_INLINE_TOKENS:
+        await asyncio.sleep(0)  # a chat may have many choices: other tasks may run between them
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 

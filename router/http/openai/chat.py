@@ -13,7 +13,7 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
 from router.http.openai.answer_parser import create_response_parser
-from router.http.openai.answers import call_with_parsing
+from router.http.openai.answers import process_output
 from router.http.openai.chat_grammar import constrain_answer
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -34,7 +34,7 @@ from router.http.openai.requests import (
     validate_with_model_adapter,
 )
 from router.http.openai.tools import OpenAIToolChatStreamRenderer, tool_chat_choice_json
-from router.http.transport.body import json_text_response, read_body, report_ignored_fields
+from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     RequestTurns,
@@ -96,6 +96,7 @@ def make_chat_input(services: Services, chat_request: ChatRequest, context: Requ
     InvalidTools."""
     if has_tgi_quirks(services, parameter_names):
         return chat_request.to_tgi_generation_input(context)
+    chat_request.check_roles(services.validator.chat_template)
     generation_input = chat_request.to_generation_input(context, parameter_names)
     return generation_input if generation_input.grammar is None else constrain_answer(
         services.validator.chat_template, chat_request, generation_input)
@@ -120,6 +121,8 @@ class ChatRoutes(ServiceRoutes):
         if services.is_tgi:
             report_ignored_fields(request, chat_request, TGI_IGNORED_FIELDS)
         chat = await validate_chat(services, chat_request, context)
+        if chat_request.tool_choice is not None:
+            add_ignored_fields(request, chat_request.list_unused_formats())
         validated_at, choices = clock(), chat.choices
         metadata = ResponseMetadata.create(services, request, "chatcmpl-", get_echoed_model(services, chat_request))
         output_options = ChatOutputOptions(
@@ -135,9 +138,9 @@ class ChatRoutes(ServiceRoutes):
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=len(outputs))
             return json_text_response(chat_completion_json(metadata, outputs, [
-                text_chat_choice_json(metadata, index, output, output_options) if parser is None
-                else await call_with_parsing(output, tool_chat_choice_json, metadata, index, output, output_options,
-                                             parser)
+                await process_output(output, text_chat_choice_json, metadata, index, output, output_options)
+                if parser is None else await process_output(output, tool_chat_choice_json, metadata, index, output,
+                                                               output_options, parser)
                 for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]), headers)
 
         num_prompt_tokens = len(choices[0].request.prompt)

@@ -79,8 +79,13 @@ class CompletionRequest(OpenAIBaseRequest):
             if len(self.prompt) > max_tgi_prompts:
                 raise InvalidRequest(f"`prompt` must hold at most {max_tgi_prompts} texts (--max-client-batch-size), "
                                      f"got {len(self.prompt)}", "batch size exceeded")
-        elif self.best_of not in {None, 1, self.n}:
+            return
+        if self.best_of not in {None, 1, self.n}:
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("`max_tokens` must be at least 1, or 0 with `echo`, got 0")
+        if self.has_prompt_only and self.min_tokens:
+            raise InvalidRequest(f"`min_tokens` must be at most `max_tokens` (0), got {self.min_tokens}")
 
     @property
     def has_prompt_only(self) -> bool:
@@ -104,9 +109,10 @@ class CompletionRequest(OpenAIBaseRequest):
                                    grammar=None if found is None else found[1])
         if is_tgi:
             return generation_input
-        # The prompt's last token is computed to choose another, which is left out if none is wanted.
-        return replace(generation_input, max_new_tokens=1 if self.has_prompt_only else self.max_tokens,
-                       **self.logprob_parameters)
+        if self.has_prompt_only:  # its last token is computed to choose another, which is left out
+            generation_input = replace(generation_input, max_new_tokens=1,
+                                       parameter_names=replace(names, max_required_new_tokens=0))
+        return replace(generation_input, **self.logprob_parameters)
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:

@@ -4,6 +4,7 @@ common. Which fields of OpenAI's and vLLM's APIs are refused or ignored."""
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field
@@ -35,12 +36,13 @@ from router.http.transport.request_context import RequestContext
 from router.http.transport.services import (
     Services,
 )
-from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
+from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
+OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_NAMED_MODELS = 10  # models and adapters that an error names
 CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
                                              grammar="response_format", top_n_tokens="top_logprobs",
@@ -48,6 +50,7 @@ CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="
 # Fields that change how a chat is rendered, beside its messages and tools.
 TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
                              "continue_final_message"})
+GRAMMAR_FIELDS = CONSTRAINT_FIELDS | {"response_format", "tool_choice"}  # from which the answer's grammar is made
 # Of OpenAI's and vLLM's APIs.
 REFUSED_FIELDS: RefusedFields = {
     **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "early_stopping", "ebnf", "ec_transfer_params",
@@ -248,6 +251,16 @@ class ChatRequest(OpenAIBaseRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    def check_roles(self, template: ChatTemplate | None) -> None:
+        """Refuse roles that neither OpenAI's API nor the model's chat template knows. Raises InvalidRequest."""
+        if set(OPENAI_ROLES).issuperset(map(attrgetter("role"), self.messages)):
+            return
+        known_roles = (*OPENAI_ROLES, *(() if template is None else sorted(template.roles.difference(OPENAI_ROLES))))
+        for index, message in enumerate(self.messages):
+            if message.role not in known_roles:
+                raise InvalidRequest(f"`messages.{index}.role` must be one of {', '.join(known_roles)}, got "
+                                     f"{message.role[:40]!a}", param="messages")
+
     @property
     def conversation(self) -> Conversation:
         """Return the conversation for the chat template. Raises InvalidRequest and InvalidTools."""
@@ -312,15 +325,21 @@ class ChatRequest(OpenAIBaseRequest):
 
     def to_generation_input(self, context: RequestContext,
                             parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> GenerationInput:
-        conversation = self.conversation
-        parameter, grammar = self._output_grammar(parameter_names)
-        if parameter != parameter_names.grammar:
+        conversation, grammar = self.conversation, None
+        if not self.model_fields_set.isdisjoint(GRAMMAR_FIELDS):
+            parameter, grammar = self._output_grammar(parameter_names)
             parameter_names = replace(parameter_names, grammar=parameter)
         if self.max_completion_tokens is not None:
             parameter_names = replace(parameter_names, max_new_tokens="max_completion_tokens")
         return replace(self.base_generation_input(conversation, parameter_names, context),
                        max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs,
                        raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)
+
+    def list_unused_formats(self, parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> list[str]:
+        """Return the field with a format for the text if there will be none, since a call is required. As OpenAI's API
+        does, such a request is served."""
+        found = self._find_format() if self.needs_tool_call else None
+        return [] if found is None else [parameter_names.name_format(found[0])]
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
         """Return the parameter that constrains the answer, by default that of formats, and its grammar. A required call
@@ -329,7 +348,7 @@ class ChatRequest(OpenAIBaseRequest):
         if self.needs_tool_call:
             return "tool_choice", required_call_grammar(self.tools, self.tool_choice)
         if found is not None:
-            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
+            return parameter_names.name_format(found[0]), found[1]
         return parameter_names.grammar, None
 
     def _find_format(self) -> tuple[str, Grammar] | None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import call_with_parsing, stream_answer
+from router.http.openai.answers import process_output, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.requests import (
     IGNORED_FIELDS,
@@ -31,6 +31,7 @@ from router.http.transport.body import (
     ReportingBodyModel,
     UInt32,
     UInt64,
+    add_ignored_fields,
     json_text_response,
     read_body,
 )
@@ -263,6 +264,7 @@ class ResponsesRoutes(ServiceRoutes):
         except ChatTemplateFailed as error:
             error.param = RESPONSE_PARAMETER_NAMES.prompt
             raise
+        add_ignored_fields(request, chat_request.list_unused_formats(RESPONSE_PARAMETER_NAMES))
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         events = ResponseEvents(f"resp_{request[ANSWER_ID]}",
                                 responses_request.echoed_fields(get_echoed_model(services, chat_request)))
@@ -276,4 +278,4 @@ class ResponsesRoutes(ServiceRoutes):
 
         [output] = await generate_all(services, [choice], context)
         headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(await call_with_parsing(output, renderer.render_whole, output), headers)
+        return json_text_response(await process_output(output, renderer.render_whole, output), headers)

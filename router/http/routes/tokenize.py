@@ -72,6 +72,8 @@ class TokenizeRoutes(ServiceRoutes):
                 add_special_tokens=prompt_request.add_special_tokens is not False)
         if fields.inputs is None and fields.messages is not None:
             chat_request = await self._read_chat(request)
+            if self._services.config.compat == "none":
+                chat_request.check_roles(self._services.validator.chat_template)
             return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                              self._render_token_ids)
         generate_request = await read_body(request, GenerateRequest)

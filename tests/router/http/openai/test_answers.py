@@ -17,7 +17,7 @@ from router.http.openai.answers import (
     MAX_INLINE_TOKENS,
     AnswerStreamRenderer,
     PartStripper,
-    call_with_parsing,
+    process_output,
     read_answer,
 )
 from router.http.transport.services import GenerationOutput
@@ -182,7 +182,7 @@ def test_long_output_is_parsed_off_the_event_loop():
             output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 500), None),
                                       make_tokens("a" * num_tokens, range(num_tokens)), [], end)
             assert len(output.tokens) == num_tokens
-            threads.append(await call_with_parsing(output, threading.current_thread))
+            threads.append(await process_output(output, threading.current_thread))
         return threads
     inline, other = asyncio.run(main())
     assert inline is threading.current_thread()

@@ -251,6 +251,38 @@ def test_every_dialect_takes_tools_with_a_format(serve, path):
     assert f"`{name}` and `tools` are given, but no grammar can be made of calls" in text
 
 
+REQUIRED_CALLS = {  # by the route: what requires a call of `paint`
+    "/v1/chat/completions": [{"tool_choice": "required"}, {"tool_choice": "paint"}],
+    "/v1/responses": [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "paint"}}],
+    "/v1/messages": [{"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "paint"}}]}
+
+
+@pytest.mark.parametrize("path", REQUIRED_CALLS)
+def test_format_beside_a_required_call_is_reported_as_ignored(serve, path):
+    """OpenAI's API serves such a request, too: a format is that of a text, and there is none."""
+    fields, name = REQUESTS[path]
+
+    async def scenario(client, _):
+        messages = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "hi"}]}
+        for choice, ignored in [*((choice, name) for choice in REQUIRED_CALLS[path]), ({}, None)]:
+            answer = await client.post(path, json={"model": "loom"} | messages | fields | choice)
+            assert (answer.status, answer.headers.get("x-ignored-fields")) == (200, ignored), await answer.text()
+    serve(scenario, template=ChatTemplate("<tool_call>", {}), grammars=True)
+
+
+def test_constraint_beside_a_required_call_is_reported_by_its_own_name(serve):
+    async def scenario(client, _):
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [FUNCTION_TOOL], "tool_choice": "required"}
+        for fields, ignored in (({"guided_regex": "a"}, "guided_regex"), ({"structured_outputs": {"choice": ["a"]}},
+                                "structured_outputs"), ({"response_format": {"type": "text"}}, None)):
+            answer = await client.post("/v1/chat/completions", json=body | fields)
+            assert (answer.status, answer.headers.get("x-ignored-fields")) == (200, ignored), await answer.text()
+        answer = await client.post("/vertex", json={"instances": [
+            {"inputs": "x"}, body | {"response_format": {"type": "json_object"}}]})
+        assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "instances.1.response_format")
+    serve(scenario, template=ChatTemplate("<tool_call>", {}), grammars=True)
+
+
 @pytest.mark.parametrize(("tool_choice", "is_accepted"), [("none", True), ("required", True), ("paint", True),
                                                           ("auto", False)])
 def test_format_holds_unless_a_call_is_required(serve, tool_choice, is_accepted):
