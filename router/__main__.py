@@ -39,8 +39,8 @@ from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
 from router.text.prompt_encoder import TokenLimits
 from router.text.renderer_client import isolate_template
-from router.text.response_parser import preload_chat_parsing
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
+from router.text.transformers_parser import preload_chat_parsing
 from router.validation.validator import RequestValidator
 from shard.telemetry.logs import start_logging
 from shard.telemetry.tracing import SpanSender, make_span_sender

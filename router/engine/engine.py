@@ -25,10 +25,9 @@ from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerE
 from router.scheduler.fault_isolation import DEATHS_BEFORE_FAILURE, ShardLossReason
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
-from router.shards.answer_decoding import decode_answer
 from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
-from router.shards.request_encoding import encode_plan
+from router.shards.message_conversion import decode_answer, encode_plan
 from router.shards.shard_group import ShardGroup
 from router.telemetry.load_log import LoadLog
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics

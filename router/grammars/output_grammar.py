@@ -25,18 +25,27 @@ def make_node(grammar: Grammar) -> Node:
 @dataclass(frozen=True, slots=True)
 class ChatGrammar:
     """Grammar of an answer in a chat, which reasoning may precede: the rendered prompt decides (`behind_reasoning`).
-    `opening` is the text before the answer, unless the prompt has begun the answer."""
+    `opening` is the text before the answer, unless the prompt has begun the answer. `calls` may come instead of it."""
 
     answer: Grammar
     syntax: OutputSyntax
     opening: str = ""
+    calls: Grammar | None = None
 
     def behind_reasoning(self, state: ReasoningState) -> Grammar:
-        if state is ReasoningState.CLOSED or self.syntax.thoughts is None:
+        has_thoughts = state is not ReasoningState.CLOSED and self.syntax.thoughts is not None
+        if not has_thoughts and self.calls is None:
             return self.answer
+        node: Node = ["sequence", ["text", self.opening if has_thoughts else ""], make_node(self.answer)]
+        if self.calls is not None:
+            node = ["choice", make_node(self.calls), node]
+        if has_thoughts:
+            node = ["sequence", *self._list_thoughts(state), node]
+        faults = [grammar.reference_fault for grammar in (self.answer, self.calls) if grammar is not None]
+        return make_output_grammar(node, next(filter(None, faults), ""))
+
+    def _list_thoughts(self, state: ReasoningState) -> list[Node]:
+        assert self.syntax.thoughts is not None, "the model sets reasoning apart"
         thoughts_opening, closing = self.syntax.thoughts
         rest: list[Node] = [["until", closing], ["text", self.syntax.thoughts_end], BLANK_NODE]
-        thoughts = ([*rest] if state is ReasoningState.OPEN
-                    else [["optional", ["sequence", ["text", thoughts_opening], *rest]]])
-        return make_output_grammar(["sequence", *thoughts, ["text", self.opening], make_node(self.answer)],
-                                   self.answer.reference_fault)
+        return rest if state is ReasoningState.OPEN else [["optional", ["sequence", ["text", thoughts_opening], *rest]]]

@@ -32,8 +32,8 @@ from router.http.ollama.requests import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from router.http.openai.chat import ChatRequest
 from router.http.openai.completions import CompletionRequest
+from router.http.openai.requests import ChatRequest
 from router.http.openai.responses import ResponsesRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest

@@ -113,7 +113,7 @@ FIELD_DESCRIPTIONS: Mapping[str, str] = {
     "return_documents": "whether results have the documents' texts; true by default",
     "return_full_text": "put the prompt in front of the text",
     "return_k_alternatives": "return the best candidates of each token",
-    "role": "who speaks",
+    "role": "who speaks: a role of OpenAI's API, or one that the chat template compares with",
     "schema": "JSON schema of the answer",
     "seed": "equal seeds draw equal tokens; random by default",
     "source": "source of the adapter; by default --adapter-source",

@@ -1,7 +1,7 @@
 """Messages between the scheduler and the shards, as plain data, named as in proto/shard.proto, except that a message
 number is `order` there, `includes_decodes` is `alongside`, and a `PoolingStep` is an `EmbedRequest`.
 
-They are rows, not columns; `shards/request_encoding.py` and `shards/answer_decoding.py` convert between the two.
+They are rows, not columns; `shards/message_conversion.py` converts between the two.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from router.request import ADAPTER, LoadableResource
 from router.scheduler.messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
-from router.shards.request_encoding import RESOURCE_KINDS
+from router.shards.message_conversion import RESOURCE_KINDS
 from router.shards.shard_group import ShardGroup
 from shard.pb import shard_pb2 as pb
 

@@ -1,15 +1,20 @@
 """Chat templates: render the messages of a chat into the text of a prompt. A template comes with the model or from the
 operator, never from a client."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from router.text.jinja_sandbox import SandboxedTemplate, new_deadline, tojson
 from router.text.output_formats import (
+    NO_ANSWER_BEGINNING,
+    AnswerBeginning,
     OutputFormat,
     ReasoningState,
     detect_output_format,
+    find_answer_beginning,
     find_call_opening,
     find_reasoning_format,
     find_reasoning_state,
@@ -26,6 +31,11 @@ DEFAULT_TOOL_PROMPT = (
 
 # Variables of templates that have a field of their own, or that the server sets.
 RESERVED_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+# Roles that a template compares with: `message['role'] == "tool"`, `role in ["tool", "ipython"]`.
+ROLE_PATTERN = re.compile(r"""role["'\]]{0,2}\s{0,8}[!=]=\s{0,8}["']([\w-]{1,40})["']""")
+ROLE_LIST_PATTERN = re.compile(r"""role["'\]]{0,2}\s{1,8}(?:not\s{1,8})?in\s{0,8}[\[(]([^\])]{1,400})""")
+STRING_PATTERN = re.compile(r"""["']([\w-]{1,40})["']""")
 
 ChatMessage = Mapping[str, Any]
 
@@ -61,6 +71,12 @@ class ChatTemplate:
         self.reasoning_format = find_reasoning_format(self.output_format, source)
         self.tool_call_opening = find_call_opening(self.output_format, source)
 
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """Roles of messages that the template compares with, such as `ipython`."""
+        lists = ROLE_LIST_PATTERN.findall(self.source)
+        return frozenset([*ROLE_PATTERN.findall(self.source), *STRING_PATTERN.findall(" ".join(lists))])
+
     @property
     def takes_tools(self) -> bool:
         """Whether the template renders tools. Raises ChatTemplateFailed."""
@@ -70,22 +86,27 @@ class ChatTemplate:
         """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed. A partial answer as the last
         message is continued: what the template appends to it is cut off, and so is trailing whitespace."""
         prompt = self._render_answer_beginning(self._add_tools_as_text(conversation))
-        if not conversation.must_call_tool or self.find_reasoning_state(conversation, prompt) != ReasoningState.CLOSED:
-            return prompt
-        return prompt + self.tool_call_opening
+        is_call_next = conversation.must_call_tool and (
+            self.find_answer_beginning(conversation, prompt).reasoning_state is ReasoningState.CLOSED)
+        return prompt + self.tool_call_opening if is_call_next else prompt
 
     def close(self) -> None:
         """End what renders the template, if that is more than this object."""
 
-    def find_reasoning_state(self, conversation: Conversation, prompt: str) -> ReasoningState:
-        """Return whether the answer to a rendered prompt begins with reasoning."""
-        if self.reasoning_format is None or not conversation.may_reason:
-            return ReasoningState.CLOSED
-        return find_reasoning_state(self.reasoning_format, prompt)
+    def find_answer_beginning(self, conversation: Conversation, prompt: str) -> AnswerBeginning:
+        """Return what a rendered prompt has begun of the answer. Grammar and parser of the answer follow from it."""
+        may_reason = self.reasoning_format is not None and conversation.may_reason
+        if self.output_format is None:
+            return NO_ANSWER_BEGINNING
+        if not (conversation.adds_generation_prompt or continues_last_answer(conversation)):
+            return AnswerBeginning("", ReasoningState.POSSIBLE if may_reason else ReasoningState.CLOSED)
+        return AnswerBeginning(
+            find_answer_beginning(self.output_format, prompt),
+            find_reasoning_state(self.output_format, prompt) if may_reason else ReasoningState.CLOSED)
 
     def _render_answer_beginning(self, conversation: Conversation) -> str:
         deadline = new_deadline()
-        if conversation.continues_answer is not False and has_partial_answer(conversation.messages):
+        if continues_last_answer(conversation):
             *earlier, last = conversation.messages
             messages = (*earlier, {**last, "content": last["content"] + CONTINUATION_MARKER})
             prompt, marker, _ = self._run_template(replace(conversation, messages=messages), deadline,
@@ -124,6 +145,11 @@ def to_template_message(message: ChatMessage) -> dict[str, Any]:
     fields = {name: value for name, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in REASONING_KEYS if name in fields), None)
     return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+
+
+def continues_last_answer(conversation: Conversation) -> bool:
+    """Return whether the answer goes on with the text of the last message."""
+    return conversation.continues_answer is not False and has_partial_answer(conversation.messages)
 
 
 def has_partial_answer(messages: Sequence[ChatMessage]) -> bool:

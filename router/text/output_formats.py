@@ -13,6 +13,7 @@ SYNTAX_KEY = "syntax"  # key of a format's `OutputSyntax`, which transformers do
 TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
 CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
 BLANK = "{blank}"
+PLACEHOLDER_PATTERN = re.compile(r"\{(call|name|arguments|parameters|blank)\}")  # in texts of an OutputSyntax
 # How formats make a call of JSON.
 CALL_TRANSFORM: Any = {"function": "{content}"}
 NAMED_CALL_TRANSFORM: Any = {"function": {"name": "{name}", "arguments": "{content}"}}
@@ -36,6 +37,11 @@ class OutputSyntax:
     calls_closing: str = ""  # behind the last call
     has_one_call: bool = False
 
+    @property
+    def call_mark(self) -> str:
+        """The text that calls begin with; empty if that is their JSON."""
+        return PLACEHOLDER_PATTERN.split(self.calls_opening + self.call, maxsplit=1)[0].strip()
+
 
 class ReasoningState(Enum):
     """Whether an answer begins with reasoning, by the end of its prompt."""
@@ -45,6 +51,15 @@ class ReasoningState(Enum):
     CLOSED = "closed"  # the prompt has ended it, or the model knows none
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerBeginning:
+    """What the prompt of a chat has begun of the answer."""
+
+    text: str = ""  # from the format's start anchor on
+    reasoning_state: ReasoningState = ReasoningState.CLOSED
+
+
+NO_ANSWER_BEGINNING = AnswerBeginning()
 THINK_TAGS, MISTRAL_THINK_TAGS = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 THINK_FIELD = {"open": "<think>", "close_pattern": r"</think>\s{0,16}"}
 MISTRAL_THINK_FIELD = {"open": "[THINK]", "close_pattern": r"\[/THINK\]\s{0,16}"}
@@ -332,8 +347,12 @@ def find_reasoning_state(output_format: OutputFormat, prompt: str) -> ReasoningS
 
 
 def without_tool_calls(output_format: OutputFormat) -> OutputFormat:
+    return without_fields(output_format, TOOL_CALLS_FIELD)
+
+
+def without_fields(output_format: OutputFormat, *names: str) -> OutputFormat:
     return {**output_format, "fields": {name: field for name, field in output_format["fields"].items()
-                                        if name != TOOL_CALLS_FIELD}}
+                                        if name not in names}}
 
 
 def find_call_opening(output_format: OutputFormat | None, template: str) -> str:

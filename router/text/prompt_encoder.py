@@ -14,7 +14,7 @@ from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, Retrya
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.output_formats import ReasoningState
+from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning
 from router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -76,11 +76,15 @@ class DialectParameterNames:
     max_top_n_tokens: int = 0  # that the dialect itself promises, also beyond --max-top-n-tokens
     max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
 
+    def name_format(self, openai_name: str) -> str:
+        """Return the name of a field of OpenAI's chats that holds the format of the answer."""
+        return self.grammar if openai_name == "response_format" else openai_name
+
     def check_prompt_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:
         """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
         truncate_hint = f", or set `{self.truncate}`" if self.truncate else ""
-        if (max_new_tokens is not None
-            and num_tokens + min(max_new_tokens, self.max_required_new_tokens) > limits.max_total_tokens):
+        num_required = min(max_new_tokens or 0, self.max_required_new_tokens)
+        if num_required and num_tokens + num_required > limits.max_total_tokens:
             raise InvalidRequest(
                 f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
                 f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{truncate_hint}",
@@ -114,7 +118,7 @@ class EncodedPrompt:
     block_hashes: tuple[bytes, ...]  # of the prompt's full blocks; empty if they are not shared
     num_characters: int  # of its text
     token_offsets: TokenOffsets = ()  # for classification: character range of each token, None for special tokens
-    reasoning_state: ReasoningState = ReasoningState.CLOSED  # of the answer in a chat
+    answer_beginning: AnswerBeginning = NO_ANSWER_BEGINNING  # in a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +263,12 @@ class PromptEncoder:
                            is_pooling=prompt_input.kind is not RequestKind.GENERATE)
         self._check_vocabulary(parameter_names.prompt, tokens)
         hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
-        return EncodedPrompt(tokens, hashes, len(text), token_offsets, self._find_reasoning_state(prompt, text))
+        return EncodedPrompt(tokens, hashes, len(text), token_offsets, self._find_answer_beginning(prompt, text))
 
-    def _find_reasoning_state(self, prompt: RawPrompt, text: str) -> ReasoningState:
+    def _find_answer_beginning(self, prompt: RawPrompt, text: str) -> AnswerBeginning:
         if self._chat_template is None or not isinstance(prompt, Conversation):
-            return ReasoningState.CLOSED
-        return self._chat_template.find_reasoning_state(prompt, text)
+            return NO_ANSWER_BEGINNING
+        return self._chat_template.find_answer_beginning(prompt, text)
 
     def _check_vocabulary(self, name: str, tokens: tuple[int, ...]) -> None:
         if (largest := max(tokens, default=0)) >= self._model_info.vocabulary_size:

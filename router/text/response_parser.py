@@ -1,39 +1,29 @@
 """Parsers of a model's output into content, reasoning and tool calls, by its format (output_formats.py). Output that
-does not fit its format is content."""
+does not fit its format is content. constrained_answers.py parses what a grammar ensures."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, Protocol
 
-from router.errors import NotReady
 from router.text.json_reader import JsonReader
 from router.text.output_formats import (
-    CALL_TRANSFORM,
-    NAMED_CALL_TRANSFORM,
     REASONING_FIELDS,
-    SYNTAX_KEY,
     TOOL_CALLS_FIELD,
     OutputFormat,
-    OutputSyntax,
-    ReasoningState,
     find_answer_beginning,
     has_json_calls,
-    is_json_call,
     without_tool_calls,
 )
+from router.text.transformers_parser import compile_field_end, create_parser, find_open_field, has_streamed_calls
 
 # Beginning of the JSON of a call, up to its arguments.
 CALL_OPENING_PATTERN = (r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
                         r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 OBJECT_AHEAD = r'\s*(?=\{\s*["}])'
 CALL_OPENING, ARGUMENTS_OPENING = re.compile(CALL_OPENING_PATTERN + OBJECT_AHEAD), re.compile(OBJECT_AHEAD)
-REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 MAX_OPENING_CHARACTERS = 1024  # of the beginning of a call whose arguments are returned as they come
 
 
@@ -88,21 +78,6 @@ class AnyResponseParser(Protocol):
 
     def finish(self) -> list[ResponsePart]:
         """Return the remaining parts, at the end of the answer."""
-
-
-def import_chat_parsing() -> Any:
-    """Import transformers' parser on first use: it takes half a second, and most servers never need it. Raises NotReady
-    if its files cannot be read now, as without descriptors; the next use tries again."""
-    try:
-        return import_module("transformers.utils.chat_parsing")
-    except OSError as error:
-        raise NotReady(f"the parser of answers cannot be loaded now: {error}; try again") from error
-
-
-def preload_chat_parsing() -> None:
-    """Import transformers' parser ahead of its first use, which tries again if that fails."""
-    with suppress(NotReady):
-        import_chat_parsing()
 
 
 class StreamingResponseParser:
@@ -274,175 +249,6 @@ class JsonCallReader:
         except (ValueError, RecursionError):
             return False
         return True
-
-
-class FormattedAnswerParser:
-    """Parser of an answer that a grammar ensures: reasoning, if the prompt leaves room for it, and a text in a format,
-    in which nothing else is looked for."""
-
-    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
-                 opening: str = "") -> None:
-        """`state`: whether reasoning as in `syntax` precedes the text. `opening`: what may precede the text then."""
-        syntax = OutputSyntax() if syntax is None else syntax
-        self.strips_text = False
-        self._reasoning_state = state if syntax.thoughts is not None else ReasoningState.CLOSED
-        self._thoughts_opening, self._thoughts_closing = syntax.thoughts or ("", "")
-        self._marks = [] if self._reasoning_state is ReasoningState.CLOSED else [
-            mark.strip() for mark in (syntax.thoughts_end, opening or syntax.answer_opening) if mark]
-        # Whether whitespace and marks that separate the text from reasoning may follow.
-        self._is_at_start = self._reasoning_state is not ReasoningState.CLOSED
-        self._text = ""  # that was not returned yet
-
-    def feed(self, text: str) -> list[ResponsePart]:
-        self._text += text
-        if self._reasoning_state is ReasoningState.CLOSED and not self._is_at_start:
-            return self._take_answer()
-        parts = self._take_reasoning()
-        if self._reasoning_state is ReasoningState.CLOSED:
-            self._skip_marks()
-            parts += [] if self._is_at_start else self._take_answer()
-        return parts
-
-    def closes_field(self, _token: str) -> bool:
-        """Return False: the grammar determines the end of the answer."""
-        return False
-
-    def finish(self) -> list[ResponsePart]:
-        part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
-        return [part_type(self._text)] if self._text else []
-
-    def _take_answer(self) -> list[ResponsePart]:
-        """Return the parts that are certain by now of the text behind the reasoning."""
-        text, self._text = self._text, ""
-        return [ContentPiece(text)] if text else []
-
-    def _skip_marks(self) -> None:
-        """Skip whitespace and marks before the text, as far as it is there."""
-        while self._is_at_start:
-            text = self._text.lstrip()
-            if self._marks and text.startswith(self._marks[0]):
-                text = text.removeprefix(self._marks.pop(0))
-            elif self._marks and not self._marks[0].startswith(text):
-                del self._marks[0]
-                continue
-            elif self._marks or not text:
-                return
-            else:
-                self._is_at_start = False
-            self._text = text
-
-    def _take_reasoning(self) -> list[ResponsePart]:
-        """Return the reasoning that is certain by now, which ends with the first closing."""
-        if self._reasoning_state is ReasoningState.POSSIBLE:
-            text = self._text.lstrip()
-            if text.startswith(self._thoughts_opening):
-                self._reasoning_state, self._text = ReasoningState.OPEN, text.removeprefix(self._thoughts_opening)
-            elif not self._thoughts_opening.startswith(text):
-                self._reasoning_state, self._is_at_start = ReasoningState.CLOSED, bool(self._marks)
-        if self._reasoning_state is not ReasoningState.OPEN:
-            return []
-        reasoning, closing, rest = self._text.partition(self._thoughts_closing)
-        if closing:
-            self._reasoning_state = ReasoningState.CLOSED
-        else:  # its end may be the beginning of the closing
-            num_held = next(length for length in range(len(self._thoughts_closing) - 1, -1, -1)
-                            if reasoning.endswith(self._thoughts_closing[:length]))
-            reasoning, rest = reasoning[:len(reasoning) - num_held], reasoning[len(reasoning) - num_held:]
-        self._text = rest
-        return [ReasoningPiece(reasoning)] if reasoning else []
-
-
-class RequiredCallParser(FormattedAnswerParser):
-    """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
-    cut off before them is returned as content."""
-
-    def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
-                 opening: str = "") -> None:
-        super().__init__(syntax, state, opening)
-        self.strips_text = True
-        self._arguments: JsonReader | None = None  # once the arguments have begun
-
-    def _take_answer(self) -> list[ResponsePart]:
-        parts: list[ResponsePart] = []
-        if self._arguments is None:
-            if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
-                return parts
-            self._arguments, self._text = JsonReader(), self._text[match.end():]
-            parts.append(ToolCallOpening(json.loads(match[1])))
-        arguments, self._text = self._arguments.take(self._text), ""
-        return parts + [ArgumentsPiece(arguments)] * bool(arguments)
-
-
-def create_parser(output_format: OutputFormat, prefix: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
-    """Return transformers' parser. Arguments that are no JSON get the types of the tools' parameters. Calls that are
-    returned as they come are text to it."""
-    template = {key: value for key, value in output_format.items() if key != SYNTAX_KEY}
-    if has_streamed_calls(output_format):
-        field = template["fields"][TOOL_CALLS_FIELD] | {"content": "text", "content_args": {"strip": False}}
-        template["fields"] = template["fields"] | {TOOL_CALLS_FIELD: field}
-    typed_tools = [] if has_json_calls(output_format) else [dict(tool) for tool in tools]
-    return get_parser_class()(template, prefix=prefix, tools=typed_tools,
-                              has_json_calls=has_streamed_calls(output_format))
-
-
-@cache
-def get_parser_class() -> Any:
-    class CallResponseParser(import_chat_parsing().ResponseParser):  # type: ignore[misc]  # imported on first use
-        """Parser whose events of opened fields have what their patterns captured. Nothing closes a call within its
-        JSON, as in a string that holds such a mark."""
-
-        _pos: int
-
-        def __init__(self, *arguments: Any, has_json_calls: bool, **options: Any) -> None:
-            self._json_field = TOOL_CALLS_FIELD if has_json_calls else ""
-            self._json_reader, self._json_end = JsonReader(), 0  # of the last call; where in the text its JSON ends
-            super().__init__(*arguments, **options)
-
-        @property
-        def is_in_json(self) -> bool:
-            """Whether the JSON of a call has not come to its end."""
-            return self._current == self._json_field and not self._json_reader.is_finished
-
-        def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
-            super()._open_explicit(events, field, match)
-            events[-1]["captures"] = match.groupdict()
-            self._json_reader, self._json_end = JsonReader(), match.end()
-
-        def _scan(self, watch: Any, eos: bool) -> Any:
-            if self._current == self._json_field:
-                self._json_end += len(self._json_reader.take(self._buffer[self._json_end:]))
-                if self.is_in_json:
-                    return None, len(self._buffer)
-                place, self._pos = self._pos, max(self._pos, self._json_end)
-                result = super()._scan(watch, eos)
-                self._pos = place
-                return result
-            return super()._scan(watch, eos)
-
-    return CallResponseParser
-
-
-def has_streamed_calls(output_format: OutputFormat) -> bool:
-    """Return whether calls are plain JSON, so that their arguments can be returned as they come."""
-    field = output_format["fields"].get(TOOL_CALLS_FIELD, {})
-    return is_json_call(field, None, CALL_TRANSFORM, NAMED_CALL_TRANSFORM)
-
-
-def find_open_field(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the field that is open after events of transformers' parser; empty if none is."""
-    last = next((event for event in reversed(events) if event["type"] != "region_chunk"), None)
-    return str(last["field"]) if last is not None and last["type"] == "region_open" else ""
-
-
-def compile_field_end(field: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return the pattern of what ends a field, such as a call; an empty one if nothing does, or if the model's own
-    format has it in another dialect of patterns."""
-    closes = field.get("close") or ()
-    pattern = field.get("close_pattern") or "|".join(map(re.escape, [closes] if isinstance(closes, str) else closes))
-    try:
-        return re.compile(pattern)
-    except re.error:
-        return re.compile("")
 
 
 def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) -> ParsedToolCall:

@@ -25,7 +25,7 @@ from router.request import (
     hash_namespace,
 )
 from router.text.chat_template import ChatTemplate
-from router.text.output_formats import ReasoningState
+from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning, ReasoningState
 from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
 from router.text.tokenizer import Tokenizer
 from router.validation.bounds import (
@@ -113,6 +113,7 @@ class ValidatedRequest:
     num_prompt_characters: int = 0  # of the prompt's text
     adapter: ResolvedAdapter | None = None
     char_ranges: TokenOffsets = ()  # for classification: character ranges of the prompt's tokens
+    answer_beginning: AnswerBeginning = NO_ANSWER_BEGINNING  # in a chat
 
 
 class RequestValidator:
@@ -161,7 +162,7 @@ class RequestValidator:
             cache_namespace = hash_namespace(tenant, NO_ADAPTER_DIGEST if adapter is None else adapter.digest,
                                              generation_input.cache_salt or "")
         prompt = await self.prompt_encoder.encode(generation_input, cache_namespace)
-        grammar = await self._resolve_grammar(generation_input, prompt.reasoning_state)
+        grammar = await self._resolve_grammar(generation_input, prompt.answer_beginning.reasoning_state)
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
                                              cache_namespace=cache_namespace, index=index)
                 for index in range(generation_input.best_of or generation_input.num_choices)]
@@ -324,7 +325,8 @@ class RequestValidator:
             adapter_name="" if adapter is None or adapter.is_private else adapter.name,
             kind=generation_input.kind,
         )
-        return ValidatedRequest(request, seed, prompt.num_characters, adapter, prompt.token_offsets)
+        return ValidatedRequest(request, seed, prompt.num_characters, adapter, prompt.token_offsets,
+                                prompt.answer_beginning)
 
 
 def check_logit_bias(logit_bias: Mapping[str, float], vocabulary_size: int) -> dict[int, float]:

@@ -19,7 +19,7 @@ from transformers.utils import chat_template_utils
 
 import router.text.jinja_sandbox
 from router.errors import ChatTemplateFailed
-from router.http.openai.chat import ChatRequest, Message
+from router.http.openai.requests import ChatRequest, Message
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import TemplateSandbox, collapse_whitespace
 from router.text.tokenizer import create_byte_tokenizer

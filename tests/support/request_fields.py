@@ -17,9 +17,9 @@ from router.http.ollama.requests import (
     OllamaOptions,
     OllamaShowRequest,
 )
-from router.http.openai.chat import ChatRequest, StreamOptions
 from router.http.openai.completions import CompletionRequest
 from router.http.openai.constraints import StructuredOutputs
+from router.http.openai.requests import ChatRequest, StreamOptions
 from router.http.openai.responses import ReasoningOptions, ResponsesRequest, TextOptions
 from router.http.routes.pooling import EmbeddingsRequest
 from router.http.transport.body import ReportingBodyModel

@@ -10,10 +10,11 @@ from router.http.anthropic.requests import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from router.http.openai.answers import call_with_parsing, read_answer, stream_answer
-from router.http.openai.chat import get_echoed_model, validate_chat
+from router.http.openai.answers import process_output, read_answer, stream_answer
+from router.http.openai.chat import validate_chat
+from router.http.openai.requests import get_echoed_model
 from router.http.transport.auth import CLIENT
-from router.http.transport.body import json_response, json_text_response, read_body
+from router.http.transport.body import add_ignored_fields, json_response, json_text_response, read_body
 from router.http.transport.request_context import ANSWER_ID, RequestContext, request_headers, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
@@ -32,6 +33,7 @@ class AnthropicRoutes(ServiceRoutes):
         messages_request = await read_body(request, AnthropicMessagesRequest)
         chat_request = await context.run(messages_request.to_chat_request)
         chat = await validate_chat(services, chat_request, context, ANTHROPIC_PARAMETER_NAMES)
+        add_ignored_fields(request, chat_request.list_unused_formats(ANTHROPIC_PARAMETER_NAMES))
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         thinking = messages_request.thinking
         metadata = MessageMetadata(f"msg_{request[ANSWER_ID]}", get_echoed_model(services, chat_request),
@@ -43,7 +45,7 @@ class AnthropicRoutes(ServiceRoutes):
                                        renderer=AnthropicStreamRenderer(metadata, parser))
         outputs = await generate_all(services, chat.choices, context)
         headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-        answer = await call_with_parsing(outputs[0], read_answer, outputs[0], parser, metadata.stop_sequences)
+        answer = await process_output(outputs[0], read_answer, outputs[0], parser, metadata.stop_sequences)
         return json_text_response(answer_json(metadata, answer), headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:

@@ -28,9 +28,10 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answers import call_with_parsing, raw_token_texts
-from router.http.openai.chat import ChatRequest, OpenAIBaseRequest, create_response_parser
+from router.http.openai.answer_parser import create_response_parser
+from router.http.openai.answers import process_output, raw_token_texts
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
+from router.http.openai.requests import ChatRequest, OpenAIBaseRequest
 from router.http.openai.tools import required_call_grammar, tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
@@ -286,7 +287,7 @@ class LoraxRoutes(ServiceRoutes):
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
-        parts = [] if parser is None else await call_with_parsing(
+        parts = [] if parser is None else await process_output(
             output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
                               for part in parts if isinstance(part, ParsedToolCall))

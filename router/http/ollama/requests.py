@@ -11,7 +11,7 @@ from pydantic import AliasChoices, FailFast, Field
 from router.adapters.reference import AdapterReference
 from router.errors import AdapterNotFound, InvalidRequest
 from router.grammars.parameters import make_json_schema_grammar
-from router.http.openai.chat import (
+from router.http.openai.requests import (
     CHAT_PARAMETER_NAMES,
     ChatRequest,
     Message,

@@ -24,13 +24,9 @@ from router.http.ollama.requests import (
     OllamaGenerationRequest,
     OllamaModelRequest,
 )
-from router.http.openai.answers import call_with_parsing, stream_answer
-from router.http.openai.chat import (
-    ChatRequest,
-    ValidatedChat,
-    validate_chat,
-    validate_with_model_adapter,
-)
+from router.http.openai.answers import process_output, stream_answer
+from router.http.openai.chat import ValidatedChat, validate_chat
+from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.routes.pooling import (
     EmbeddingsRequest,
     create_embedding_input,
@@ -122,7 +118,7 @@ class OllamaRoutes(ServiceRoutes):
         if body.stream is False:
             outputs = await generate_all(services, [choice], context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-            answer = await call_with_parsing(outputs[0], ollama_answer_json, response, outputs[0], parser, stop_strings)
+            answer = await process_output(outputs[0], ollama_answer_json, response, outputs[0], parser, stop_strings)
             return json_text_response(answer, headers)
         renderer = OllamaStreamRenderer(response, len(choice.request.prompt), stop_strings, parser)
         return await stream_answer(services, request, context, headers | NDJSON_HEADERS, choice=choice,

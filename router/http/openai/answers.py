@@ -36,11 +36,12 @@ COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_
 
 
 class PartStripper:
-    """Strips the whitespace around an answer's reasoning, and around its text if that is asked for, while they come in
+    """Strips the whitespace around an answer's reasoning, and around its text if the parser says so, while they come in
     pieces, and counts the tokens of the reasoning: those up to its last piece, without those of other parts."""
 
-    def __init__(self, *, strips_text: bool) -> None:
-        self._kinds = (ContentPiece, ReasoningPiece) if strips_text else (ReasoningPiece,)
+    def __init__(self, parser: AnyResponseParser | None) -> None:
+        """`parser`: of the answer, which knows at the latest with the first piece of the text whether to strip it."""
+        self._parser = parser
         # Whitespace that is returned once more follows; None before the first other character.
         self._held_back: dict[type[ContentPiece | ReasoningPiece], str | None] = {}
         self.num_reasoning_tokens = 0
@@ -52,7 +53,8 @@ class PartStripper:
         return [stripped for part in parts if (stripped := self._strip_part(part)) is not None]
 
     def _strip_part(self, part: ResponsePart) -> ResponsePart | None:
-        if isinstance(part, self._kinds):
+        if isinstance(part, ReasoningPiece) or (
+                isinstance(part, ContentPiece) and self._parser is not None and self._parser.strips_text):
             text = self._strip(type(part), part.text)
             if not text:
                 return None
@@ -97,10 +99,11 @@ class Answer:
         return [part for part in self.parts if isinstance(part, ParsedToolCall)]
 
 
-async def call_with_parsing(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that parses this output. Parsing takes some ten microseconds per token, so that of a long output
-    is done in a thread, off the event loop."""
+async def process_output(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
+    the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
     if len(output.tokens) <= MAX_INLINE_TOKENS:
+        await asyncio.sleep(0)  # a chat may have many choices: other tasks may run between them
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 
@@ -111,7 +114,7 @@ def read_answer(output: GenerationOutput, parser: AnyResponseParser | None,
     if parser is None:
         text = trim_stop_string(output.final_event, trimmed_stop_strings)
         return Answer([ContentPiece(text)] if text else [], output.final_event)
-    stripper, parts = PartStripper(strips_text=parser.strips_text), list[ResponsePart]()
+    stripper, parts = PartStripper(parser), list[ResponsePart]()
     *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
     for piece in pieces:
         parts += stripper.feed(parser.feed(piece))
@@ -132,7 +135,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
-        self._stripper = PartStripper(strips_text=parser is not None and parser.strips_text)
+        self._stripper = PartStripper(parser)
         self._num_tool_calls = 0
         self._is_in_call = False  # whether the arguments of the last call may go on
 

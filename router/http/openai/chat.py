@@ -1,27 +1,20 @@
-"""OpenAI's `POST /v1/chat/completions`: parses bodies into `GenerationInput`; rendering.py renders the events. Where
-OpenAI and text-generation-inference differ, responses have a form that clients of both accept. The chats of other
-dialects become a `ChatRequest`, too, and go through `validate_chat`."""
+"""OpenAI's `POST /v1/chat/completions`: requests.py converts bodies to `GenerationInput`; rendering.py renders the
+events. Where OpenAI and text-generation-inference differ, responses have a form that clients of both accept. The chats
+of other dialects go through `validate_chat`, too."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic as clock
-from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BeforeValidator, FailFast, Field
-from pydantic_core import PydanticCustomError
 
-from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
-from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
-from router.grammars.parameters import Grammar, parse_grammar
-from router.http.openai.answers import call_with_parsing
-from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
-from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
+from router.http.openai.answer_parser import create_response_parser
+from router.http.openai.answers import process_output
+from router.http.openai.chat_grammar import constrain_answer
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     DONE_EVENT,
@@ -34,29 +27,14 @@ from router.http.openai.rendering import (
     text_chat_choice_json,
     usage_chunk,
 )
-from router.http.openai.tools import (
-    NamedToolChoice,
-    OpenAIToolChatStreamRenderer,
-    Tool,
-    ToolCall,
-    get_tool_choice_option,
-    required_call_grammar,
-    select_template_tools,
-    tool_chat_choice_json,
+from router.http.openai.requests import (
+    CHAT_PARAMETER_NAMES,
+    ChatRequest,
+    get_echoed_model,
+    validate_with_model_adapter,
 )
-from router.http.transport.body import (
-    NOT_GIVEN,
-    BodyModel,
-    Int32,
-    RefusedFields,
-    ReportingBodyModel,
-    UInt32,
-    UInt64,
-    is_base_model,
-    json_text_response,
-    read_body,
-    report_ignored_fields,
-)
+from router.http.openai.tools import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     RequestTurns,
@@ -68,351 +46,11 @@ from router.http.transport.services import (
 )
 from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
-from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, Conversation
-from router.text.output_formats import (
-    BARE_JSON_FORMAT,
-    PYTHONIC_FORMAT,
-    find_reasoning_state,
-    get_output_syntax,
-)
-from router.text.prompt_encoder import DialectParameterNames, RawPrompt
-from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import (
-    AnyResponseParser,
-    FormattedAnswerParser,
-    RequiredCallParser,
-    StreamingResponseParser,
-    import_chat_parsing,
-)
-from router.validation import bounds
+from router.text.prompt_encoder import DialectParameterNames
+from router.text.response_parser import AnyResponseParser
 from router.validation.validator import GenerationInput, ValidatedRequest
 
-MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
-MAX_NAMED_MODELS = 10  # models and adapters that an error names
-CHAT_PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
-                                             grammar="response_format", top_n_tokens="top_logprobs",
-                                             max_top_n_tokens=MAX_TOP_LOGPROBS)
-# Last tokens of the prompt, in which the template has begun the answer, or which the client has written of it.
-NUM_LAST_PROMPT_TOKENS, NUM_CONTINUED_PROMPT_TOKENS = 64, 8192
-# Fields that change how a chat is rendered, beside its messages and tools.
-TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "reasoning_effort", "add_generation_prompt",
-                             "continue_final_message"})
-# Of OpenAI's and vLLM's APIs.
-REFUSED_FIELDS: RefusedFields = {
-    **dict.fromkeys(("audio", "bad_words", "chat_template", "documents", "early_stopping", "ebnf", "ec_transfer_params",
-                     "function_call", "functions", "grammar", "json_schema", "kv_transfer_params", "logits_processors",
-                     "logprob_token_ids", "media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction",
-                     "prompt_embeds", "regex", "repetition_detection", "return_mm_kwargs", "return_prompt_text",
-                     "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids", "use_beam_search",
-                     "vllm_xargs", "watermarking", "web_search_options"), NOT_GIVEN),
-    **dict.fromkeys(("prompt_logprobs", "thinking_token_budget", "truncate_prompt_tokens"), (None,)),
-    **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (None, True)),
-    "length_penalty": (None, 1), "modalities": (None, ["text"])}
-# What clients of these APIs say about themselves and about OpenAI's accounts and caches, and what only counts beside a
-# field that is refused.
-IGNORED_FIELDS = frozenset({
-    "metadata", "mm_payload", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
-    "routed_experts_prompt_start", "safety_identifier", "service_tier", "session_id", "store", "stream_interval",
-    "truncation_side", "user", "verbosity"})
 TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
-SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi", "default"})  # values of `model` that mean the served one
-
-
-def as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else [] if value is None else value
-
-
-def check_num_entries(value: object) -> object:
-    """Refuse an object of very many entries before each of them is checked."""
-    if isinstance(value, dict) and len(value) > bounds.MAX_LISTED_TOKENS:
-        raise PydanticCustomError("entries", f"must have at most {bounds.MAX_LISTED_TOKENS} entries, got {len(value)}")
-    return value
-
-
-StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
-
-
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-KEEPS_ALL_CANDIDATES = (-1, 0)  # values of `top_k` that vLLM's clients send
-
-
-class StreamOptions(ReportingBodyModel):
-    """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
-    far."""
-
-    ignored_fields = frozenset({"include_obfuscation"})
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class OpenAIBaseRequest(ConstrainedRequest):
-    """Fields that chats and completions have in common. Null means that a field is not given."""
-
-    ignored_fields = IGNORED_FIELDS
-    refused_fields = REFUSED_FIELDS
-    model: str | None = None
-    adapter_source: str | None = None
-    api_token: str | None = Field(default=None, repr=False)
-    max_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
-    temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
-    top_p: Annotated[float | None, bounds.FRACTION_OR_ONE] = None
-    frequency_penalty: Annotated[float | None, bounds.PENALTY] = None
-    presence_penalty: Annotated[float | None, bounds.PENALTY] = None
-    repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
-    top_k: Annotated[Int32 | None, bounds.TOP_K_OR_ALL] = None
-    min_p: Annotated[float | None, bounds.MIN_P] = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(check_num_entries), bounds.LOGIT_BIAS] = None
-    allowed_token_ids: Annotated[list[int] | None, FailFast(), bounds.ALLOWED_TOKEN_IDS] = None
-    min_tokens: UInt32 | None = None
-    stop_token_ids: Annotated[list[int] | None, FailFast(), bounds.TOKEN_IDS] = None
-    seed: UInt64 | None = None
-    stop: Annotated[StringList, bounds.STOP_STRINGS] = Field(default_factory=list)
-    n: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
-    include_stop_str_in_output: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
-    cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
-    priority: Annotated[Int32 | None, bounds.PRIORITY] = None
-
-    @property
-    def should_include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def has_continuous_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
-        """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
-        keeps_them = is_tgi if self.include_stop_str_in_output is None else self.include_stop_str_in_output
-        return () if keeps_them else tuple(self.stop)
-
-    def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
-        """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
-        `source_token` is the client's, unless the body has another."""
-        if (services.validator.adapter_registry is None or self.model is None
-            or is_base_model(self.model, services.served_model.name)):
-            return None
-        check_adapter_name("model", self.model)
-        return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
-
-    @property
-    def token_parameters(self) -> dict[str, Any]:
-        """Fields of GenerationInput that TGI's and LoRAX's parameters do not have."""
-        return {"min_p": self.min_p, "logit_bias": self.logit_bias or {}, "min_tokens": self.min_tokens or 0,
-                "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-                "stop_token_ids": tuple(self.stop_token_ids or ())}
-
-    def base_generation_input(self, prompt: RawPrompt, parameter_names: DialectParameterNames,
-                              context: RequestContext) -> GenerationInput:
-        greedy = self.temperature == 0
-        if self.temperature is not None and self.temperature < 0:
-            raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < -1:
-            raise InvalidRequest(f"`top_k` must be at least -1, got {self.top_k}")
-        return GenerationInput(
-            prompt=prompt,
-            parameter_names=parameter_names,
-            num_choices=1 if self.n is None else self.n,
-            greedy=greedy,
-            do_sample=True,
-            temperature=None if greedy else self.temperature,
-            top_p=None if self.top_p == 1 else self.top_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            max_new_tokens=self.max_tokens,
-            stop_strings=tuple(self.stop),
-            repetition_penalty=self.repetition_penalty,
-            top_k=None if self.top_k in KEEPS_ALL_CANDIDATES else self.top_k,
-            **self.token_parameters,
-            seed=self.seed,
-            ignore_eos=bool(self.ignore_eos),
-            cache_salt=self.cache_salt,
-            priority=self.priority or 0,
-            tenant=context.tenant,
-            request_id=context.request_id,
-            deadline=context.deadline,
-        )
-
-
-async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
-                                      generation_input: GenerationInput,
-                                      context: RequestContext) -> list[ValidatedRequest]:
-    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the names that
-    `/v1/models` lists."""
-    if openai_request.model_extra and not services.is_tgi:
-        openai_request.check_refused_fields()
-    try:
-        return await services.validator.validate(
-            replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
-    except AdapterNotFound as error:
-        registry = services.validator.adapter_registry
-        aliases = {} if registry is None else registry.aliases
-        names = sorted(await services.list_adapter_names(), key=lambda name: name not in aliases)
-        model_names = ", ".join([services.served_model.name, *names][:MAX_NAMED_MODELS])
-        raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
-                              f"name of an adapter ({error})", param="model") from error
-
-
-def join_content_parts(content: object) -> str | None:
-    """Return the content as one text; the texts of parts are joined as in text-generation-inference."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
-    texts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise PydanticCustomError(
-                "content", "must be a string or a list of parts of type `text`; images and other parts are not served")
-        texts.append(text)
-    return "".join(texts)
-
-
-class TextPart(BodyModel):
-    """Part of a message's content that is text, the only type of part that is served."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(ReportingBodyModel):
-    """A message of the chat, as OpenAI's clients send it."""
-
-    unreported_fields = frozenset({"refusal", "annotations"})
-    role: Annotated[str, Field(min_length=1)]
-    content: Annotated[str | None,
-                       BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall] | None, FailFast()] = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # its newer name
-
-    def to_template_message(self) -> dict[str, Any]:
-        """Return the message for the chat template, with `content` always a string. Raises InvalidRequest."""
-        if self.content is None and not self.tool_calls:
-            raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
-                                 param="messages")
-        fields = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
-        return {"role": self.role, "content": "", **fields}  # in this order, which templates may show
-
-
-class ChatRequest(OpenAIBaseRequest):
-    """Body of `/v1/chat/completions`."""
-
-    refused_fields = REFUSED_FIELDS | {"add_special_tokens": (None, False), "best_of": (None, 1), "echo": (None, False)}
-
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    max_completion_tokens: Annotated[UInt32 | None, bounds.AT_LEAST_ONE] = None
-    logprobs: bool | None = None
-    top_logprobs: UInt32 | None = None
-    response_format: Annotated[Any, bounds.GRAMMAR] = None
-    tools: Annotated[list[Tool] | None, FailFast()] = None
-    tool_choice: str | NamedToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    tool_prompt: str | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, bounds.TEMPLATE_VARIABLES] = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    @property
-    def conversation(self) -> Conversation:
-        """Return the conversation for the chat template. Raises InvalidRequest and InvalidTools."""
-        conversation = Conversation(
-            tuple(message.to_template_message() for message in self.messages),
-            (() if self.tools is None and self.tool_choice is None
-             else select_template_tools(self.tools, self.tool_choice)),
-            self.tool_prompt or "", self.needs_tool_call, may_reason=True)
-        if self.model_fields_set.isdisjoint(TEMPLATE_FIELDS):
-            return conversation
-        return replace(conversation, template_variables=self._template_variables,
-                       adds_generation_prompt=self.add_generation_prompt is not False,
-                       continues_answer=self._continues_answer)
-
-    @property
-    def _template_variables(self) -> Mapping[str, Any]:
-        variables = self.chat_template_kwargs or {}
-        for name in RESERVED_TEMPLATE_VARIABLES & variables.keys():
-            raise InvalidRequest(f"`chat_template_kwargs.{name}` is set by the server; leave it out",
-                                 param="chat_template_kwargs")
-        if self.reasoning_effort is None:
-            return variables
-        # Templates that know no effort can only switch reasoning off.
-        no_reasoning = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
-        return {"reasoning_effort": self.reasoning_effort, **no_reasoning, **variables}
-
-    @property
-    def _continues_answer(self) -> bool | None:
-        if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise InvalidRequest("`continue_final_message` and `add_generation_prompt` exclude each other; give "
-                                     "one", param="continue_final_message")
-            if self.messages[-1].role != "assistant":
-                raise InvalidRequest("`continue_final_message` needs a last message of the role `assistant`, got "
-                                     f"`{self.messages[-1].role[:40]}`", param="continue_final_message")
-        return self.continue_final_message
-
-    @property
-    def may_call_tool(self) -> bool:
-        return bool(self.tools) and get_tool_choice_option(self.tool_choice) != "none"
-
-    @property
-    def needs_tool_call(self) -> bool:
-        return self.tool_choice is not None and get_tool_choice_option(self.tool_choice) == "required"
-
-    def without_empty_tools(self, *, is_tgi: bool) -> Self:
-        """Return the request, in which an empty list of tools means none, but to text-generation-inference."""
-        return self if is_tgi or self.tools != [] else self.model_copy(update={"tools": None})
-
-    def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
-        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty. A
-        grammar beside tools is refused."""
-        if self.tools is not None and (found := self._find_format()) is not None:
-            raise InvalidTools("Grammar and tools are mutually exclusive", param=found[0])
-        plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
-        generation_input = plain_request.to_generation_input(context)
-        names = replace(generation_input.parameter_names, max_top_n_tokens=0)
-        generation_input = replace(generation_input, raw_logprobs=False, parameter_names=names,
-                                   prompt=replace(self.conversation, may_reason=False))
-        return (generation_input if self.presence_penalty is None or self.repetition_penalty is not None
-                else replace(generation_input, repetition_penalty=self.presence_penalty + 2))
-
-    def to_generation_input(self, context: RequestContext,
-                            parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> GenerationInput:
-        conversation = self.conversation
-        parameter, grammar = self._output_grammar(parameter_names)
-        if parameter != parameter_names.grammar:
-            parameter_names = replace(parameter_names, grammar=parameter)
-        if self.max_completion_tokens is not None:
-            parameter_names = replace(parameter_names, max_new_tokens="max_completion_tokens")
-        return replace(self.base_generation_input(conversation, parameter_names, context),
-                       max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs,
-                       raw_logprobs=bool(self.logprobs or self.top_logprobs), grammar=grammar)
-
-    def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
-        """Return the parameter that constrains the answer, by default that of formats, and its grammar. A required call
-        has no format: a format is that of the text."""
-        found = self._find_format()
-        if self.needs_tool_call:
-            return "tool_choice", required_call_grammar(self.tools, self.tool_choice)
-        if found is not None:
-            return (parameter_names.grammar if found[0] == CHAT_PARAMETER_NAMES.grammar else found[0]), found[1]
-        return parameter_names.grammar, None
-
-    def _find_format(self) -> tuple[str, Grammar] | None:
-        if self.response_format is not None:
-            return self.find_grammar(partial(parse_grammar, value=self.response_format))
-        return None if CONSTRAINT_FIELDS.isdisjoint(self.model_fields_set) else self.find_grammar(None)
-
-    def resolve_max_new_tokens(self) -> int | None:
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            raise InvalidRequest("`max_tokens` and `max_completion_tokens` are given, with different values; give one")
-        return limits.pop() if limits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,35 +73,34 @@ class ValidatedChat:
     parsers: Sequence[AnyResponseParser | None]
 
 
-def constrain_answer(services: Services, chat_request: ChatRequest,
-                     generation_input: GenerationInput) -> GenerationInput:
-    """Return a chat whose grammar is that of the model's whole output. Raises InvalidRequest and InvalidTools."""
-    template, needs_call = services.validator.chat_template, chat_request.needs_tool_call
-    if generation_input.grammar is None:
-        return generation_input
-    generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
-    if needs_call or not chat_request.may_call_tool:
-        return generation_input
-    return allow_calls(generation_input, template, chat_request.tools or (),
-                       has_one_call=chat_request.parallel_tool_calls is False)
-
-
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
-    is_tgi = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES  # its quirks are those of OpenAI's route
-
-    def make_generation_input() -> GenerationInput:
-        if is_tgi:
-            return chat_request.to_tgi_generation_input(context)
-        chat_input = chat_request.to_generation_input(context, parameter_names)
-        return chat_input if chat_input.grammar is None else constrain_answer(services, chat_request, chat_input)
-
-    generation_input = await context.run(make_generation_input)
+    generation_input = await context.run(partial(make_chat_input, services, chat_request, context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
-    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_tgi)
+    if services.validator.reasoning_format is None and not chat_request.may_call_tool:
+        return ValidatedChat(choices, [None] * len(choices))
+    is_compat = has_tgi_quirks(services, parameter_names)
+    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_compat)
                                    for choice in choices])
+
+
+def make_chat_input(services: Services, chat_request: ChatRequest, context: RequestContext,
+                    parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> GenerationInput:
+    """Convert a chat of any dialect. A grammar becomes that of the model's whole output. Raises InvalidRequest and
+    InvalidTools."""
+    if has_tgi_quirks(services, parameter_names):
+        return chat_request.to_tgi_generation_input(context)
+    chat_request.check_roles(services.validator.chat_template)
+    generation_input = chat_request.to_generation_input(context, parameter_names)
+    return generation_input if generation_input.grammar is None else constrain_answer(
+        services.validator.chat_template, chat_request, generation_input)
+
+
+def has_tgi_quirks(services: Services, parameter_names: DialectParameterNames) -> bool:
+    """Return whether a chat is one of text-generation-inference's, which are those of OpenAI's route."""
+    return services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES
 
 
 class ChatRoutes(ServiceRoutes):
@@ -480,6 +117,8 @@ class ChatRoutes(ServiceRoutes):
         if services.is_tgi:
             report_ignored_fields(request, chat_request, TGI_IGNORED_FIELDS)
         chat = await validate_chat(services, chat_request, context)
+        if chat_request.tool_choice is not None:
+            add_ignored_fields(request, chat_request.list_unused_formats())
         validated_at, choices = clock(), chat.choices
         metadata = ResponseMetadata.create(services, request, "chatcmpl-", get_echoed_model(services, chat_request))
         output_options = ChatOutputOptions(
@@ -495,9 +134,9 @@ class ChatRoutes(ServiceRoutes):
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=len(outputs))
             return json_text_response(chat_completion_json(metadata, outputs, [
-                text_chat_choice_json(metadata, index, output, output_options) if parser is None
-                else await call_with_parsing(output, tool_chat_choice_json, metadata, index, output, output_options,
-                                             parser)
+                await process_output(output, text_chat_choice_json, metadata, index, output, output_options)
+                if parser is None else await process_output(output, tool_chat_choice_json, metadata, index, output,
+                                                               output_options, parser)
                 for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]), headers)
 
         num_prompt_tokens = len(choices[0].request.prompt)
@@ -541,49 +180,6 @@ def compute_max_concurrent_prompts(config: RouterConfig, num_choices: int) -> in
     """Return how many prompts of one request, each with `num_choices`, may run at once: as many as have half of
     --max-concurrent-requests, or --max-client-batch-size if that is more, but at least one."""
     return max(1, max(config.max_client_batch_size, config.max_concurrent_requests // 2) // num_choices)
-
-
-def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:
-    """Return the model that a response names: the one that was asked for, unless that is a placeholder or too long to
-    be repeated in every chunk."""
-    model = openai_request.model
-    if model is None or model in SERVED_MODEL_PLACEHOLDERS or len(model) > MAX_NAME_LENGTH:
-        return services.served_model.name
-    return model
-
-
-async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
-                                 is_compat: bool = False) -> AnyResponseParser | None:
-    """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
-    With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
-    validator = services.validator
-    reasoning_format = None if is_compat else validator.reasoning_format
-    if reasoning_format is None and not chat_request.may_call_tool:
-        return None
-    num_tokens = (NUM_CONTINUED_PROMPT_TOKENS if chat_request.messages[-1].role == "assistant"
-                  else NUM_LAST_PROMPT_TOKENS)
-    prompt_end = validator.tokenizer.decode(validated_request.request.prompt[-num_tokens:], skip_special=False)
-    if chat_request.needs_tool_call:
-        if reasoning_format is None or validator.chat_template is None:
-            return RequiredCallParser()
-        state = find_reasoning_state(reasoning_format, prompt_end)
-        return RequiredCallParser(get_output_syntax(reasoning_format), state, validator.chat_template.tool_call_opening)
-    if reasoning_format is not None and not chat_request.may_call_tool:
-        if validated_request.request.grammar is not None:
-            return FormattedAnswerParser(get_output_syntax(reasoning_format),
-                                         find_reasoning_state(reasoning_format, prompt_end))
-        tools, output_format = None, reasoning_format
-    else:
-        tools = None if is_compat else select_template_tools(chat_request.tools, chat_request.tool_choice)
-        output_format = validator.output_format or BARE_JSON_FORMAT
-    max_calls = 1 if chat_request.parallel_tool_calls is False else None
-    if output_format is PYTHONIC_FORMAT:
-        return PythonicCallParser(tools, max_calls)
-    await asyncio.to_thread(import_chat_parsing)
-    parser = StreamingResponseParser(output_format, prompt_end, tools, max_calls, streams_calls=not is_compat)
-    if chat_request.messages[-1].role == "assistant":
-        parser.strips_text = False  # the answer goes on with that text, maybe with a space
-    return parser
 
 
 async def pump_choice(stream: RequestStream, pump: EventPump, renderer: ChoiceStreamRenderer) -> None:

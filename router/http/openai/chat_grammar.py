@@ -1,7 +1,6 @@
 """Grammars of whole answers in chats: behind the model's reasoning stands a required call, an answer in a format, or,
 where the model may choose, either calls or such an answer."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,12 +8,23 @@ from router.errors import InvalidTools
 from router.grammars.output_grammar import ChatGrammar, make_node, make_output_grammar
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
+from router.http.openai.requests import ChatRequest
 from router.http.openai.tools import FunctionSchema, Tool, iterate_function_schemas, make_call_grammar
 from router.text.chat_template import ChatTemplate
-from router.text.output_formats import BARE_JSON_FORMAT, OutputSyntax, get_output_syntax
+from router.text.output_formats import BARE_JSON_FORMAT, PLACEHOLDER_PATTERN, OutputSyntax, get_output_syntax
 from router.validation.validator import GenerationInput
 
-PLACEHOLDER_PATTERN = re.compile(r"\{(call|name|arguments|parameters|blank)\}")
+
+def constrain_answer(template: ChatTemplate | None, chat_request: ChatRequest,
+                     generation_input: GenerationInput) -> GenerationInput:
+    """Return a chat whose grammar, of a required call or of a text, has become that of the model's whole output. Raises
+    InvalidRequest and InvalidTools."""
+    needs_call = chat_request.needs_tool_call
+    generation_input = put_behind_reasoning(generation_input, template, is_required_call=needs_call)
+    if needs_call or not chat_request.may_call_tool:
+        return generation_input
+    return allow_calls(generation_input, template, chat_request.tools or (),
+                       has_one_call=chat_request.parallel_tool_calls is False)
 
 
 def put_behind_reasoning(generation_input: GenerationInput, template: ChatTemplate | None, *,
@@ -42,13 +52,9 @@ def allow_calls(generation_input: GenerationInput, template: ChatTemplate | None
     assert grammar is not None, "calls are allowed beside a format"
     functions = [*iterate_function_schemas(tools)]
     calls = make_calls_node(syntax, functions, has_one_call=has_one_call)
-    answer_grammar = grammar.answer if isinstance(grammar, ChatGrammar) else grammar
-    fault = next(filter(None, (answer_grammar.reference_fault, *(each.reference_fault for each in functions))), "")
-    if isinstance(grammar, ChatGrammar):
-        answer: Node = ["sequence", ["text", grammar.opening], make_node(grammar.answer)]
-        either = make_output_grammar(["choice", calls, answer], fault)
-        return replace(generation_input, grammar=replace(grammar, answer=either, opening=""))
-    return replace(generation_input, grammar=make_output_grammar(["choice", calls, make_node(grammar)], fault))
+    fault = next((function.reference_fault for function in functions if function.reference_fault), "")
+    chat_grammar = grammar if isinstance(grammar, ChatGrammar) else ChatGrammar(grammar, syntax)
+    return replace(generation_input, grammar=replace(chat_grammar, calls=make_output_grammar(calls, fault)))
 
 
 def make_calls_node(syntax: OutputSyntax, functions: Sequence[FunctionSchema], *, has_one_call: bool) -> Node:

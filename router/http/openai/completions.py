@@ -13,16 +13,7 @@ from aiohttp import web
 from router.engine.stream import RequestStream
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.chat import (
-    MAX_TOP_LOGPROBS,
-    REFUSED_FIELDS,
-    OpenAIBaseRequest,
-    StreamedChoices,
-    compute_max_concurrent_prompts,
-    get_echoed_model,
-    stream_choices,
-    validate_with_model_adapter,
-)
+from router.http.openai.chat import StreamedChoices, compute_max_concurrent_prompts, stream_choices
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
     CompletionDetails,
@@ -35,6 +26,13 @@ from router.http.openai.completion_rendering import (
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
+from router.http.openai.requests import (
+    MAX_TOP_LOGPROBS,
+    REFUSED_FIELDS,
+    OpenAIBaseRequest,
+    get_echoed_model,
+    validate_with_model_adapter,
+)
 from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
@@ -81,8 +79,13 @@ class CompletionRequest(OpenAIBaseRequest):
             if len(self.prompt) > max_tgi_prompts:
                 raise InvalidRequest(f"`prompt` must hold at most {max_tgi_prompts} texts (--max-client-batch-size), "
                                      f"got {len(self.prompt)}", "batch size exceeded")
-        elif self.best_of not in {None, 1, self.n}:
+            return
+        if self.best_of not in {None, 1, self.n}:
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("`max_tokens` must be at least 1, or 0 with `echo`, got 0")
+        if self.has_prompt_only and self.min_tokens:
+            raise InvalidRequest(f"`min_tokens` must be at most `max_tokens` (0), got {self.min_tokens}")
 
     @property
     def has_prompt_only(self) -> bool:
@@ -106,9 +109,10 @@ class CompletionRequest(OpenAIBaseRequest):
                                    grammar=None if found is None else found[1])
         if is_tgi:
             return generation_input
-        # The prompt's last token is computed to choose another, which is left out if none is wanted.
-        return replace(generation_input, max_new_tokens=1 if self.has_prompt_only else self.max_tokens,
-                       **self.logprob_parameters)
+        if self.has_prompt_only:  # its last token is computed to choose another, which is left out
+            generation_input = replace(generation_input, max_new_tokens=1,
+                                       parameter_names=replace(names, max_required_new_tokens=0))
+        return replace(generation_input, **self.logprob_parameters)
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:

@@ -6,13 +6,13 @@ from time import monotonic as clock
 from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import call_with_parsing, stream_answer
-from router.http.openai.chat import (
+from router.http.openai.answers import process_output, stream_answer
+from router.http.openai.chat import validate_chat
+from router.http.openai.requests import (
     IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
     REFUSED_FIELDS,
@@ -20,18 +20,18 @@ from router.http.openai.chat import (
     ReasoningEffort,
     StringList,
     get_echoed_model,
-    validate_chat,
 )
+from router.http.openai.responses_input import DocumentedInput, InputItem, make_type_check, wrap_input_text
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.openai.tools import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     NOT_GIVEN,
-    BodyModel,
     Int32,
     RefusedFields,
     ReportingBodyModel,
     UInt32,
     UInt64,
+    add_ignored_fields,
     json_text_response,
     read_body,
 )
@@ -44,9 +44,6 @@ from router.validation import bounds
 RESPONSE_PARAMETER_NAMES = DialectParameterNames(
     prompt="input", max_new_tokens="max_output_tokens", truncate="", grammar="text.format", top_n_tokens="top_logprobs",
     max_top_n_tokens=MAX_TOP_LOGPROBS)
-MAX_TYPE_CHARS_IN_ERROR = 40
-ITEM_FIELDS = frozenset({"id", "status"})  # fields of the output's items, which clients send back
-TEXT_KEYS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # of content parts, by their type
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
 # Fields that `ChatRequest` has, too, with the same meaning.
 CHAT_FIELDS = ("model", "adapter_source", "api_token", "temperature", "top_p", "top_logprobs", "parallel_tool_calls",
@@ -61,146 +58,6 @@ REFUSAL_REASONS = {  # of fields of OpenAI's API
     "max_tool_calls": "there are no built-in tools here",
     "moderation": "nothing is moderated here",
 }
-
-ChatMessageFields = dict[str, Any]  # of a message of ChatRequest
-
-
-def make_type_check(*served_types: str) -> BeforeValidator:
-    """Return a validator that refuses objects of other types than these, by the name of their type."""
-    def check_type(value: object) -> object:
-        given_type = value.get("type") if isinstance(value, dict) else None
-        if given_type is not None and given_type not in served_types:
-            shown_type = str(given_type)[:MAX_TYPE_CHARS_IN_ERROR]
-            raise PydanticCustomError(
-                "type", f"is of the type `{shown_type}`, which is not served, only {', '.join(served_types)}")
-        return value
-
-    return BeforeValidator(check_type)
-
-
-def join_content_parts_text(content: object) -> object:
-    """Return the joined text of content parts, and any other content unchanged."""
-    if not isinstance(content, list):
-        return content
-    texts: list[str] = []
-    for part in content:
-        part_type = part.get("type") if isinstance(part, dict) else None
-        text = part.get(TEXT_KEYS[part_type]) if isinstance(part_type, str) and part_type in TEXT_KEYS else None
-        if not isinstance(text, str):
-            raise PydanticCustomError("content", "must be a string or a list of parts with text, of the types "
-                                      f"{', '.join(TEXT_KEYS)}; got `{str(part_type)[:MAX_TYPE_CHARS_IN_ERROR]}`")
-        texts.append(text)
-    return "".join(texts)
-
-
-class InputTextPart(BodyModel):
-    """Part of an item's content that is text."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-class RefusalPart(BodyModel):
-    """Part of an earlier answer with which the model refused."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
-                                             json_schema_input_type=str | list[InputTextPart | RefusalPart])]
-
-
-class InputMessage(ReportingBodyModel):
-    """Item of the input that is a message."""
-
-    unreported_fields = ITEM_FIELDS
-    type: Literal["message"] | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: ContentText
-
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        if self.role != "assistant":  # many templates know no `developer`, and would leave out what it says
-            messages.append({"role": "user" if self.role == "user" else "system", "content": self.content})
-            return
-        answer = get_answer_at_end(messages)
-        if answer["content"] and "tool_calls" not in answer:
-            messages.append({"role": "assistant", "content": self.content})
-        else:
-            answer["content"] += self.content
-
-
-class FunctionCallItem(ReportingBodyModel):
-    """Item of the input that is a function call of an earlier answer."""
-
-    unreported_fields = ITEM_FIELDS
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        get_answer_at_end(messages).setdefault("tool_calls", []).append(
-            {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
-
-
-class FunctionCallOutputItem(ReportingBodyModel):
-    """Item of the input that is the result of a function call."""
-
-    unreported_fields = ITEM_FIELDS
-    type: Literal["function_call_output"]
-    call_id: str
-    output: ContentText
-
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        messages.append({"role": "tool", "content": self.output, "tool_call_id": self.call_id})
-
-
-class ReasoningPart(BodyModel):
-    """Piece of reasoning, or of its summary."""
-
-    type: Literal["reasoning_text", "summary_text"]
-    text: str
-
-
-class ReasoningItem(ReportingBodyModel):
-    """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
-
-    unreported_fields = ITEM_FIELDS | {"encrypted_content"}
-    type: Literal["reasoning"]
-    summary: Annotated[list[ReasoningPart] | None, FailFast()] = None
-    content: Annotated[list[ReasoningPart] | None, FailFast()] = None
-
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        answer = get_answer_at_end(messages)
-        text = "".join(part.text for part in self.content or self.summary or ())
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
-
-
-def get_answer_at_end(messages: list[ChatMessageFields]) -> ChatMessageFields:
-    """Return the last message if it is the assistant's, else append one: its reasoning, text and calls are items in the
-    input, but one message to templates."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-def get_item_type(item: Any) -> str:
-    return (item.get("type") if isinstance(item, dict) else None) or "message"
-
-
-def wrap_input_text(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")] | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")] | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(get_item_type), make_type_check("message", "function_call", "function_call_output",
-                                                  "reasoning")]
-# In the document the types of items are alternatives without a discriminator: `type` may be absent.
-DocumentedInput = str | list[InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
-
 
 class FunctionTool(ReportingBodyModel):
     """A function that the model may call."""
@@ -408,6 +265,7 @@ class ResponsesRoutes(ServiceRoutes):
         except ChatTemplateFailed as error:
             error.param = RESPONSE_PARAMETER_NAMES.prompt
             raise
+        add_ignored_fields(request, chat_request.list_unused_formats(RESPONSE_PARAMETER_NAMES))
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
         events = ResponseEvents(f"resp_{request[ANSWER_ID]}",
                                 responses_request.echoed_fields(get_echoed_model(services, chat_request)))
@@ -421,4 +279,4 @@ class ResponsesRoutes(ServiceRoutes):
 
         [output] = await generate_all(services, [choice], context)
         headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(await call_with_parsing(output, renderer.render_whole, output), headers)
+        return json_text_response(await process_output(output, renderer.render_whole, output), headers)

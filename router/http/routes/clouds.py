@@ -1,5 +1,6 @@
 """Routes of cloud platforms, which take the bodies of other routes: SageMaker's `/invocations`, Vertex's `/vertex`."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -8,10 +9,18 @@ from pydantic import FailFast, Field
 
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
-from router.http.openai.chat import ChatRequest, constrain_answer, validate_with_model_adapter
+from router.http.openai.chat import make_chat_input
+from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.body import BodyModel, ReportingBodyModel, json_response, read_body
+from router.http.transport.body import (
+    BodyModel,
+    ReportingBodyModel,
+    add_ignored_fields,
+    json_response,
+    read_body,
+    report_ignored_fields,
+)
 from router.http.transport.request_context import RequestContext, request_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
@@ -62,8 +71,13 @@ class CloudRoutes(ServiceRoutes):
         if len(instances_body.instances) > (max_instances := self._services.config.max_client_batch_size):
             raise InvalidRequest(f"`instances` must hold at most {max_instances} (--max-client-batch-size), "
                                  f"got {len(instances_body.instances)}", "batch size exceeded")
+        if self._services.is_tgi:
+            report_ignored_fields(request, instances_body, {})
         validated_by_instance = [await self._validate_instance(instance, context.for_prompt(index))
                                  for index, instance in enumerate(instances_body.instances)]
+        add_ignored_fields(request, [
+            f"instances.{index}.{name}" for index, instance in enumerate(instances_body.instances)
+            if isinstance(instance, ChatRequest) for name in instance.list_unused_formats()])
         outputs_by_instance = await gather_or_cancel(generate_best_first(self._services, choices, context)
                                                      for choices in validated_by_instance)
         predictions = [self._render_text(instance, outputs[0].final_event) for instance, outputs in zip(
@@ -81,8 +95,6 @@ class CloudRoutes(ServiceRoutes):
             if instance.n not in {None, 1}:
                 raise InvalidRequest(f"`n` must be 1 in `instances`, got {instance.n}: a prediction is one text",
                                      param="instances")
-            generation_input = (
-                instance.to_tgi_generation_input(context) if self._services.is_tgi
-                else constrain_answer(self._services, instance, instance.to_generation_input(context)))
+            generation_input = await context.run(partial(make_chat_input, self._services, instance, context))
             return await validate_with_model_adapter(self._services, instance, generation_input, context)
         return await self._services.validator.validate(instance.to_generation_input(context))

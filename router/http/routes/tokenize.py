@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import FailFast
 
-from router.http.openai.chat import CHAT_PARAMETER_NAMES, ChatRequest
+from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import BodyModel, ReportingBodyModel, UInt32, json_response, read_body
@@ -72,6 +72,8 @@ class TokenizeRoutes(ServiceRoutes):
                 add_special_tokens=prompt_request.add_special_tokens is not False)
         if fields.inputs is None and fields.messages is not None:
             chat_request = await self._read_chat(request)
+            if self._services.config.compat == "none":
+                chat_request.check_roles(self._services.validator.chat_template)
             return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
                                              self._render_token_ids)
         generate_request = await read_body(request, GenerateRequest)

@@ -88,17 +88,21 @@ class ReportingBodyModel(BodyModel):
     def check_refused_fields(self, prefix: str = "") -> None:
         """Refuse fields that would change the answer, and are not served. `prefix` precedes their names in errors.
         Raises InvalidRequest."""
-        given_fields = self.model_extra or {}
-        for name in sorted(self.refused_fields.keys() & given_fields.keys()):
-            if given_fields[name] not in self.refused_fields[name]:
+        for name in sorted(self.refused_fields.keys() & (self.model_extra or {}).keys()):
+            if self._refuses(name):
                 raise InvalidRequest(f"`{prefix}{name}` is given, but this server does not support it; leave it out")
 
-    def list_unknown_fields(self) -> list[str]:
-        """Return the names of unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`,
-        where null counts as absent."""
-        return [*(self.model_extra or ()), *self._iterate_nested_fields()]
+    def _refuses(self, name: str) -> bool:
+        accepted, given_fields = self.refused_fields.get(name), self.model_extra or {}
+        return accepted is not None and given_fields[name] not in accepted
 
-    def _iterate_nested_fields(self) -> Iterator[str]:
+    def list_unknown_fields(self, *, are_refused: bool = False) -> list[str]:
+        """Return the names of unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`,
+        where null counts as absent. `are_refused`: those that `check_refused_fields` refuses, else the others."""
+        names = [name for name in self.model_extra if self._refuses(name) is are_refused] if self.model_extra else []
+        return [*names, *self._iterate_nested_fields(are_refused=are_refused)]
+
+    def _iterate_nested_fields(self, *, are_refused: bool) -> Iterator[str]:
         for field, value in self.__dict__.items():
             places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
                 (field, value),)
@@ -106,9 +110,10 @@ class ReportingBodyModel(BodyModel):
                 if not isinstance(part, ReportingBodyModel):
                     break  # parts are of the same kind
                 for name, given in (part.model_extra or {}).items():
-                    if given is not None and name not in part.unreported_fields:
+                    if (given is not None and name not in part.unreported_fields
+                        and part._refuses(name) is are_refused):
                         yield f"{place}.{name}"
-                for name in part._iterate_nested_fields():
+                for name in part._iterate_nested_fields(are_refused=are_refused):
                     yield f"{place}.{name}"
 
 
@@ -133,7 +138,7 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
         raise BodyValidationError(*describe_first_error(errors)) from None
     if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
-        request[IGNORED_FIELDS] = format_field_names(unknown_fields)
+        add_ignored_fields(request, unknown_fields)
     return body
 
 
@@ -197,10 +202,17 @@ async def list_validation_errors(error: ValidationError) -> Any:
     return await asyncio.to_thread(error.errors, include_url=False)
 
 
-def report_ignored_fields(request: web.Request, body: BodyModel,
+def report_ignored_fields(request: web.Request, body: ReportingBodyModel,
                           neutral_values: Mapping[str, Sequence[object]]) -> None:
-    """Report known fields that this route ignores, too, unless they have one of these values, which change nothing."""
-    names = [name for name, values in neutral_values.items() if getattr(body, name) not in values]
+    """Report fields that other routes refuse and this one ignores, and known fields that it ignores, too, unless they
+    have one of these values, which change nothing."""
+    add_ignored_fields(request, [
+        *body.list_unknown_fields(are_refused=True),
+        *(name for name, values in neutral_values.items() if getattr(body, name) not in values)])
+
+
+def add_ignored_fields(request: web.Request, names: Sequence[str]) -> None:
+    """Report these fields as ignored, besides those that were reported before."""
     if names:
         request[IGNORED_FIELDS] = ", ".join(filter(None, (request.get(IGNORED_FIELDS), format_field_names(names))))
 

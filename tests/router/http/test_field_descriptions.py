@@ -5,7 +5,7 @@ import pytest
 from router.http.docs import build_openapi_document, iter_subclasses
 from router.http.field_descriptions import FIELD_DESCRIPTIONS, describe_field
 from router.http.ollama.requests import OllamaChatRequest
-from router.http.openai.chat import ChatRequest
+from router.http.openai.requests import ChatRequest
 from router.http.transport.body import BodyModel
 
 MODEL_NAMES = {model.__name__ for model in iter_subclasses(BodyModel)}

@@ -6,7 +6,7 @@ import pytest
 
 from router.http.docs import BATCHING_STUDY_ROUTES, ROUTE_SECTIONS
 from router.http.fields_docs import PAGE, format_type, list_limits, make_page
-from router.http.openai.chat import ChatRequest
+from router.http.openai.requests import ChatRequest
 
 
 def test_page_is_fresh():

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from support.request_fields import BODY_MODELS, VLLM_FIELDS, find_faults, list_treatments
 
+from router.config import RouterConfig
+
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}, "/v1/completions": {"prompt": "x"},
     "/v1/responses": {"input": "x"}, "/v1/embeddings": {"input": "x"},
@@ -46,12 +48,29 @@ def test_refused_fields_are_named_and_ignored_fields_are_reported(serve, path):
                 answer = await client.post(path, json=BODIES[path] | {name: value})
                 if value == NO_HARMLESS_VALUE:
                     assert (answer.status, f"`{name}` is given, but" in await answer.text()) == (400, True), name
+                    assert "x-ignored-fields" not in answer.headers, name
                 else:
                     assert (answer.status, answer.headers["x-ignored-fields"]) == (200, name), await answer.text()
         for name in model.ignored_fields - model.model_fields.keys():
             answer = await client.post(path, json=BODIES[path] | {name: {"x": 1}})
             assert (answer.status, answer.headers["x-ignored-fields"]) == (200, name)
     serve(scenario, embeddings=True)
+
+
+def test_refused_field_is_not_called_ignored(post):
+    """Regression: the error of a refused field had it in `x-ignored-fields`, too. Where another server is imitated,
+    such fields are ignored."""
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        body = BODIES[path] | {"ebnf": "x", "structured_outputs": {"regex": "a", "structural_tag": "x"}, "user": "me"}
+        status, headers, _ = post(path, **body)
+        assert (status, headers["x-ignored-fields"]) == (400, "user")
+    body = BODIES["/v1/chat/completions"] | {"ebnf": "x", "user": "me"}
+    ignored = "user, instances.0.user, instances.0.ebnf"
+    for config in (RouterConfig(compat="tgi"), RouterConfig(compat="lorax")):
+        _, headers, _ = post("/v1/chat/completions", **body, config=config)
+        assert headers["x-ignored-fields"] == "user, ebnf"
+    _, headers, _ = post("/vertex", instances=[body], user="me", config=RouterConfig(compat="tgi"))
+    assert headers["x-ignored-fields"] == ignored
 
 
 def test_options_of_structured_outputs_are_refused_or_reported(post):

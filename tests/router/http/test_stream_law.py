@@ -126,7 +126,7 @@ def test_recorded_streams_add_up(name):
     tokens = RECORDED_ANSWERS[name]
     answer = DrawnAnswer(
         "".join(tokens), None, "end token", has_stop_strings=False, is_at_limit=False, marker_kind="added",
-        output_format=HERMES_FORMAT, must_call=False,
+        output_format=HERMES_FORMAT, must_call=False, has_format=False,
         prompt_end="<|im_start|>assistant\n" + "<think>\n" * ("</think>" in tokens), stop_token_text="!")
     options = {"has_logprobs": True, "keeps_stop_strings": False, "echoes_prompt": False}
     check_answer(answer, options, 20, 0)

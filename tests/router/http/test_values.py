@@ -31,13 +31,14 @@ from router.http.docs import (
     build_openapi_document,
     get_route_sections,
 )
+from router.http.openai.requests import OPENAI_ROLES
 from router.http.transport.errors import OllamaErrorReply, OpenAIErrorReply, TgiErrorReply, find_error_reply_type
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
                   "MergedAdapters": {"ids": ["x"], "weights": [1.0]}, "TextFormat": {"type": "text"},
-                  "InputMessage": {"role": "user", "content": "x"},
+                  "InputMessage": {"role": "user", "content": "x"}, "OllamaMessage": {"role": "user", "content": "x"},
                   # without them the model is only loaded
                   "OllamaChatRequest": {"model": "x", "messages": [{"role": "user", "content": "x"}]},
                   "OllamaGenerateRequest": {"model": "x", "prompt": "x"},
@@ -111,8 +112,9 @@ class BodyTestCase:
     def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
         name = field_path.rpartition(".")[2]
-        if field_path.endswith("messages[].content"):
-            return value is None
+        if field_path.endswith(("messages[].content", "messages[].role")):  # the template compares with no other roles
+            return value is None if name == "content" else (
+                self.compat == "none" and self.is_generation_route and value not in OPENAI_ROLES)
         if name == "continue_final_message" or (".tool_choice" in field_path and not body_type.startswith("Anthropic")):
             return bool(value)  # there are no tools, and the last message is no answer
         if not self.is_generation_route:
@@ -139,6 +141,7 @@ def is_rejected_by_ollama_routes(field_path: str, value: Any) -> bool:
     """Whether a value is rejected without grammars, and with a template that knows no reasoning."""
     name = field_path.rpartition(".")[2]
     return ((name in {"format", "think"} and value not in (None, False, ""))
+            or (name == "role" and value not in OPENAI_ROLES)
             or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
 
 

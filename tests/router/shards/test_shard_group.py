@@ -14,7 +14,7 @@ import uvloop
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards import shard_group as module
 from router.shards.failures import ShardsLost
-from router.shards.request_encoding import ShardRequest
+from router.shards.message_conversion import ShardRequest
 from router.shards.shard_group import VERBS, ShardGroup, is_hung
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import GRPC_OPTIONS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import NotReady
+from router.text.constrained_answers import RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -25,25 +25,19 @@ from router.text.output_formats import (
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
     QWEN_CODER_FORMAT,
-    ReasoningState,
     detect_output_format,
     find_reasoning_format,
-    get_output_syntax,
 )
 from router.text.response_parser import (
     MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
-    FormattedAnswerParser,
     ParsedToolCall,
     ReasoningPiece,
-    RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
-    import_chat_parsing,
     join_adjacent_parts,
     parse_complete_response,
-    preload_chat_parsing,
 )
 
 ARGUMENTS = {"city": "Paris", "days": 2, "note": "a \"b\" </tool_cal {x} \u00e9"}
@@ -138,66 +132,6 @@ def test_adjacent_parts_of_one_kind_are_joined() -> None:
     assert join_adjacent_parts([ContentPiece("a"), ContentPiece("b"), ReasoningPiece("c"), ReasoningPiece("d"),
                                 WEATHER_CALL, WEATHER_CALL]) == [ContentPiece("ab"), ReasoningPiece("cd"), WEATHER_CALL,
                                                                  WEATHER_CALL]
-
-
-# -- required calls
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize(("text", "parts"), [
-    (WEATHER_JSON, [WEATHER_CALL]), (f" {STOP_JSON}<|im_end|>", [STOP_CALL]),
-    ('{ "name":"g" ,"arguments" : {"a": {"b": "}\\"{"}} } rest',
-     [ParsedToolCall("g", '{"a": {"b": "}\\"{"}}')]),
-    ('{"name": "g", "arguments": {"a": [1', [ParsedToolCall("g", '{"a": [1')]),
-    ('{"name": "\\u00e9\\"", "arguments": {}}', [ParsedToolCall('\u00e9"', "{}")]),
-    ('{"name": "g', [ContentPiece('{"name": "g')]), ('{"name": "g", "arguments": [1]}', [ContentPiece(
-        '{"name": "g", "arguments": [1]}')]), ("[1]", [ContentPiece("[1]")]), ("", [])])
-def test_required_call_is_parsed_in_pieces_of_any_size(text: str, parts: list[Any], size: int) -> None:
-    pieces = [text[place:place + size] for place in range(0, len(text), size)]
-    assert parse_complete_response(RequiredCallParser(), pieces) == parts
-
-
-def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
-    parser = RequiredCallParser()
-    assert parser.feed('{"name": "g", "arguments":') == []
-    assert parser.feed(' {"a"') == [ToolCallOpening("g"), ArgumentsPiece('{"a"')]
-    assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
-    assert parser.feed("}}") == [ArgumentsPiece("}")]
-    assert [*parser.feed("more"), *parser.finish()] == []
-
-
-@pytest.mark.parametrize(("state", "text", "parts"), [
-    ("possible", "<think>\nHm</think>\n<tool_call>\n" + STOP_JSON, [ReasoningPiece("\nHm"), STOP_CALL]),
-    ("possible", STOP_JSON, [STOP_CALL]), ("open", f"H</thi</think>{STOP_JSON}", [ReasoningPiece("H</thi"), STOP_CALL]),
-    ("open", "Hm</th", [ReasoningPiece("Hm</th")]), ("possible", " <th", [ContentPiece(" <th")]),
-    ("possible", "<think>a</think><tool", [ReasoningPiece("a"), ContentPiece("<tool")]),
-    ("closed", f" {STOP_JSON}", [STOP_CALL]),
-    ("possible", '{"name": "g", "arguments": {"a": "<think></think>"}}',
-     [ParsedToolCall("g", '{"a": "<think></think>"}')])])
-def test_reasoning_precedes_a_required_call(state: str, text: str, parts: list[Any]) -> None:
-    """What looks like reasoning within the arguments belongs to them."""
-    for pieces in ([text], [*text], [text[:7], text[7:]]):
-        parser = RequiredCallParser(get_output_syntax(HERMES_FORMAT), ReasoningState(state), "<tool_call>\n")
-        assert parse_complete_response(parser, pieces) == parts
-
-
-@pytest.mark.parametrize(("shape", "state", "text", "parts"), [
-    (HERMES_FORMAT, "possible", '<think>\nHm</think>\n\n{"a": "<think>"}',
-     [ReasoningPiece("\nHm"), ContentPiece('{"a": "<think>"}')]),
-    (HERMES_FORMAT, "possible", " x <tool_call>", [ContentPiece(" x <tool_call>")]),
-    (HERMES_FORMAT, "closed", "<think>x</think>", [ContentPiece("<think>x</think>")]),
-    (HERMES_FORMAT, "open", "Hm</think>", [ReasoningPiece("Hm")]), (HERMES_FORMAT, "possible", "", []),
-    (HARMONY_FORMAT, "possible", '<|channel|>final<|message|>{"a": "<|end|>"}', [ContentPiece('{"a": "<|end|>"}')]),
-    (HARMONY_FORMAT, "possible",
-     "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>[1]",
-     [ReasoningPiece("Hm"), ContentPiece("[1]")]),
-    (HARMONY_FORMAT, "possible", "<|channel|>fin", [ContentPiece("<|channel|>fin")]),
-    (LLAMA_FORMAT, "possible", " <think>", [ContentPiece(" <think>")])])
-def test_nothing_but_reasoning_is_looked_for_in_an_answer_with_a_format(shape: Any, state: str, text: str,
-                                                                        parts: list[Any]) -> None:
-    for pieces in ([text], [*text], [text[:7], text[7:]]):
-        parser = FormattedAnswerParser(get_output_syntax(shape), ReasoningState(state))
-        assert parse_complete_response(parser, pieces) == parts
 
 
 # -- tools that are offered
@@ -494,15 +428,6 @@ def test_text_around_calls_of_harmony_stands_in_its_channel() -> None:
     text = (f"<|channel|>commentary<|message|>First.<|end|>{START}{HARMONY_CALL.format('stop', '{}')}"
             f"{START}<|channel|>final<|message|>Then.<|return|>")
     assert parse_cut_anywhere(HARMONY_FORMAT, text) == [ContentPiece("First."), STOP_CALL, ContentPiece("Then.")]
-
-
-def test_parser_whose_files_cannot_be_read_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise OSError(24, "Too many open files", name)
-    monkeypatch.setattr("router.text.response_parser.import_module", fail)
-    preload_chat_parsing()
-    with pytest.raises(NotReady, match=r"cannot be loaded now: .* Too many open files: .*; try again"):
-        import_chat_parsing()
 
 
 LINEAR_TIME_FORMATS = [BARE_JSON_FORMAT, DEEPSEEK_FORMAT, GEMMA_FORMAT, GRANITE_FORMAT, HARMONY_FORMAT, HERMES_FORMAT,

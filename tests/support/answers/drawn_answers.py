@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import tokenizers
@@ -18,15 +19,20 @@ from router.request import FinishReason, Request
 from router.scheduler.messages import StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
+from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     FORMAT_BY_TEMPLATE_MARKER,
     PYTHONIC_FORMAT,
+    REASONING_FIELDS,
     OutputFormat,
+    find_reasoning_state,
+    get_output_syntax,
+    without_fields,
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import AnyResponseParser, RequiredCallParser, StreamingResponseParser
+from router.text.response_parser import AnyResponseParser, StreamingResponseParser
 from router.text.tokenizer import Tokenizer, byte_level_alphabet
 from router.validation.validator import ValidatedRequest
 
@@ -59,6 +65,7 @@ CALLS_BY_MARKER = {
     "<|tool_call|>": f"<|tool_call|>[{CALL}, {CALL}]",
     "[THINK]": f"[THINK]Why?[/THINK][TOOL_CALLS]weave[ARGS]{ARGUMENTS}",
 }
+FORMATTED = '{"wool": "Gr\u00fcn", "rows": [2]}'
 THOUGHT = "<think>\nWhy, \u7e54?\n</think>\n\n"
 TEXTS = ("Hi", " ", "\n", "\n\n", "\u00e9\U0001f9f5", "It is {a}.", "<", "STOP", "ST", "OP", "[", '"', "\\", "e\u0301",
          "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "</s>")
@@ -94,12 +101,19 @@ class DrawnAnswer:
     marker_kind: str  # markers of the format are "special" tokens, other "added" ones, or "plain" text
     output_format: OutputFormat | None  # None: the answer is text alone
     must_call: bool  # a call is required; its JSON is the answer
+    has_format: bool  # the answer is calls or a text in a format, behind reasoning or not
     prompt_end: str  # what of the answer the template has begun
     stop_token_text: str
 
     def create_parser(self) -> AnyResponseParser | None:
         if self.must_call:
             return RequiredCallParser()
+        if self.has_format:
+            assert self.output_format is not None, "the format of calls is known"
+            names = {str(tool["function"]["name"]) for tool in TOOLS}
+            return CallsOrTextParser(
+                get_output_syntax(self.output_format), find_reasoning_state(self.output_format, self.prompt_end), names,
+                partial(StreamingResponseParser, without_fields(self.output_format, *REASONING_FIELDS), "", TOOLS))
         if self.output_format is PYTHONIC_FORMAT:
             return PythonicCallParser(TOOLS)
         return (None if self.output_format is None
@@ -243,7 +257,12 @@ def drawn_answers(draw: st.DrawFn) -> DrawnAnswer:
     output_format, must_call = draw(st.sampled_from(FORMATS)), draw(st.integers(0, 9)) == 0
     calls = list_snippets(output_format)
     snippets = draw(st.lists(st.sampled_from([*calls, *TEXTS]), max_size=7))
-    if must_call:
+    has_format = (output_format is not None and not must_call and bool(get_output_syntax(output_format).call)
+                  and draw(st.integers(0, 3)) == 0)
+    if has_format:
+        snippets = draw(st.sampled_from([calls[:1], calls[:1] * 2, calls[-2:-1], [FORMATTED], [hide_marks(FORMATTED)]]))
+        snippets = [*draw(st.sampled_from([[], [THOUGHT], [THOUGHT[len("<think>"):]]])), *snippets]
+    elif must_call:
         snippets = [draw(st.sampled_from([CALL, hide_marks(CALL)]))]  # all that the grammar lets the model write
     elif draw(st.booleans()):
         snippets = [THOUGHT, *snippets]
@@ -251,12 +270,12 @@ def drawn_answers(draw: st.DrawFn) -> DrawnAnswer:
     ending = draw(st.sampled_from(ENDINGS if text else ENDINGS[:3]))  # there is at least one token
     has_stop_strings = ending == "stop string" or draw(st.integers(0, 3)) == 0
     num_bytes = draw(st.integers(1, len(text.encode()))) if ending in {"length", "timeout"} else None
-    if output_format is not None and not must_call and draw(st.integers(0, 3)) == 0:
+    if output_format is not None and not must_call and not has_format and draw(st.integers(0, 3)) == 0:
         output_format = without_tool_calls(output_format)
     anchor = "" if output_format is None else output_format["start_anchor"]
     stop_token_text = draw(st.sampled_from(["!", "</tool_call>"]))
     return DrawnAnswer(
         text + draw(st.sampled_from(STOP_STRINGS)) * (ending == "stop string"), num_bytes, ending,
         has_stop_strings, draw(st.integers(0, 4)) == 0, draw(st.sampled_from(["plain", "added", "special"])),
-        output_format, must_call, draw(st.sampled_from(["", anchor, f"{anchor}<think>\n"])),
+        output_format, must_call, has_format, draw(st.sampled_from(["", anchor, f"{anchor}<think>\n"])),
         "!" if stop_token_text in text else stop_token_text)

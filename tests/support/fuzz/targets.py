@@ -24,7 +24,7 @@ from router.http.transport.body import decompress
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind
 from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan
-from router.shards.answer_decoding import InvalidShardAnswer, decode_answer
+from router.shards.message_conversion import InvalidShardAnswer, decode_answer
 from router.text import output_formats
 from router.text.output_formats import PYTHONIC_FORMAT, OutputFormat
 from router.text.response_parser import (

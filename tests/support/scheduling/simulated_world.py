@@ -41,9 +41,8 @@ from router.scheduler.messages import LoadResource, PoolingStep, StepPlan, StepR
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.shards.answer_decoding import InvalidShardAnswer, decode_answer
 from router.shards.handshake import combine_rank_infos, make_warmup_request
-from router.shards.request_encoding import encode_plan
+from router.shards.message_conversion import InvalidShardAnswer, decode_answer, encode_plan
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import MalformedMessage, StepOutOfMemory
 from shard.errors import RejectedMessage as ShardRefused

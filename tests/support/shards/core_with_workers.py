@@ -26,9 +26,8 @@ from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.shards.answer_decoding import decode_answer
 from router.shards.handshake import combine_rank_infos
-from router.shards.request_encoding import encode_plan
+from router.shards.message_conversion import decode_answer, encode_plan
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -16,11 +17,12 @@ from router.http.openai.answers import (
     MAX_INLINE_TOKENS,
     AnswerStreamRenderer,
     PartStripper,
-    call_with_parsing,
+    process_output,
     read_answer,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
+from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     GEMMA_FORMAT,
     GRANITE_FORMAT,
@@ -30,16 +32,15 @@ from router.text.output_formats import (
     MISTRAL_NAMED_FORMAT,
     ReasoningState,
     get_output_syntax,
+    without_fields,
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
-    FormattedAnswerParser,
     ParsedToolCall,
     ReasoningPiece,
-    RequiredCallParser,
     StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,
@@ -66,6 +67,9 @@ ANSWER_KINDS = {
     "required behind open reasoning": (lambda: RequiredCallParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.OPEN, "<tool_call>"), HERMES_TEXTS),
     "format": (lambda: FormattedAnswerParser(get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE), HERMES_TEXTS),
+    "calls or a text": (lambda: CallsOrTextParser(
+        get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, {"f"}, partial(
+            StreamingResponseParser, without_fields(HERMES_FORMAT, "reasoning_content"), "", TOOLS)), HERMES_TEXTS),
     "harmony": (lambda: StreamingResponseParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
     "mistral": (lambda: StreamingResponseParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
                 ["[THINK]", "[/THINK]", "[TOOL_CALLS]f", "[ARGS]", '{"a": "b"}', '{"a', "[TOOL_CALLS]g[ARGS]{}"]),
@@ -108,7 +112,9 @@ class PartLines(AnswerStreamRenderer):
 
 @given(parts=st.lists(PARTS, max_size=8), strips_text=st.booleans())
 def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts, strips_text):
-    stripped = [*PartStripper(strips_text=strips_text).feed(parts)]
+    parser = RequiredCallParser() if strips_text else FormattedAnswerParser()
+    assert parser.strips_text == strips_text
+    stripped = [*PartStripper(parser).feed(parts)]
     for kind in (ContentPiece, ReasoningPiece):
         whole = "".join(part.text for part in parts if isinstance(part, kind))
         is_stripped = strips_text or kind is ReasoningPiece
@@ -176,7 +182,7 @@ def test_long_output_is_parsed_off_the_event_loop():
             output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 500), None),
                                       make_tokens("a" * num_tokens, range(num_tokens)), [], end)
             assert len(output.tokens) == num_tokens
-            threads.append(await call_with_parsing(output, threading.current_thread))
+            threads.append(await process_output(output, threading.current_thread))
         return threads
     inline, other = asyncio.run(main())
     assert inline is threading.current_thread()

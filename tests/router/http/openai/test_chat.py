@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from aiohttp import ClientPayloadError
@@ -10,10 +11,14 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.http.openai.answers import MAX_INLINE_TOKENS
+from router.http.openai.rendering import text_chat_choice_json
+from router.http.openai.requests import OPENAI_ROLES
 from router.request import FinishReason
-from router.text.chat_template import ChatTemplate
+from router.text.chat_template import ChatTemplate, simulated_model_template
 
 CHAT_PATH = "/v1/chat/completions"
+CHAT_TEMPLATE = simulated_model_template()
 MESSAGES = [{"role": "user", "content": "hi"}]
 END_TOKEN_SCRIPT = [TokenEvent(97, "weft", -1.0, False),
                     FinishedEvent(FinishReason.END_TOKEN, "weft", 1, make_finished_timeline())]
@@ -75,6 +80,53 @@ def test_template_receives_the_reasoning_of_an_earlier_answer_by_any_name(serve,
     messages = [*MESSAGES, {"role": "assistant", "content": "So.", **fields}, *MESSAGES]
     [request] = post_and_get_requests(serve, {"messages": messages}, template=template)
     assert bytes(request.prompt) == b"HmHm"
+
+
+IPYTHON_TEMPLATE = ChatTemplate("""{% for message in messages %}
+    {% if message['role'] == "ipython" or message.role not in ('context', 'user') %}{{ message.role }}{% endif %}
+    {{ message['content'] }}{% endfor %}""", {})
+
+
+@pytest.mark.parametrize(("role", "template", "known_roles"), [
+    ("wizard", CHAT_TEMPLATE, ""), ("ipython", CHAT_TEMPLATE, ""), ("content", IPYTHON_TEMPLATE, ", context, ipython"),
+    ("U" * 50, None, "")])
+def test_unknown_role_is_refused_with_those_that_are_known(post, role, template, known_roles):
+    messages = [*MESSAGES, {"role": role, "content": "x"}]
+    for path in (CHAT_PATH, "/tokenize"):
+        status, _, text = post(path, messages=messages, template=template)
+        error = json.loads(text)["error"]
+        message = (f"`messages.1.role` must be one of system, developer, user, assistant, tool, function{known_roles}, "
+                   f"got '{role[:40]}'")
+        assert (status, error["param"], error["message"]) == (400, "messages", message) if path == CHAT_PATH else (
+            message in text), text
+
+
+def test_roles_of_openai_and_of_the_template_are_known(serve):
+    for role in (*OPENAI_ROLES, "ipython", "context"):
+        post_and_get_requests(serve, {"messages": [{"role": role, "content": "x"}]}, template=IPYTHON_TEMPLATE)
+
+
+@pytest.mark.parametrize("compat", ["tgi", "lorax"])
+def test_any_role_is_taken_where_another_server_is_imitated(post, compat):
+    assert post(CHAT_PATH, messages=[{"role": "wizard", "content": "x"}], config=RouterConfig(compat=compat))[0] == 200
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required", "response_format"])
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "json_object"}}])
+def test_tool_may_be_named_as_a_field(serve, tool_choice, fields):
+    call = '{"name": "response_format", "arguments": {"a": 1}}'
+    text = f"<tool_call>{call}</tool_call>" if tool_choice == "auto" else call
+
+    async def scenario(client, _):
+        answer = await client.post(CHAT_PATH, json=fields | {
+            "messages": MESSAGES, "tool_choice": tool_choice,
+            "tools": [{"type": "function", "function": {"name": "response_format"}}]})
+        assert answer.status == 200, await answer.text()
+        return (await answer.json())["choices"][0]
+    choice = serve(scenario, make_text_events(text, FinishReason.END_TOKEN), grammars=True, template=TOOL_TEMPLATE)
+    [called] = choice["message"]["tool_calls"]
+    assert (called["function"]["name"], called["function"]["arguments"]) == ("response_format", '{"a": 1}')
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_unknown_fields_of_messages_are_named(serve):
@@ -606,6 +658,20 @@ REASONING_TEMPLATE = ChatTemplate("{{ messages | tojson }}<think><tool_call>", {
 REASONING_TEXT = "<think>so it is</think>yes"
 REASONING_SCRIPT = [*(TokenEvent(97, text, -1.0, False) for text in ("<think>", "so it", " is", "</think>", "yes")),
                     FinishedEvent(FinishReason.LENGTH, REASONING_TEXT, 5, make_finished_timeline())]
+
+
+@pytest.mark.parametrize(("num_tokens", "is_inline"), [(MAX_INLINE_TOKENS, True), (MAX_INLINE_TOKENS + 1, False)])
+def test_long_answers_are_rendered_off_the_event_loop(post, monkeypatch, num_tokens, is_inline):
+    """Regression: the logprobs of an answer without reasoning and calls were rendered on it, 0.1 ms for each token."""
+    threads = []
+
+    def render(*arguments):
+        threads.append(threading.current_thread())
+        return text_chat_choice_json(*arguments)
+    monkeypatch.setattr("router.http.openai.chat.text_chat_choice_json", render)
+    answer = post_chat(post, make_text_events("a" * num_tokens), logprobs=True)
+    assert len(answer["choices"][0]["logprobs"]["content"]) == num_tokens
+    assert [thread is threading.main_thread() for thread in threads] == [is_inline]
 
 
 @pytest.mark.parametrize(("script", "count"), [(REASONING_SCRIPT, 3), (END_TOKEN_SCRIPT, 0)])

@@ -1,6 +1,7 @@
 """Grammars of whole answers: what fits is parsed as reasoning with calls, or with an answer in the format."""
 
 import json
+from functools import partial
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -12,6 +13,7 @@ from router.grammars.parameters import Grammar
 from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
 from router.http.openai.tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
+from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -24,16 +26,17 @@ from router.text.output_formats import (
     MISTRAL_FORMAT,
     MISTRAL_NAMED_FORMAT,
     QWEN_CODER_FORMAT,
+    REASONING_FIELDS,
     ReasoningState,
     find_reasoning_state,
     get_output_syntax,
+    without_fields,
     without_tool_calls,
 )
 from router.text.response_parser import (
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
-    RequiredCallParser,
     StreamingResponseParser,
     parse_complete_response,
 )
@@ -111,7 +114,15 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
         given = allow_calls(given, template, TOOLS, has_one_call=has_one_call)
     if isinstance(given.grammar, Grammar):
         return given.grammar
-    return given.grammar.behind_reasoning(template.find_reasoning_state(given.prompt, prompt_end))
+    return given.grammar.behind_reasoning(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
+
+
+def make_either_parser(template, prompt_end=None):
+    output_format, prompt = template.output_format, template.output_format["start_anchor"]
+    beginning = template.find_answer_beginning(Conversation((), may_reason=True), prompt + (prompt_end or ""))
+    return CallsOrTextParser(
+        get_output_syntax(output_format), beginning.reasoning_state, {"paint", "stop"}, partial(
+            StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
 
 
 def fits(tokenizer, grammar, text):
@@ -143,6 +154,8 @@ def test_answer_is_in_the_format_or_calls(name, has_special_tokens):
         assert fits(tokenizer, grammar, text), text
         parser = StreamingResponseParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
         assert parse_complete_response(parser, [text]) == parts
+        for pieces in ([text], [*text]):
+            assert parse_complete_response(make_either_parser(template), pieces) == parts
     for text in ("hi", opening + '{"b": 1}', one.replace("paint", "draw"), f"{one}{opening}{ANSWER}", ""):
         assert not fits(tokenizer, grammar, text), text
     if "{parameters}" not in get_output_syntax(output_format).call:
@@ -188,6 +201,15 @@ def test_required_call_of_harmony_stands_in_the_final_channel():
     assert parse_complete_response(parser, [*text]) == [ReasoningPiece("x"), STOP]
 
 
+def test_answer_that_a_prompt_of_harmony_has_begun_stands_in_its_channel():
+    """Its opening is part of the prompt, so that it does not come again."""
+    template, tokenizer = make_template(HARMONY_FORMAT, reasons=True), make_tokenizer(CASES["harmony"][1])
+    prompt_end = "<|channel|>final<|message|>Well: "
+    grammar = constrain(template, f"<|start|>assistant{prompt_end}")
+    assert [fits(tokenizer, grammar, opening + ANSWER) for opening in ("", CASES["harmony"][5])] == [True, False]
+    assert parse_complete_response(make_either_parser(template, prompt_end), [ANSWER]) == [ContentPiece(ANSWER)]
+
+
 def test_model_without_reasoning_keeps_its_grammar():
     assert constrain(make_template(HERMES_FORMAT, reasons=False), "", has_calls=False) == FORMAT
 
@@ -227,6 +249,38 @@ def test_every_dialect_takes_tools_with_a_format(serve, path):
     status, text, _ = post_with_grammars(serve, path, ChatTemplate("<|tool_call>", {}), **fields)
     assert status == 400
     assert f"`{name}` and `tools` are given, but no grammar can be made of calls" in text
+
+
+REQUIRED_CALLS = {  # by the route: what requires a call of `paint`
+    "/v1/chat/completions": [{"tool_choice": "required"}, {"tool_choice": "paint"}],
+    "/v1/responses": [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "paint"}}],
+    "/v1/messages": [{"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "paint"}}]}
+
+
+@pytest.mark.parametrize("path", REQUIRED_CALLS)
+def test_format_beside_a_required_call_is_reported_as_ignored(serve, path):
+    """OpenAI's API serves such a request, too: a format is that of a text, and there is none."""
+    fields, name = REQUESTS[path]
+
+    async def scenario(client, _):
+        messages = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "hi"}]}
+        for choice, ignored in [*((choice, name) for choice in REQUIRED_CALLS[path]), ({}, None)]:
+            answer = await client.post(path, json={"model": "loom"} | messages | fields | choice)
+            assert (answer.status, answer.headers.get("x-ignored-fields")) == (200, ignored), await answer.text()
+    serve(scenario, template=ChatTemplate("<tool_call>", {}), grammars=True)
+
+
+def test_constraint_beside_a_required_call_is_reported_by_its_own_name(serve):
+    async def scenario(client, _):
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [FUNCTION_TOOL], "tool_choice": "required"}
+        for fields, ignored in (({"guided_regex": "a"}, "guided_regex"), ({"structured_outputs": {"choice": ["a"]}},
+                                "structured_outputs"), ({"response_format": {"type": "text"}}, None)):
+            answer = await client.post("/v1/chat/completions", json=body | fields)
+            assert (answer.status, answer.headers.get("x-ignored-fields")) == (200, ignored), await answer.text()
+        answer = await client.post("/vertex", json={"instances": [
+            {"inputs": "x"}, body | {"response_format": {"type": "json_object"}}]})
+        assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "instances.1.response_format")
+    serve(scenario, template=ChatTemplate("<tool_call>", {}), grammars=True)
 
 
 @pytest.mark.parametrize(("tool_choice", "is_accepted"), [("none", True), ("required", True), ("paint", True),

@@ -216,6 +216,18 @@ def test_no_tokens_with_echo_return_the_prompt_alone(post, stream, logprobs):
             "top_logprobs": [None, {letter: -2.0, "h": -0.5}], "text_offset": [0, 1]})
 
 
+def test_messages_about_no_tokens_name_none(post):
+    """Regression: the token that is computed and left out was shown as the client's."""
+    too_long = "`prompt` must have at most 1599 tokens (--max-input-tokens), got {}; shorten it"
+    for fields, message in (
+            ({"prompt": "x" * 1600}, too_long.format(1600)), ({"prompt": "x" * 1601}, too_long.format(1601)),
+            ({"prompt": "x", "min_tokens": 1}, "`min_tokens` must be at most `max_tokens` (0), got 1"),
+            ({"prompt": "x", "echo": False}, "`max_tokens` must be at least 1, or 0 with `echo`, got 0")):
+        status, _, text = post(COMPLETIONS_PATH, **{"max_tokens": 0, "echo": True} | fields)
+        assert (status, json.loads(text)["error"]["message"].removeprefix("the prompt is too long: ")) == (400, message)
+    assert post(COMPLETIONS_PATH, [*PROMPT_SCRIPT], prompt="x" * 1599, max_tokens=0, echo=True)[0] == 200
+
+
 def test_choices_of_several_prompts_come_prompt_by_prompt(serve):
     async def scenario(client, engine):
         answer = await (await client.post(COMPLETIONS_PATH, json={"prompt": ["a", "bb"], "n": 2, "best_of": 2,

@@ -8,7 +8,9 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed
+from router.grammars.compiler_client import GrammarCompiler
 from router.request import FinishReason
+from router.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 LOW_LOGPROB_SCRIPT = [TokenEvent(97, "a", -9.0, False),
@@ -57,6 +59,32 @@ def test_vertex_instance_parameters_reach_the_requests(serve):
         assert first.sampling.temperature == 0
         assert (second.id, second.sampling.temperature) == ("mine.1", 1.0)
     serve(scenario)
+
+
+def test_grammar_of_a_vertex_instance_is_that_of_the_whole_output(serve, monkeypatch):
+    """Behind reasoning stand calls or a text in the format, as in a chat."""
+    grammars = []
+
+    async def compile_grammar(_, grammar, tenant_name):
+        grammars.append(grammar)
+        return grammar.source
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_grammar)
+    tool = {"type": "function", "function": {"name": "paint"}}
+    chat = {"messages": MESSAGES, "response_format": {"type": "json_object"}}
+
+    async def scenario(client, engine):
+        instances = [chat, chat | {"tools": [tool]}, chat | {"tools": [tool], "tool_choice": "required"}]
+        answer = await client.post("/vertex", json={"instances": instances})
+        assert (await answer.json())["predictions"] == ["{}"] * 3
+        for instance in instances:
+            await client.post("/v1/chat/completions", json=instance)
+        assert all(request.grammar is not None for request in engine.requests)
+    serve(scenario, *(make_text_events("{}") for _ in range(6)), grammars=True,
+          template=ChatTemplate("{{ messages }}<think><tool_call>", {}))
+    assert [grammar.kind for grammar in grammars] == ["output"] * 6
+    assert [grammar.source for grammar in grammars[:3]] == [grammar.source for grammar in grammars[3:]]
+    assert ["</think>" in grammar.source for grammar in grammars[:3]] == [True] * 3
+    assert ["paint" in grammar.source for grammar in grammars[:3]] == [False, True, True]
 
 
 def test_vertex_best_of_returns_the_best_text(post):

@@ -17,7 +17,7 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
-from router.http.openai.chat import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
+from router.http.openai.requests import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import ServedModel, Services, TurnBudget
 from router.http.transport.sse import PumpFlusher

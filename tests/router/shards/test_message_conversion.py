@@ -1,14 +1,28 @@
-"""Tests of router/shards/answer_decoding.py."""
+"""Messages to shards as they are encoded, and their answers as they are decoded and checked."""
 
+from dataclasses import fields
+from itertools import chain
 from math import nan
 
 import pytest
 
 from router.model_info import ModelInfo
-from router.request import Request, RequestKind, TokenClassificationOutput
-from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
-from router.shards.answer_decoding import InvalidShardAnswer, decode_answer
+from router.request import LoadableResource, Request, RequestKind, SamplingParams, TokenClassificationOutput
+from router.scheduler.messages import (
+    BlockGrant,
+    Concat,
+    Decode,
+    Filter,
+    NewSequence,
+    PoolingStep,
+    Prefill,
+    PrefillChunk,
+    StepPlan,
+)
+from router.shards.message_conversion import InvalidShardAnswer, decode_answer, encode_plan
 from shard.pb import shard_pb2 as pb
+from shard.state.sequence import SamplingParams as ShardSamplingParams
+from shard.state.sequence import read_sampling_params
 
 MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2, labels=("O", "B-PER"))
 
@@ -150,3 +164,103 @@ def test_acknowledgement_must_match_the_last_message():
                   {"epoch": plan.epoch, "order": plan.last_message_number + 1}):
         with pytest.raises(InvalidShardAnswer):
             decode_answer(pb.Acknowledgement(**wrong), plan, MODEL_INFO)
+
+
+# -- encoding
+
+def test_sampling_columns_match_the_fields_of_sampling_params():
+    """A tuple field is a ragged column with its counts before it. The end tokens come from the request."""
+    columns = [[f"num_{f.name}", f.name] if f.default == () else [f.name] for f in fields(SamplingParams)]
+    sent = [f.name for f in pb.Sampling.DESCRIPTOR.fields if f.name not in {"num_end_tokens", "end_tokens"}]
+    assert [*chain(*columns)] == sent
+
+
+def test_messages_of_a_plan_are_numbered_up_to_the_last():
+    encoded = encode_plan(make_plan(Filter(1, (2,)), Concat((1, 2)), Decode(1)))
+    assert [(m.epoch, m.order) for m in encoded] == [(4, 8), (4, 9), (4, 10)]
+
+
+def test_filter_that_keeps_nobody_sets_the_field():
+    (message,) = encode_plan(make_plan(Filter(1, ())))
+    assert message.HasField("keep")
+
+
+def test_end_tokens_are_sent_for_requests_that_may_not_always_choose_them():
+    requests = [Request("a", (1,), 3, end_tokens=frozenset({9, 2}), **more) for more in (
+        {}, {"sampling": SamplingParams(min_tokens=2)}, {"grammar": LoadableResource("grammar", 4)})]
+    newcomers = tuple(NewSequence(number, request, (), (number,)) for number, request in enumerate(requests))
+    (message,) = encode_plan(make_plan(Prefill(1, newcomers, (), False)))
+    assert list(message.sequences.sampling.num_end_tokens) == [0, 2, 2]
+    assert list(message.sequences.sampling.end_tokens) == [2, 9, 2, 9]
+    assert list(message.sequences.grammars) == [0, 0, 4]
+
+
+def test_chunks_carry_their_trace_context():
+    chunks = (PrefillChunk(5, 0, 3), PrefillChunk(6, 0, 2))
+    (traced,) = encode_plan(make_plan(Prefill(1, (), chunks, False)), {5: "", 6: "00-six"}.__getitem__)
+    (plain,) = encode_plan(make_plan(Prefill(1, (), chunks, False)))
+    assert list(traced.chunks.traceparents) == ["", "00-six"]
+    assert not plain.chunks.traceparents
+
+
+def test_new_sequences_are_encoded_in_columns():
+    first = NewSequence(5, Request("a", (1, 2), 3, sampling_key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
+    second = NewSequence(6, Request("b", (4,), 3, adapter=LoadableResource("adapter", 8)), (), (2,))
+    (message,) = encode_plan(make_plan(Prefill(1, (first, second), (PrefillChunk(5, 0, 3),), True,
+                                               (BlockGrant(1, (6, 7)),))))
+    sequences = message.sequences
+    assert (list(sequences.ids), list(sequences.num_tokens)) == ([5, 6], [3, 1])
+    assert list(sequences.num_prompt_tokens) == [2, 1]
+    assert (list(sequences.tokens), list(sequences.blocks)) == ([1, 2, 3, 4], [0, 1, 2])
+    assert (list(sequences.keys), list(sequences.adapters)) == ([9, 0], [0, 8])
+    assert (list(message.grants.blocks), message.alongside) == ([6, 7], True)
+
+
+def test_column_of_defaults_is_left_out():
+    newcomer = NewSequence(5, Request("a", (1,), 3, sampling=SamplingParams(top_k=4)), (), (0,))
+    (message,) = encode_plan(make_plan(Prefill(1, (newcomer,), (), False)))
+    assert list(message.sequences.sampling.top_k) == [4]
+    assert not message.sequences.sampling.temperature
+    assert not message.sequences.adapters
+
+
+def encode_sampling(*requests):
+    newcomers = tuple(NewSequence(number, request, (), (number,)) for number, request in enumerate(requests))
+    (message,) = encode_plan(make_plan(Prefill(1, newcomers, (), False)))
+    return message.sequences.sampling
+
+
+def test_tuple_fields_become_ragged_columns():
+    biased = SamplingParams(biased_tokens=(4, 2), biases=(0.5, -1.0))
+    sampling = encode_sampling(Request("a", (1,), 3), Request("b", (1,), 3, sampling=biased))
+    assert (list(sampling.num_biased_tokens), list(sampling.biased_tokens)) == ([0, 2], [4, 2])
+    assert (list(sampling.num_biases), list(sampling.biases)) == ([0, 2], [0.5, -1.0])
+    assert not sampling.num_allowed_tokens
+
+
+def test_end_tokens_are_sent_with_min_tokens():
+    ends = frozenset({9, 7})
+    sampling = encode_sampling(Request("a", (1,), 3, end_tokens=ends),
+                               Request("b", (1,), 3, end_tokens=ends, sampling=SamplingParams(min_tokens=2)))
+    assert (list(sampling.num_end_tokens), list(sampling.end_tokens)) == ([0, 2], [7, 9])
+    assert not encode_sampling(Request("a", (1,), 3, end_tokens=ends)).num_end_tokens
+
+
+def test_shard_reads_what_the_router_writes():
+    """One of two rows has a value other than the default in every field."""
+    values = {f.name: {float: 0.5, int: 3, bool: True}.get(type(f.default), (5, 6)) for f in fields(SamplingParams)}
+    request = Request("a", (1,), 3, sampling=SamplingParams(**values | {"biases": (0.5, -1.0)}))
+    encoded = encode_sampling(Request("b", (1,), 3), request)
+    plain, full = read_sampling_params(encoded, 2)
+    assert plain == ShardSamplingParams()
+    assert [getattr(full, name) for name in values] == [getattr(request.sampling, name) for name in values]
+
+
+def test_pooling_request_is_encoded_in_columns():
+    requests = [Request("a", (5, 6), 0, kind=RequestKind.CLASSIFY),
+                Request("b", (7,), 0, kind=RequestKind.CLASSIFY, adapter=LoadableResource("adapter", 3))]
+    newcomers = tuple(NewSequence(number, request, (), ()) for number, request in enumerate(requests))
+    (message,) = encode_plan(StepPlan(4, 10, (PoolingStep(RequestKind.CLASSIFY, newcomers),), (0, 1),
+                                      (0, 1), 0.1))
+    assert message == pb.EmbedRequest(
+        epoch=4, order=10, wanted=pb.LABELS, num_tokens=[2, 1], tokens=[5, 6, 7], adapters=[0, 3])
