@@ -5,7 +5,7 @@ The real scheduler runs under a virtual clock; no wall-clock time is measured.
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 
 import pytest
@@ -17,6 +17,7 @@ from support.scheduling.simulated_world import add_block_hashes
 from router.request import DEFAULT_TENANT, Request, Tenant
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.settings import SchedulerSettings
+from router.simulation.run_stats import percentile
 
 # An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of KV cache per token. A 0.5B model on two CPU cores.
 GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
@@ -96,6 +97,73 @@ def test_stall_limit_holds_again_after_fifty_steps_of_a_wrong_cost_model(name, a
     stalls = compute_stalls(run_long_prompts(model, promise, num_prompts=30, cost_scale=assumed), model,
                             num_skipped_steps=50)
     assert sum(stall <= 1.1 * promise for stall in stalls) / len(stalls) >= 0.99
+
+
+# -- tenants beside a flood of long prompts
+
+QUIET, HOSTILE = Tenant("quiet"), Tenant("hostile")
+
+
+def run_beside_flood(think_seconds, num_streams, num_prompts):
+    """Let a tenant generate 10 tokens again and again, in `num_streams` at once, beside `num_prompts` prompts of 14,400
+    tokens of another, each replaced when it ends. Return the tenant's seconds to first tokens, its gaps, and how many
+    prompts ended."""
+    world = SchedulerSimulation(BASE_SETTINGS, TrueCosts(0.02, 2e-4, 5e-5, 1e-7, "cpu"), seed=1)
+    numbers, quiet, ended_prompts = count(), [], []
+
+    def add(tenant, arrives_at):
+        length, max_new_tokens = (6, 10) if tenant is QUIET else (14_400, 1)
+        world.add_arrival(make_request(next(numbers), length, max_new_tokens, tenant=tenant), arrives_at)
+
+    def replace_ended_request(history):
+        if world.now < 20.0:
+            tenant = history.request.tenant
+            (quiet if tenant is QUIET else ended_prompts).append(history)
+            add(tenant, world.now + (0.002 + 2.0 * think_seconds * world.random.random() if tenant is QUIET else 0.0))
+
+    world.on_end = replace_ended_request
+    for number in range(num_streams):
+        add(QUIET, 0.03 * number)
+    for _ in range(num_prompts):
+        add(HOSTILE, 1.0)
+    world.run()
+    measured = [history for history in quiet if history.arrived_at > 2.0]
+    return ([history.seconds_to_first_token for history in measured],
+            [later - earlier for history in measured for earlier, later in pairwise(history.token_times)],
+            len(ended_prompts))
+
+
+@pytest.mark.parametrize("think_seconds", [0.0, 0.3])
+def test_flood_of_long_prompts_costs_another_tenant_a_fifth_and_a_step(think_seconds):
+    """First tokens took 14 times as long, gaps 10 times: unfinished prompts went first, in steps of 170 ms."""
+    step_seconds = 0.0205
+    first_tokens_alone, gaps_alone, _ = run_beside_flood(think_seconds, 4, 0)
+    first_tokens, gaps, num_prompts = run_beside_flood(think_seconds, 4, 16)
+    assert percentile(first_tokens, 99) <= 1.2 * percentile(first_tokens_alone, 99) + step_seconds
+    assert percentile(gaps, 99) <= 1.2 * percentile(gaps_alone, 99) + step_seconds
+    assert len(first_tokens) > 60
+    assert num_prompts >= 7  # of 23 without the other tenant
+
+
+def test_long_prompts_of_tenants_run_one_after_the_other():
+    """Turn by turn both would be late."""
+    world = SchedulerSimulation(BASE_SETTINGS, CPU_HALF_B_COSTS)
+    for tenant in (QUIET, HOSTILE):
+        world.add_arrival(make_request(tenant.name, 8192, 1, tenant=tenant))
+    world.run()
+    first, second = sorted(history.seconds_to_first_token for history in world.histories.values())
+    assert first < 0.6 * second
+
+
+def test_prompt_of_a_tenant_beside_its_own_decodes_is_not_held_back():
+    def seconds_to_first_token(*other_tenants):
+        world = SchedulerSimulation(BASE_SETTINGS, CPU_HALF_B_COSTS)
+        for tenant in (QUIET, *other_tenants):
+            world.add_arrival(make_request(tenant.name, 16, 300, tenant=tenant))
+        world.add_arrival(make_request("long", 2048, 1, tenant=QUIET), 1.0)
+        world.run()
+        return next(h.seconds_to_first_token for h in world.histories.values() if h.request.id == "long")
+    assert seconds_to_first_token() < 2.5 < 2.0 * seconds_to_first_token() < seconds_to_first_token(HOSTILE)
 
 
 # -- the share of waiting prompts

@@ -1,17 +1,24 @@
 """Harm that one tenant can do to another: first tokens and gaps of its streams, alone and beside a flood.
 
-`weft serve` with a simulated model and keys of two tenants; this process is the load of both. Alone and beside each
-flood are measured in turn. `python -P -m benchmarks.experiments.hostile_tenant --help` lists the settings. The last
-line is JSON. Floods and server share the machine, so that a small one shows more than the router's part.
+`weft serve` with a simulated model and keys of two tenants. This process is the tenant that is measured; floods come
+from another one, which gets the processor only when nobody else wants it, as if it ran on a machine of its own. Alone
+and beside each flood are measured in turn, in short rounds. The seconds of the processor that the server's processes
+took beside a flood, as parts of the time, say who works. `python -P -m benchmarks.experiments.hostile_tenant --help`
+lists the settings. The last line is JSON.
 """
 
 import asyncio
 import json
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,16 +27,19 @@ import uvloop
 from cyclopts import Parameter
 
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, format_columns, run_experiment
-from benchmarks.harness.processes import run_weft_serve
+from benchmarks.harness.processes import read_cpu_seconds_by_program, run_weft_serve
 from benchmarks.harness.results import report_results
 from router.simulation.run_stats import percentile
 
 SIMULATED_MODEL = Path("weft/simulated")
 STEP_SECONDS = 0.02  # of the simulated model
 MAX_RATIO = 1.2  # beside one step more
-NUM_STREAMS, OUTPUT_TOKENS = 4, 30  # of the tenant that is measured
+NUM_STREAMS, OUTPUT_TOKENS = 4, 10  # of the tenant that is measured
+FLOOD_NICENESS = 19
+SETTLE_SECONDS = 1.0  # after a flood
 LONG_TEXT = "the loom and the weaver " * 600
 KEYS: Mapping[str, Mapping[str, str]] = {"sk-quiet": {"tenant": "quiet"}, "sk-hostile": {"tenant": "hostile"}}
+MIN_SHOWN_SHARE = 0.01  # of a processor
 JsonObject = dict[str, Any]
 
 
@@ -66,9 +76,9 @@ FLOODS: Mapping[str, tuple[str, Callable[[int], JsonObject]]] = {
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileTenantSettings(ExperimentSettings):
-    seconds: PositiveFloat = 15.0
-    "For how long each measurement runs."
-    rounds: PositiveInt = 2
+    seconds: PositiveFloat = 5.0
+    "For how long each round runs alone, and beside the flood."
+    rounds: PositiveInt = 5
     "How often each flood is measured, and the tenant alone before it."
     clients: PositiveInt = 16
     "How many requests of the flood are under way at once."
@@ -83,8 +93,8 @@ class Latencies:
     first_tokens: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
-    def p99(self) -> tuple[float, float]:
-        return percentile(self.first_tokens, 99), percentile(self.gaps, 99)
+    def percentiles(self, percent: float = 99) -> tuple[float, float]:
+        return percentile(self.first_tokens, percent), percentile(self.gaps, percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ class FloodOutcome:
     gap_alone: float
     gap: float
     num_flood_requests: int
+    medians: Sequence[float] = ()  # of the four in the same order
+    processor_shares: Mapping[str, float] = field(default_factory=dict)  # beside the flood, by program
 
     @property
     def is_within_bounds(self) -> bool:
@@ -108,9 +120,23 @@ class FloodOutcome:
                 self.first_token / self.first_token_alone, 1e3 * self.gap_alone, 1e3 * self.gap,
                 self.gap / self.gap_alone, self.num_flood_requests, "yes" if self.is_within_bounds else "no")
 
+    def describe(self) -> str:
+        medians = ", ".join(f"{1e3 * seconds:.1f}" for seconds in self.medians)
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in sorted(self.processor_shares.items())
+                           if share >= MIN_SHOWN_SHARE)
+        return f"{self.name}: medians {medians} ms; processors {shares}"
+
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "first_token_p99_ms": 1e3 * self.first_token,
+                "first_token_p99_alone_ms": 1e3 * self.first_token_alone, "gap_p99_ms": 1e3 * self.gap,
+                "gap_p99_alone_ms": 1e3 * self.gap_alone, "processor_shares": dict(self.processor_shares)}
+
 
 COLUMNS = (("flood", "{0}"), ("first ms", "{1:.1f}"), ("flooded", "{2:.1f}"), ("ratio", "{3:.2f}"),
            ("gap ms", "{4:.1f}"), ("flooded", "{5:.1f}"), ("ratio", "{6:.2f}"), ("requests", "{7}"), ("within", "{8}"))
+
+
+# -- the tenant that is measured
 
 
 async def measure_streams(http: aiohttp.ClientSession, seconds: float, latencies: Latencies) -> None:
@@ -131,6 +157,81 @@ async def measure_streams(http: aiohttp.ClientSession, seconds: float, latencies
     await asyncio.gather(*(stream_in_a_loop() for _ in range(NUM_STREAMS)))
 
 
+async def measure_flood(http: aiohttp.ClientSession, name: str, settings: HostileTenantSettings,
+                        flooding: Connection) -> FloodOutcome:
+    alone, beside, processor_seconds, num_requests = Latencies(), Latencies(), Counter[str](), 0
+    for _ in range(settings.rounds):
+        await measure_streams(http, settings.seconds, alone)
+        flooding.send(name)
+        await asyncio.sleep(SETTLE_SECONDS)
+        seconds_before = Counter(read_cpu_seconds_by_program(os.getpid()))
+        await measure_streams(http, settings.seconds, beside)
+        processor_seconds += Counter(read_cpu_seconds_by_program(os.getpid())) - seconds_before
+        flooding.send(None)
+        num_requests += await asyncio.to_thread(flooding.recv)
+        await asyncio.sleep(SETTLE_SECONDS)
+    (first_token_alone, gap_alone), (first_token, gap) = alone.percentiles(), beside.percentiles()
+    (median_alone, median_gap_alone), (median, median_gap) = alone.percentiles(50), beside.percentiles(50)
+    shares = {program: seconds / (settings.rounds * settings.seconds) for program, seconds in processor_seconds.items()}
+    return FloodOutcome(name, first_token_alone, first_token, gap_alone, gap, num_requests,
+                        (median_alone, median, median_gap_alone, median_gap), shares)
+
+
+async def measure_floods(url: str, settings: HostileTenantSettings, flooding: Connection) -> list[FloodOutcome]:
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
+        await measure_streams(http, settings.seconds, Latencies())  # what is loaded with the first requests
+        return [await measure_flood(http, name, settings, flooding) for name in settings.floods]
+
+
+def make_headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+# -- the process of floods
+
+
+@contextmanager
+def run_flooding_process(url: str, num_clients: int) -> Iterator[Connection]:
+    """Run a process that floods the server. It takes the name of a flood, or None, on which it ends the flood and
+    answers with the number of its requests."""
+    context = multiprocessing.get_context("spawn")
+    connection, other = context.Pipe()
+    process = context.Process(target=serve_floods, args=(other, url, num_clients), daemon=True)
+    process.start()
+    other.close()
+    try:
+        yield connection
+    finally:
+        connection.close()
+        process.join()
+
+
+def serve_floods(connection: Connection, url: str, num_clients: int) -> None:
+    os.nice(FLOOD_NICENESS)
+    uvloop.run(send_floods(connection, url, num_clients))
+
+
+async def send_floods(connection: Connection, url: str, num_clients: int) -> None:
+    numbers, clients, first_number = count(), list[asyncio.Task[None]](), 0
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
+        while True:
+            try:
+                name = await asyncio.to_thread(connection.recv)
+            except EOFError:
+                return
+            if name is not None:
+                first_number = next(numbers)
+                clients = [asyncio.create_task(flood(http, name, numbers)) for _ in range(num_clients)]
+                continue
+            failures = [client.exception() for client in clients if client.done()]
+            for client in clients:
+                client.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            if failures:
+                raise ValueError(f"the flood failed: {failures[0]}")
+            connection.send(next(numbers) - first_number - 1)
+
+
 async def flood(http: aiohttp.ClientSession, name: str, numbers: "count[int]") -> None:
     """Send requests of a flood, one after the other, until cancelled."""
     path, make_body = FLOODS[name]
@@ -138,33 +239,6 @@ async def flood(http: aiohttp.ClientSession, name: str, numbers: "count[int]") -
         async with http.post(path, data=json.dumps(make_body(next(numbers))), headers=make_headers("sk-hostile") | {
                 "Content-Type": "application/json"}) as answer:
             await answer.read()
-
-
-def make_headers(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-async def measure_flood(http: aiohttp.ClientSession, name: str, settings: HostileTenantSettings,
-                        numbers: "count[int]") -> FloodOutcome:
-    alone, beside, first_number = Latencies(), Latencies(), next(numbers)
-    for _ in range(settings.rounds):
-        await measure_streams(http, settings.seconds, alone)
-        clients = [asyncio.create_task(flood(http, name, numbers)) for _ in range(settings.clients)]
-        await measure_streams(http, settings.seconds, beside)
-        failures = [client.exception() for client in clients if client.done()]
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-        if failures:
-            raise ValueError(f"the flood of {name} failed: {failures[0]}")
-    (first_token_alone, gap_alone), (first_token, gap) = alone.p99(), beside.p99()
-    return FloodOutcome(name, first_token_alone, first_token, gap_alone, gap, next(numbers) - first_number - 1)
-
-
-async def measure_floods(url: str, settings: HostileTenantSettings) -> list[FloodOutcome]:
-    numbers = count()
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
-        return [await measure_flood(http, name, settings, numbers) for name in settings.floods]
 
 
 def bench(settings: HostileTenantSettings = HostileTenantSettings()) -> None:
@@ -176,13 +250,12 @@ def bench(settings: HostileTenantSettings = HostileTenantSettings()) -> None:
         keys, adapters = Path(folder, "keys.json"), Path(folder, "adapters")
         keys.write_text(json.dumps(KEYS))
         adapters.mkdir()
-        with run_weft_serve(SIMULATED_MODEL, adapters, ("--api-keys", str(keys), "--no-request-log")) as url:
-            outcomes = uvloop.run(measure_floods(url, settings))
-    report_results("hostile-tenant", format_columns(COLUMNS, [outcome.to_row() for outcome in outcomes], width=12),
-                   {"floods": [{"name": outcome.name, "first_token_p99_ms": 1e3 * outcome.first_token,
-                                "first_token_p99_alone_ms": 1e3 * outcome.first_token_alone,
-                                "gap_p99_ms": 1e3 * outcome.gap, "gap_p99_alone_ms": 1e3 * outcome.gap_alone}
-                               for outcome in outcomes]}, should_save=settings.save)
+        with (run_weft_serve(SIMULATED_MODEL, adapters, ("--api-keys", str(keys), "--no-request-log")) as url,
+              run_flooding_process(url, settings.clients) as flooding):
+            outcomes = uvloop.run(measure_floods(url, settings, flooding))
+    table = format_columns(COLUMNS, [outcome.to_row() for outcome in outcomes], width=12)
+    report_results("hostile-tenant", "\n".join([table, *(outcome.describe() for outcome in outcomes)]),
+                   {"floods": [outcome.to_json() for outcome in outcomes]}, should_save=settings.save)
 
 
 if __name__ == "__main__":

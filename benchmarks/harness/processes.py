@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -169,6 +169,28 @@ def read_process_cpu_seconds(pid: int) -> float:
     The resolution is a nanosecond. Linux derives the clock id from the process id, see clock_getcpuclockid(3).
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def read_cpu_seconds_by_program(ancestor_pid: int) -> dict[str, float]:
+    """Return user and system time of all processes that a process has started, and of itself, by the modules that they
+    run; those that run none are `other`."""
+    seconds_by_program = dict[str, float]()
+    for pid in list_descendants(ancestor_pid):
+        with suppress(OSError):  # it has ended meanwhile
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            program = words[words.index("-m") + 1] if "-m" in words[:-1] else "other"
+            seconds_by_program[program] = seconds_by_program.get(program, 0.0) + read_process_cpu_seconds(pid)
+    return seconds_by_program
+
+
+def list_descendants(ancestor_pid: int) -> list[int]:
+    """Return a process and all that it and its children have started."""
+    pids = [ancestor_pid]
+    for pid in pids:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                pids += map(int, children.read_text().split())
+    return pids
 
 
 def read_machine_cpu_seconds() -> float:

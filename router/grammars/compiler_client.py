@@ -3,13 +3,14 @@ are started when grammars come, and again after they were killed or have died. R
 
 import asyncio
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from router.errors import InvalidRequest, Overloaded
+from router.fair_semaphore import FairSemaphore, Turn
 from router.grammars.parameters import Grammar
 from router.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
@@ -19,7 +20,7 @@ MAX_STALLED_SECONDS = 8.0  # per grammar, while others have the processor
 MAX_WAIT_SECONDS = 30.0  # that a request waits for its grammar
 MAX_CACHED_RESULTS = 128
 NUM_WORKERS = 2
-MAX_PENDING_GRAMMARS, MAX_PENDING_PER_TENANT = 64, 32
+MAX_PENDING_GRAMMARS, MAX_PENDING_PER_TENANT = 64, 32  # the latter beside those that are compiled
 COMPILER_TASK = WorkerTask("compile", "compiled", "grammars")
 
 
@@ -36,13 +37,15 @@ class CompilerWorker(ProcessWorker):
         return answer | {"refused": shorten_reason(answer["refused"])} if "refused" in answer else answer, is_verdict
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CompilerJob:
     """Grammar that waits to be compiled or is being compiled. All requests for it share the job."""
 
     grammar: Grammar
     answer: "asyncio.Future[WorkerAnswer]"
     is_started: bool = False
+    num_requests: int = 0  # that wait for the answer
+    tenants: set[str] = field(default_factory=set)  # that wait for a turn to compile it
 
 
 class GrammarCompiler:
@@ -53,10 +56,9 @@ class GrammarCompiler:
         self._executor = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="grammars")
         self._workers = [CompilerWorker(get_tokenizer, command) for _ in range(NUM_WORKERS)]
         self._idle_workers = [*reversed(self._workers)]  # the last one, which has a process if any has, is next
+        self._semaphore = FairSemaphore(NUM_WORKERS, NUM_WORKERS + MAX_PENDING_PER_TENANT, describe_full_queue)
         self._cached_results: OrderedDict[bytes, WorkerAnswer] = OrderedDict()
         self._jobs: dict[bytes, CompilerJob] = {}
-        # Digests of the grammars that each tenant waits for; the tenant whose turn is next comes first.
-        self._queues: OrderedDict[str, deque[bytes]] = OrderedDict()
 
     async def compile(self, grammar: Grammar, tenant_name: str = "") -> str:
         """Return the compiled grammar in the form that shards load. Raises InvalidRequest or Overloaded."""
@@ -75,53 +77,54 @@ class GrammarCompiler:
     def close(self) -> None:
         for job in self._jobs.values():
             if not job.is_started:
+                job.is_started = True
                 job.answer.set_result({"refused": STOP_REASON})
-        self._queues.clear()
+        self._semaphore.close()
         for worker in self._workers:
             worker.kill()
             self._executor.submit(worker.close_process)
         self._executor.shutdown()
 
     async def _wait_for_answer(self, digest: bytes, grammar: Grammar, tenant_name: str) -> WorkerAnswer:
-        """Wait for the job of a grammar, which no request's cancellation ends, for at most MAX_WAIT_SECONDS."""
+        """Wait for the job of a grammar, which goes on as long as any request waits, for at most MAX_WAIT_SECONDS."""
         job = self._jobs.get(digest)
-        if job is None or not job.is_started:
-            self._enqueue(digest, tenant_name)
         if job is None:
+            if len(self._jobs) >= MAX_PENDING_GRAMMARS:
+                raise Overloaded(describe_full_queue(len(self._jobs)))
             job = self._jobs[digest] = CompilerJob(grammar, asyncio.get_running_loop().create_future())
-        self._start_jobs()
+        if not job.is_started and tenant_name not in job.tenants:
+            self._request_turn(job, tenant_name)
+        job.num_requests += 1
         try:
             return await asyncio.wait_for(asyncio.shield(job.answer), MAX_WAIT_SECONDS)
         except TimeoutError:
             raise Overloaded(f"other grammars were compiled before this one for {MAX_WAIT_SECONDS:g} seconds") from None
+        finally:
+            job.num_requests -= 1
 
-    def _enqueue(self, digest: bytes, tenant_name: str) -> None:
-        """Let the tenant wait for a grammar, which another one may be waiting for, too."""
-        queue = self._queues.get(tenant_name, ())
-        is_full = digest not in self._jobs and len(self._jobs) >= MAX_PENDING_GRAMMARS
-        if is_full or len(queue) >= MAX_PENDING_PER_TENANT:
-            raise Overloaded(f"{len(self._jobs) if is_full else len(queue)} other grammars wait to be compiled")
-        if digest not in queue:
-            self._queues.setdefault(tenant_name, deque()).append(digest)
+    def _request_turn(self, job: CompilerJob, tenant_name: str) -> None:
+        try:
+            turn = self._semaphore.request_turn(tenant_name)
+        except Overloaded:
+            if not job.tenants:
+                del self._jobs[job.grammar.digest]
+            raise
+        job.tenants.add(tenant_name)
+        turn.add_done_callback(partial(self._use_turn, job, tenant_name))
 
-    def _start_jobs(self) -> None:
-        """Give the next grammars, of one tenant after the other, to workers that are idle."""
-        while self._idle_workers and (job := self._pop_next_job()) is not None:
-            job.is_started = True
-            worker = self._idle_workers.pop()
-            compiled = asyncio.get_running_loop().run_in_executor(self._executor, worker.compile, job.grammar)
-            compiled.add_done_callback(partial(self._finish_job, worker, job))
-
-    def _pop_next_job(self) -> CompilerJob | None:
-        while self._queues:
-            tenant_name, queue = self._queues.popitem(last=False)
-            digest = queue.popleft()
-            if queue:
-                self._queues[tenant_name] = queue  # behind all others
-            job = self._jobs.get(digest)
-            if job is not None and not job.is_started:  # another tenant's turn may have started it
-                return job
-        return None
+    def _use_turn(self, job: CompilerJob, tenant_name: str, turn: Turn) -> None:
+        """Compile a grammar in a turn of the tenant, unless that of another came earlier or all requests have left."""
+        job.tenants.discard(tenant_name)
+        if job.is_started or not job.num_requests:
+            if not job.is_started and not job.tenants:
+                del self._jobs[job.grammar.digest]
+            self._semaphore.give_back(tenant_name, turn)
+            return
+        job.is_started = True
+        worker = self._idle_workers.pop()
+        compiled = asyncio.get_running_loop().run_in_executor(self._executor, worker.compile, job.grammar)
+        compiled.add_done_callback(partial(self._finish_job, worker, job))
+        compiled.add_done_callback(lambda _: self._semaphore.give_back(tenant_name, turn))
 
     def _finish_job(self, worker: CompilerWorker, job: CompilerJob,
                     compiled: "asyncio.Future[tuple[WorkerAnswer, bool]]") -> None:
@@ -133,4 +136,7 @@ class GrammarCompiler:
             if len(self._cached_results) > MAX_CACHED_RESULTS:
                 self._cached_results.popitem(last=False)
         job.answer.set_result(answer)
-        self._start_jobs()
+
+
+def describe_full_queue(num_grammars: int) -> str:
+    return f"{num_grammars} other grammars wait to be compiled"

@@ -2,7 +2,6 @@
 Conversations and long prompts are encoded in threads, off the event loop."""
 
 import asyncio
-from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from functools import partial
 from typing import Self, TypeVar
 
 from router.config import RouterConfig
-from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
+from router.errors import ChatTemplateFailed, InvalidRequest, RetryableStartupError
+from router.fair_semaphore import FairSemaphore
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
@@ -135,60 +135,17 @@ class FairThreadPool:
 
     def __init__(self, num_threads: int, max_per_tenant: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        self._num_idle, self._max_per_tenant = num_threads, max_per_tenant
-        self._num_by_tenant: Counter[str] = Counter()  # waiting or running
-        # What waits for a thread, by tenant; the tenant whose turn is next comes first.
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._semaphore = FairSemaphore(
+            num_threads, max_per_tenant, "{} prompts wait to be tokenized (--max-concurrent-requests)".format)
 
     def close(self) -> None:
-        for queue in self._queues.values():
-            for turn in queue:
-                turn.cancel()
-        self._queues.clear()
+        self._semaphore.close()
         self._executor.shutdown(cancel_futures=True)
 
     async def run(self, work: Callable[[], T], tenant: Tenant) -> T:
         """Run `work` in a thread. Raises Overloaded if too much work of the tenant waits."""
-        if (num_prompts := self._num_by_tenant[tenant.name]) >= self._max_per_tenant:
-            raise Overloaded(f"{num_prompts} prompts wait to be tokenized (--max-concurrent-requests)")
-        self._num_by_tenant[tenant.name] += 1
-        try:
-            if self._num_idle:
-                self._num_idle -= 1
-            else:
-                await self._wait_for_turn(tenant.name)
-            try:
-                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-            finally:
-                if self._queues:
-                    self._pass_turn()
-                else:
-                    self._num_idle += 1
-        finally:
-            self._num_by_tenant[tenant.name] -= 1
-            if not self._num_by_tenant[tenant.name]:
-                del self._num_by_tenant[tenant.name]
-
-    async def _wait_for_turn(self, tenant_name: str) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(tenant_name, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came at the same time
-                self._pass_turn()
-            raise
-
-    def _pass_turn(self) -> None:
-        while self._queues:
-            tenant_name, queue = self._queues.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._queues[tenant_name] = queue  # behind all others
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_idle += 1
+        async with self._semaphore.acquire(tenant.name):
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 class PromptEncoder:

@@ -9,7 +9,7 @@ from benchmarks.harness.experiment import format_columns
 
 
 def test_p99_is_of_first_tokens_and_of_gaps() -> None:
-    assert Latencies([0.1] * 99 + [0.5], [0.2] * 98 + [0.6, 0.7]).p99() == (0.1, 0.6)
+    assert Latencies([0.1] * 99 + [0.5], [0.2] * 98 + [0.6, 0.7]).percentiles() == (0.1, 0.6)
 
 
 @pytest.mark.parametrize(("first_token", "gap", "is_within"), [

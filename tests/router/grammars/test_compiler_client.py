@@ -212,6 +212,19 @@ def test_grammar_that_another_tenant_waits_for_is_compiled_in_the_turn_of_either
     run_scenario(scenario)
 
 
+def test_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        tasks = [asyncio.create_task(compiler.compile(make_regex_grammar(f"wait {number}."))) for number in range(4)]
+        await asyncio.sleep(0.1)
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        kept = [make_regex_grammar(f"wait {number}.").digest in compiler._cached_results for number in range(4)]
+        assert kept == [True, True, False, True]
+        assert not compiler._jobs
+        assert compiler._semaphore.is_unused
+    run_scenario(scenario)
+
+
 def test_one_tenant_cannot_fill_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_client, "MAX_PENDING_PER_TENANT", 2)
 

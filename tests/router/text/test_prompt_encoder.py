@@ -140,8 +140,7 @@ def test_prompts_of_tenants_are_tokenized_in_turn():
         may_start.set()
         await asyncio.gather(blocking, *tasks)
         assert finished == ["first 0", "second 0", "second 1", "first 2", "first 3"]
-        assert not pool._num_by_tenant
-        assert not pool._queues
+        assert pool._semaphore.is_unused
     with closing(FairThreadPool(1, 100)) as pool:
         asyncio.run(scenario(pool))
 
