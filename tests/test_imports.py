@@ -40,7 +40,7 @@ IMPORT_ORDER = {
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
                "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
                "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax", "http.field_descriptions",
-               "http.docs", "http",
+               "http.docs", "http.page", "http",
                "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",

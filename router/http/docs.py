@@ -2,6 +2,7 @@
 models of the bodies. A test compares the catalog with the routes of the application."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -178,6 +179,10 @@ SERVER_INFO_ROUTES = (
     DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, whose connection is closed."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
+    DocumentedRoute("GET", "/ui", "The page for browsers: playground, live batch, requests, server.",
+                    response_media_type="text/html"),
+    DocumentedRoute("GET", "/ui/{file}", "A file that the page loads.", response_media_type="*/*",
+                    extra_error_statuses=("404",)),
     DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),
     DocumentedRoute("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
 )
@@ -202,7 +207,7 @@ OLLAMA_ROUTES = (
                       extra_error_statuses=("501",)) for method, path in REFUSED_ROUTES),)
 PROBE_ROUTES = (
     DocumentedRoute("GET", "/health", "200 if requests are served, else 503.", response_media_type=""),
-    DocumentedRoute("GET", "/", "The same.", response_media_type=""),
+    DocumentedRoute("GET", "/", "The same; browsers get the page.", response_media_type=""),
     DocumentedRoute("GET", "/ping", "The same, as SageMaker asks for it.", response_media_type=""),
     DocumentedRoute("GET", "/ready", "200 if requests should be sent here, else 503 with the reason."),
     DocumentedRoute("GET", "/live", "200 from any server that answers."),
@@ -291,8 +296,9 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
         schema_references = [{"$ref": SCHEMA_REFERENCE.format(model=body.__name__)} for body in route.body_models]
         schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
         operation_object["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{id}" in route.path:
-        operation_object["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if parameter_names := re.findall(r"\{(\w+)\}", route.path):
+        operation_object["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                                          for name in parameter_names]
     return operation_object
 
 
