@@ -1,6 +1,6 @@
 """Check that the built files of the page belong to its sources: `python -m router.http.page.freshness`.
 
-`make page` writes the digests of all sources and built files to `static/SHA256SUMS`, in the format of sha256sum. Whether
+`make page` writes the digests of all sources and built files to `static/SHA256SUMS`, in the format of sha256sum. That
 they agree can be checked without Node.
 """
 

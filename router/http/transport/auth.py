@@ -44,7 +44,8 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     The bearer token is the client's token for adapter sources if it looks like one of the Hub's and the server itself
     has no keys: API keys, of this server or any other, must not be passed on to an adapter source.
     """
-    if request.method in READ_METHODS and (request.path in PUBLIC_PATHS or request.path.startswith(PUBLIC_PATH_PREFIXES)):
+    is_public = request.path in PUBLIC_PATHS or request.path.startswith(PUBLIC_PATH_PREFIXES)
+    if is_public and request.method in READ_METHODS:
         return
     key = get_request_key(request)
     tenant = api_keys.find_tenant(key)

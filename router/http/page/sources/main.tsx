@@ -24,9 +24,8 @@ function Page(): JSX.Element {
   }, [key]);
   return (
     <>
-      <a class="skip" href={`#${pane.value}`} onClick={() => document.querySelector("main")?.focus()}>Skip to the content</a>
       <Header />
-      <main tabIndex={-1} aria-label={PANE_TITLES[pane.value]}><Content /></main>
+      <main id={pane.value} tabIndex={-1} aria-label={PANE_TITLES[pane.value]}><Content /></main>
     </>);
 }
 
@@ -35,6 +34,7 @@ function Header(): JSX.Element {
   const isDark = theme.value === "dark";
   return (
     <header class="page-header">
+      <a class="skip" href={`#${pane.value}`} onClick={() => document.querySelector("main")?.focus()}>Skip to the content</a>
       <h1><span class="mark" aria-hidden="true" /> weft <small>{serverInfo.value?.model_id}</small></h1>
       <nav aria-label="Panes">
         {PANES.map((name) => (

@@ -129,12 +129,14 @@ function RunView({ title, run, numColumns, isStatic }: RunProps): JSX.Element {
   theme.value; // eslint-disable-line
   colourBy.value; // eslint-disable-line
   const end = Math.min(run.steps.length, Math.ceil(shownShare.value * numColumns));
+  const isOver = end === run.steps.length;
   useEffect(() => {
     if (!canvas.current || width === 0) return;
-    new WeavePainter(canvas.current, toWeave(run, isStatic ?? false), makeLayout(width, numColumns),
-      { end, isFromLeft: true, selectedId: null }, readPalette()).paint();
+    const painter = new WeavePainter(canvas.current, toWeave(run, isStatic ?? false), makeLayout(width, numColumns),
+      { end, isFromLeft: true, selectedId: null }, readPalette());
+    painter.paint();
+    if (isOver) painter.paintRemark(`all ${run.requests} finished`);
   });
-  const isOver = end === run.steps.length;
   return (
     <figure class="run">
       <figcaption>{title} <b>{isOver ? `${describeRun(run)}` : ""}</b></figcaption>

@@ -49,7 +49,7 @@ export function LiveWeave(): JSX.Element {
         onKeyDown={onKeyDown}>
         <canvas ref={canvas} role="img" aria-label={summarize(view.end)} onMouseMove={(event) => setHit(findHit(event))}
           onMouseLeave={() => setHit(null)} onClick={(event) => { selectedId.value = findHit(event)?.row?.[1] ?? null; }} />
-        {history.steps.length === 0 && <p class="weave-empty">No steps yet: the model rests. Send some requests.</p>}
+        {history.steps.length === 0 && <p class="weave-empty"><span>No steps yet: the model rests.</span></p>}
       </div>
       <p class="weave-hit">{hit ? <HitWords hit={hit} /> : <StepWords end={view.end} />}</p>
     </div>);

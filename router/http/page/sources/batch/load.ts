@@ -3,7 +3,7 @@
  * A browser opens few connections to a server, so that several prompts go in one call of /v1/completions. */
 import { signal } from "@preact/signals";
 import { fetchJson, send } from "../shell/api";
-import { modelNames } from "../shell/models";
+import { loadModels, modelNames } from "../shell/models";
 
 export const BURST_SIZE = 24;
 /** Calls at a time: of the browser's six connections one is for the events, and one for everything else. */
@@ -84,9 +84,12 @@ export async function runBurst(): Promise<void> {
   isBurstRunning.value = true;
   loadError.value = "";
   try {
+    if (modelNames.value.length === 0) await loadModels();
     const prompts = makePrompts(BURST_SIZE, getLoadModels(), 0);
     await Promise.all(prompts.map((prompt) => applyTemplate(prompt.text)));
     await sendPrompts(prompts);
+  } catch (error) {
+    loadError.value = (error as Error).message;
   } finally {
     isBurstRunning.value = false;
   }
@@ -103,7 +106,7 @@ let numSent = 0;
 /** Send what is due; called every `seconds`. Calls beyond the browser's connections wait for the next time. */
 export function sendDue(seconds: number): void {
   numDue = Math.min(numDue + requestRate.value * seconds, BURST_SIZE);
-  if (numDue < 1 || aborters.size >= MAX_CALLS) return;
+  if (numDue < 1 || getLoadModels().length === 0 || aborters.size >= MAX_CALLS) return;
   const count = Math.floor(numDue);
   numDue -= count;
   const [first] = makePrompts(1, getLoadModels(), numSent);

@@ -30,6 +30,7 @@ export function BatchPane(): JSX.Element {
   }, []);
   return (
     <div class="batch">
+      <h2 class="hidden">Live batch</h2>
       <Explanation />
       <LoadControls />
       {loadError.value && <Notice kind="error">{loadError.value}</Notice>}

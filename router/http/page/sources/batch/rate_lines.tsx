@@ -46,7 +46,7 @@ function RateLine({ line }: { line: Line }): JSX.Element {
   }, [width, colours]);
   useEffect(() => plot.current?.setData(readData(line)));
   return (
-    <section class="card rate" aria-label={line.title} title={line.hint}>
+    <section class="card rate" aria-label={`${line.title} over time`} title={line.hint}>
       <h3>{line.title}</h3>
       <p class="figure">{value === null ? "–" : line.format(value)}</p>
       <div ref={frame} class="rate-plot" aria-hidden="true" />

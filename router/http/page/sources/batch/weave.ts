@@ -87,6 +87,17 @@ export class WeavePainter {
     if (this.layout.barHeight) this.paintDurations(first);
   }
 
+  /** Write a remark behind the last column that is shown, if there is room. */
+  paintRemark(text: string): void {
+    const { context, layout, palette } = this;
+    context.font = "600 13px system-ui, sans-serif";
+    context.textAlign = "left";
+    const x = getColumnX(layout, this.view, this.view.end) + 14;
+    if (x + context.measureText(text).width > layout.width) return;
+    context.fillStyle = palette.ink;
+    context.fillText(text, x, this.laneY(this.weave.numLanes / 2));
+  }
+
   private laneY(lane: number): number {
     return this.layout.top + lane * this.layout.laneHeight;
   }
@@ -141,7 +152,8 @@ export class WeavePainter {
     context.fillRect(x, y, layout.columnWidth - gap, height);
     context.globalAlpha = 0.6;
     context.lineWidth = 1;
-    context.strokeRect(x + 0.5, y, Math.max(1, layout.columnWidth - gap - 1), height);
+    if (gap) context.strokeRect(x + 0.5, y, Math.max(1, layout.columnWidth - gap - 1), height);
+    else for (const edge of [y - 0.5, y + height - 0.5]) context.fillRect(x, edge, layout.columnWidth, 1);
     context.globalAlpha = 1;
   }
 

@@ -8,6 +8,7 @@ import type { Answer, ToolCall, ToolResult } from "./conversation";
 import { CodeBlock, Markdown } from "./markdown";
 import { TokenView } from "./tokens";
 
+/** Answers are changed in place, so lists are copied for components that compare what they get. */
 interface AnswerProps {
   answer: Answer;
   isRaw: boolean;
@@ -23,8 +24,8 @@ export function AnswerView({ answer, isRaw, onCopyAs, onToolResults }: AnswerPro
     <article class={`answer ${answer.state}`} aria-label={`Answer of ${answer.model}`} aria-busy={answer.state === "running"}>
       <header><h3>{answer.model}</h3></header>
       {answer.reasoning && <details class="reasoning"><summary>Thoughts</summary><Markdown text={answer.reasoning} /></details>}
-      {showsTokens && hasTokens ? <TokenView tokens={answer.tokens} /> : <AnswerText answer={answer} isRaw={isRaw} />}
-      {answer.toolCalls.length > 0 && <ToolCalls calls={answer.toolCalls} onResults={onToolResults} />}
+      {showsTokens && hasTokens ? <TokenView tokens={[...answer.tokens]} /> : <AnswerText answer={answer} isRaw={isRaw} />}
+      {answer.toolCalls.length > 0 && <ToolCalls calls={[...answer.toolCalls]} onResults={onToolResults} />}
       {answer.error && <Notice kind="error">{answer.error}</Notice>}
       <AnswerFooter answer={answer} />
       <div class="answer-actions">

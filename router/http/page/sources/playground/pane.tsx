@@ -8,7 +8,7 @@ import type { Answer, Exchange } from "./conversation";
 import { CopyAsDialog } from "./copy_as";
 import { mode } from "./sampling";
 import {
-  ask, clear, getExchanges, getParent, isGenerating, retry, revision, settingsError, showBranch, stop,
+  ask, clear, getExchanges, getParent, isGenerating, retry, revision, settingsError, stop, turnBranch,
 } from "./session";
 import { SettingsPanel } from "./settings";
 
@@ -25,6 +25,7 @@ export function PlaygroundPane(): JSX.Element {
     <div class="playground">
       <SettingsPanel />
       <section class="conversation" aria-label="Conversation">
+        <h2 class="hidden">Conversation</h2>
         <div class="exchanges">
           {exchanges.length === 0 && <Welcome />}
           {exchanges.map((exchange, index) => (
@@ -47,7 +48,7 @@ function Welcome(): JSX.Element {
   const info = serverInfo.value;
   return (
     <div class="welcome">
-      <h2>{mode.value === "chat" ? "Ask the model something" : "Begin a text"}</h2>
+      <h3>{mode.value === "chat" ? "Ask the model something" : "Begin a text"}</h3>
       {info && <p>{info.model_id}{info.notice ? `: ${info.notice}` : ""}.</p>}
       <ul class="examples" aria-label="Examples">
         {EXAMPLES[mode.value].map((text) => (
@@ -101,10 +102,10 @@ function BranchSwitch({ exchange }: { exchange: Exchange }): JSX.Element | null 
   return (
     <span class="branches" role="group" aria-label="Versions">
       <button type="button" class="quiet" aria-label="Earlier version" disabled={at === 0}
-        onClick={() => showBranch(parent, at - 1)}>‹</button>
+        onClick={() => turnBranch(parent, -1)}>‹</button>
       {at + 1}/{count}
       <button type="button" class="quiet" aria-label="Later version" disabled={at === count - 1}
-        onClick={() => showBranch(parent, at + 1)}>›</button>
+        onClick={() => turnBranch(parent, 1)}>›</button>
     </span>);
 }
 

@@ -24,6 +24,8 @@ export const sampling = signal<SamplingSettings>({
 });
 export const schemaText = signal("");
 export const toolsText = signal("");
+export type ToolChoice = "auto" | "required";
+export const toolChoice = signal<ToolChoice>("auto");
 /** Number of alternatives of each token that are asked for; 0 asks for no probabilities. */
 export const numAlternatives = signal(3);
 
@@ -52,6 +54,7 @@ export function makeRequestSettings(): RequestSettings {
   }
   const tools = mode.value === "chat" ? readJson(toolsText.value, "The list of tools") : undefined;
   if (tools !== undefined) settings.tools = readTools(tools);
+  if (tools !== undefined && toolChoice.value !== "auto") settings.tool_choice = toolChoice.value;
   return settings;
 }
 

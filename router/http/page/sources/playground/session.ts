@@ -18,13 +18,18 @@ export const revision = signal(0);
 /** What is wrong with the settings; empty if nothing is. */
 export const settingsError = signal("");
 
-let isRedrawAsked = false;
 function markChanged(): void {
+  revision.value += 1;
+}
+
+let isRedrawAsked = false;
+/** Have the tokens shown that came since the last frame of the screen. */
+function markTokens(): void {
   if (isRedrawAsked) return;
   isRedrawAsked = true;
   requestAnimationFrame(() => {
     isRedrawAsked = false;
-    revision.value += 1;
+    markChanged();
   });
 }
 
@@ -75,7 +80,7 @@ function start(answer: Answer, question: Question, settings: RequestSettings): v
   running.set(answer, aborter);
   void generateAnswer(answer, question, settings, numAlternatives.value, aborter, () => {
     if (answer.state !== "running") running.delete(answer);
-    markChanged();
+    markTokens();
   });
 }
 
@@ -88,8 +93,9 @@ export function retry(exchange: Exchange): void {
   ask(exchange.prompt, getParent(exchange), exchange.toolResults, exchange.answers.map((answer) => answer.model));
 }
 
-export function showBranch(parent: Exchange, index: number): void {
-  parent.shownBranch = index;
+/** Show the branch that stands `offset` places from the one that is shown. */
+export function turnBranch(parent: Exchange, offset: number): void {
+  parent.shownBranch = Math.min(Math.max(parent.shownBranch + offset, 0), parent.branches.length - 1);
   markChanged();
 }
 

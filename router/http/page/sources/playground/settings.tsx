@@ -1,9 +1,10 @@
 /** What is asked: mode, models, sampling, schema and tools. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { Area, Choice, Field } from "../shell/controls";
 import { modelNames } from "../shell/models";
 import {
-  chosenModels, mode, numAlternatives, sampling, schemaText, systemPrompt, toolsText, type SamplingSettings,
+  chosenModels, mode, numAlternatives, sampling, schemaText, systemPrompt, toolChoice, toolsText,
+  type SamplingSettings, type ToolChoice,
 } from "./sampling";
 
 /** Browsers open six connections to a server; one is left for everything else. */
@@ -17,6 +18,7 @@ const FIELDS: Partial<Record<keyof SamplingSettings, [label: string, hint: strin
   frequency_penalty: ["Frequency penalty", "Makes tokens less likely the more often they came"],
   presence_penalty: ["Presence penalty", "Makes tokens less likely that came already"],
 };
+const TOOL_CHOICES: Record<ToolChoice, string> = { auto: "may call", required: "must call" };
 const EXAMPLE_SCHEMA = JSON.stringify({
   type: "object", properties: { name: { type: "string" }, age: { type: "integer" } }, required: ["name", "age"],
   additionalProperties: false,
@@ -39,7 +41,10 @@ export function SettingsPanel(): JSX.Element {
       <JsonBox title="JSON schema of the answer" example={EXAMPLE_SCHEMA} text={schemaText.value}
         onChange={(value) => { schemaText.value = value; }} />
       {mode.value === "chat" && <JsonBox title="Tools" example={EXAMPLE_TOOLS} text={toolsText.value}
-        onChange={(value) => { toolsText.value = value; }} />}
+        onChange={(value) => { toolsText.value = value; }}>
+        <Choice label="Calls" options={TOOL_CHOICES} value={toolChoice.value}
+          onChange={(value) => { toolChoice.value = value; }} />
+      </JsonBox>}
     </details>);
 }
 
@@ -86,13 +91,15 @@ interface JsonBoxProps {
   example: string;
   text: string;
   onChange: (text: string) => void;
+  children?: ComponentChildren;
 }
 
-function JsonBox({ title, example, text, onChange }: JsonBoxProps): JSX.Element {
+function JsonBox({ title, example, text, onChange, children }: JsonBoxProps): JSX.Element {
   return (
     <details class="json-box">
       <summary>{title}{text.trim() ? " (set)" : ""}</summary>
       <Area label={title} value={text} rows={8} isCode onChange={onChange} />
+      {children}
       <div class="json-actions">
         <button type="button" class="quiet" onClick={() => onChange(example)}>Example</button>
         <button type="button" class="quiet" onClick={() => onChange("")}>Clear</button>

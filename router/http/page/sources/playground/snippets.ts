@@ -74,7 +74,7 @@ console.log(answer.choices[0].${text});
 
 /** Names of settings that a client's function takes as arguments, by OpenAI's name. Others go into \`extra_body\`. */
 const OPENAI_ARGUMENTS = ["temperature", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "stop",
-  "tools", "response_format"];
+  "tools", "tool_choice", "response_format"];
 
 function makeOpenAI(request: SnippetRequest): string {
   const settings = splitOff(request.settings, request.messages ? OPENAI_ARGUMENTS
@@ -125,7 +125,8 @@ function makeTextGeneration(request: SnippetRequest): Made {
 client = Client("${request.url}", ${key}timeout=60)
 `;
   if (request.messages) {
-    const known = ["temperature", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "tools"];
+    const known = ["temperature", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "tools",
+      "tool_choice"];
     const unknown = Object.keys(request.settings).filter((name) => !known.includes(name));
     if (unknown.length) return { reason: `chats of text_generation have no ${unknown.join(", ")}` };
     return `${head}answer = client.chat(${toArguments({ messages: request.messages, ...request.settings })})
@@ -140,7 +141,8 @@ print(answer.generated_text)
 `;
 }
 
-/** LoRAX's client has no chats: a chat is sent as the text that the model's template makes of it. */
+/** LoRAX's client has no chats: a chat is sent as the text that the model's template makes of it. It understands details
+ * of servers with --compat lorax only. */
 function makeLorax(request: SnippetRequest): Made {
   if (request.settings.tools) return { reason: "lorax has no tools" };
   const settings = toTgiSettings(request.settings, "stop_sequences", []);
@@ -152,7 +154,7 @@ function makeLorax(request: SnippetRequest): Made {
   return `${request.hasKey ? "import os\n\n" : ""}from lorax import Client
 
 client = Client("${request.url}", ${key}timeout=60)
-answer = client.generate(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema })})
+answer = client.generate(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema, details: false })})
 print(answer.generated_text)
 `;
 }
@@ -169,7 +171,7 @@ const TGI_NAMES: Record<string, string> = {
 function toTgiSettings(settings: RequestSettings, stopName: string, optional: string[]): Record<string, unknown> {
   const made: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(settings)) {
-    if (["temperature", "response_format", "tools"].includes(name)) continue;
+    if (["temperature", "response_format"].includes(name)) continue;
     const tgiName = name === "stop" ? stopName : TGI_NAMES[name];
     if (!tgiName || (name === "frequency_penalty" && !optional.includes(name))) {
       return { reason: `this client has no ${name}` };
