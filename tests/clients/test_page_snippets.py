@@ -30,8 +30,9 @@ MESSAGES = [{"role": "user", "content": 'Tell me a "story" about\na frog who isn
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
           "required": ["age"], "additionalProperties": False}
 JSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells the weather in a city.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+TOOL = {"type": "function", "function": {
+    "name": "weather", "description": "Tells the weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "chat": {"messages": MESSAGES, "settings": {"temperature": 0, "max_tokens": 24}},
     "sampled chat": {"messages": MESSAGES, "settings": {"seed": 7, "top_p": 0.9, "max_tokens": 24}},
@@ -122,7 +123,8 @@ def fetch_answer(server: WeftProcess, request: dict[str, Any]) -> dict[str, Any]
     """Return the choice that the page gets, from the route that it uses."""
     question = {"messages": request["messages"]} if "messages" in request else {"prompt": request["prompt"]}
     path = "/v1/chat/completions" if "messages" in request else "/v1/completions"
-    choice: dict[str, Any] = post(server, path, {"model": request["model"], **question, **request["settings"]})["choices"][0]
+    answer = post(server, path, {"model": request["model"], **question, **request["settings"]})
+    choice: dict[str, Any] = answer["choices"][0]
     return choice
 
 
