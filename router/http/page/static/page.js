@@ -122,7 +122,7 @@ print(answer.generated_text)
 `:""}from lorax import Client
 
 client = Client("${e.url}", ${n}timeout=60)
-answer = client.generate(${rs({prompt:e.prompt,...r,...t,...s})})
+answer = client.generate(${rs({prompt:e.prompt,...r,...t,...s,details:!1})})
 print(answer.generated_text)
 `}function ua(e){return e.settings.response_format.json_schema.schema}var g0={max_tokens:"max_new_tokens",top_p:"top_p",top_k:"top_k",seed:"seed",frequency_penalty:"frequency_penalty"};function pa(e,t,n){let r={};for(let[s,o]of Object.entries(e)){if(["temperature","response_format"].includes(s))continue;let l=s==="stop"?t:g0[s];if(!l||s==="frequency_penalty"&&!n.includes(s))return{reason:`this client has no ${s}`};r[l]=o}return e.temperature===0||(r.do_sample=!0,e.temperature!==void 0&&(r.temperature=e.temperature)),r}function kf(e,t){let n=Object.entries(e),r=Object.fromEntries(n.filter(([o])=>t.includes(o))),s=Object.fromEntries(n.filter(([o])=>!t.includes(o)));return Object.keys(s).length?{...r,extra_body:s}:r}function rs(e){return`
 ${Object.entries(e).map(([n,r])=>`    ${n}=${yf(aa(r),"    ")},
