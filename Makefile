@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs docs-site bench study dist stats clean
+.PHONY: help run test test-long test-clients chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check page page-check test-page docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -73,6 +73,9 @@ help:
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
+	make page          build the page for browsers, router/http/page/static; needs Node.js
+	make page-check    types of its sources, and whether it is what make page would build
+	make test-page     its tests, in Chromium; needs Node.js
 	make docs          write settings.md, migration-flags.md, http-fields.md and the tables of metrics.md in docs/reference
 	make docs-site     build the documentation as a site in .site/html; checks links and spelling
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
@@ -254,6 +257,7 @@ check: .venv/ready proto-check
 	$(VENV) -m launcher.settings_docs --check
 	$(VENV) -m router.telemetry.metrics_docs --check
 	$(VENV) -m router.http.fields_docs --check
+	$(VENV) -m router.http.page.freshness
 
 proto: .venv-proto/ready
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.
@@ -265,6 +269,19 @@ proto-check: .venv-proto/ready
 	for file in "$$fresh"/shard/pb/*; do
 		cmp -s "$$file" "shard/pb/$$(basename "$$file")" || { echo "$$(basename "$$file") is stale: make proto" >&2; exit 1; }
 	done
+
+# The page is built once and committed, so that nothing else needs Node.js; `check` compares digests.
+router/http/page/node_modules/.package-lock.json: router/http/page/package-lock.json
+	@cd router/http/page && npm ci --ignore-scripts --no-audit --no-fund
+
+page: router/http/page/node_modules/.package-lock.json
+	@cd router/http/page && npm run --silent build
+
+page-check: router/http/page/node_modules/.package-lock.json
+	@cd router/http/page && npm run --silent check
+
+test-page: .venv/ready router/http/page/node_modules/.package-lock.json
+	@$(PYTEST) -m page $(ARGS)
 
 docs: .venv/ready
 	@$(VENV) -m launcher.settings_docs
@@ -295,5 +312,5 @@ stats: .venv/ready
 	PYTHONPATH=tests GRPC_VERBOSITY=none $(VENV) -m support.hops
 
 clean:
-	@rm -rf .venv .venv-proto .clients .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-proto .clients router/http/page/node_modules .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

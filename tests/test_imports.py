@@ -41,7 +41,7 @@ IMPORT_ORDER = {
                "text", "grammars", "shards", "validation", "recording", "simulation", "telemetry", "monitor", "engine",
                "http.transport", "http.tgi",
                "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax", "http.field_descriptions",
-               "http.docs_examples", "http.docs", "http",
+               "http.docs_examples", "http.docs", "http.page", "http",
                "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",

@@ -3,6 +3,7 @@ models of the bodies. A test compares the catalog with the routes of the applica
 that sends a request (`docs_try_it.js`)."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -207,6 +208,10 @@ SERVER_INFO_ROUTES = (
     DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, whose connection is closed."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
+    DocumentedRoute("GET", "/ui", "The page for browsers: playground, live batch, requests, server.",
+                    response_media_type="text/html"),
+    DocumentedRoute("GET", "/ui/{file}", "A file that the page loads.", response_media_type="*/*",
+                    extra_error_statuses=("404",)),
     DocumentedRoute("GET", "/docs", "This page.", response_media_type="text/html"),
     DocumentedRoute("GET", f"/docs/{SCRIPT_NAME}", "Its script.", response_media_type="text/javascript"),
     DocumentedRoute("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
@@ -245,7 +250,7 @@ OLLAMA_ROUTES = (
                       extra_error_statuses=("501",)) for method, path in REFUSED_ROUTES),)
 PROBE_ROUTES = (
     DocumentedRoute("GET", "/health", "200 if requests are served, else 503.", response_media_type=""),
-    DocumentedRoute("GET", "/", "The same.", response_media_type=""),
+    DocumentedRoute("GET", "/", "The same; browsers get the page.", response_media_type=""),
     DocumentedRoute("GET", "/ping", "The same, as SageMaker asks for it.", response_media_type=""),
     DocumentedRoute("GET", "/ready", "200 if requests should be sent here, else 503 with the reason."),
     DocumentedRoute("GET", "/live", "200 from any server that answers."),
@@ -335,10 +340,10 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
         schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
         operation_object["requestBody"] = {"required": True, "content": {"application/json": {
             "schema": schema, "example": EXAMPLE_BODIES[route.path]}}}
-    parameters = [{"name": parameter.name, "in": "query", "description": parameter.description,
-                   "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
-    if "{id}" in route.path:
-        parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                  for name in re.findall(r"\{(\w+)\}", route.path)]
+    parameters += [{"name": parameter.name, "in": "query", "description": parameter.description,
+                    "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
     return operation_object | ({"parameters": parameters} if parameters else {})
 
 

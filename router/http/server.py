@@ -28,6 +28,7 @@ from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.responses import ResponsesRoutes
+from router.http.page.routes import PageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -93,7 +94,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     services = Services(engine, validator, config, served_model, PumpFlusher(),
                         TurnBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
-    pooling_routes = PoolingRoutes(services)
+    pooling_routes, probe_routes = PoolingRoutes(services), ProbeRoutes(engine.why_unavailable, lambda: None)
     for route in [
         *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
         *ScoringRoutes(services).routes(),
@@ -101,7 +102,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *EngineRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
-        *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]:
+        *PageRoutes(probe_routes.health, is_enabled=config.ui).routes(), *probe_routes.routes()]:
         first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
     app.add_routes(first_routes.values())
     app.on_response_prepare.append(add_request_id_header)

@@ -15,8 +15,8 @@ from router.request import DEFAULT_TENANT, Tenant
 # For load balancers, dashboards and clients that discover the server; they reveal nothing about any tenant or request.
 PUBLIC_PATHS = frozenset({
     "/", "/api-doc/openapi.json", "/api/ps", "/api/tags", "/api/version", "/docs", "/docs/try-it.js", "/health",
-    "/info", "/live", "/metrics", "/openapi.json", "/ping", "/ready", "/startup", "/v1/models"})
-MODEL_PATH_PREFIX = "/v1/models/"  # of routes that reveal no more than the list does
+    "/info", "/live", "/metrics", "/openapi.json", "/ping", "/ready", "/startup", "/ui", "/v1/models"})
+PUBLIC_PATH_PREFIXES = ("/v1/models/", "/ui/")  # single models, which the list has as well; files of the page
 ANTHROPIC_KEY_HEADER = "x-api-key"
 PORT_PATTERN, ADDRESS_PATTERN = re.compile(r":\d+$"), re.compile(r"[\d.]+|\[[\da-f:.]+\]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")  # of names that lead to no website
@@ -44,7 +44,8 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     The bearer token is the client's token for adapter sources if it looks like one of the Hub's and the server itself
     has no keys: API keys, of this server or any other, must not be passed on to an adapter source.
     """
-    if request.method in READ_METHODS and (request.path in PUBLIC_PATHS or request.path.startswith(MODEL_PATH_PREFIX)):
+    is_public = request.path in PUBLIC_PATHS or request.path.startswith(PUBLIC_PATH_PREFIXES)
+    if is_public and request.method in READ_METHODS:
         return
     key = get_request_key(request)
     tenant = api_keys.find_tenant(key)

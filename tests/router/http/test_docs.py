@@ -16,7 +16,7 @@ from router.http.docs import (
     render_docs_page,
 )
 from router.http.docs_examples import EXAMPLE_BODIES
-from router.http.transport.auth import MODEL_PATH_PREFIX, PUBLIC_PATHS
+from router.http.transport.auth import PUBLIC_PATH_PREFIXES, PUBLIC_PATHS
 from router.http.transport.body import BodyModel, ReportingBodyModel
 from router.validation.bounds import DocumentedBounds
 
@@ -46,7 +46,7 @@ def test_body_models_depend_on_the_dialect():
 
 
 def is_public(path):
-    return path in PUBLIC_PATHS or path.startswith(MODEL_PATH_PREFIX)
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PATH_PREFIXES)
 
 
 def test_get_routes_that_require_a_key_are_those_about_requests_and_adapters():

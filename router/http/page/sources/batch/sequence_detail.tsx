@@ -1,0 +1,24 @@
+/** The chosen row: what it is, and the timeline of its request if it is one's own. */
+import type { JSX } from "preact";
+import { RequestDetail } from "../requests/detail";
+import { linkToRequest } from "../shell/navigation";
+import { describeSeries } from "./colours";
+import { history, historyRevision } from "./history";
+import { selectedId } from "./view_state";
+
+export function SequenceDetail(): JSX.Element | null {
+  historyRevision.value; // eslint-disable-line
+  const id = selectedId.value;
+  if (id === null) return <p class="hint">Click a row, or choose it with the arrow keys, to see where its time went.</p>;
+  const sequence = history.sequences.get(id);
+  return (
+    <section class="card" aria-label={`Request ${id}`}>
+      <div class="card-head">
+        <h3>Request {id} <small>{sequence && describeSeries(sequence, history.server?.model ?? "")}</small></h3>
+        {sequence?.request_id && <a href={linkToRequest(sequence.request_id)}>Open</a>}
+        <button type="button" class="quiet" aria-label="Close" onClick={() => { selectedId.value = null; }}>✕</button>
+      </div>
+      {sequence?.request_id ? <RequestDetail key={id} id={sequence.request_id} />
+        : <p class="hint">It belongs to another tenant: nothing more of it is shown.</p>}
+    </section>);
+}

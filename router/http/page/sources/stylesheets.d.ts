@@ -1,0 +1,2 @@
+/** Stylesheets, which esbuild bundles. */
+declare module "*.css";

@@ -1,0 +1,10 @@
+/** What the page's modules ask of a browser when they are loaded. Test files import this first. */
+const nothing = (): null => null;
+Object.assign(globalThis, {
+  document: { baseURI: "http://127.0.0.1:3000/weft/ui", documentElement: { dataset: {} } },
+  location: { hash: "" },
+  addEventListener: nothing,
+  matchMedia: () => ({ matches: false, addEventListener: nothing }),
+  sessionStorage: { getItem: nothing },
+  localStorage: { getItem: nothing },
+});
