@@ -125,7 +125,7 @@ FIELD_DESCRIPTIONS: Mapping[str, str] = {
     "stream_options": "options of the stream",
     "strict": "ignored",
     "structured_outputs": "grammar of the answer",
-    "suffix": "text is only generated at the end of a prompt",
+    "suffix": "text behind the place that the answer fills, for models whose tokenizer marks such places",
     "summary": "summary of the reasoning; counts if there is no content",
     "system": "text before the messages",
     "temperature": "divides the logits; 0 is greedy, 1 the default",

@@ -14,6 +14,7 @@ from router.fair_semaphore import FairSemaphore
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
+from router.text.infill import InfillEncoder, InfillPrompt, require_infill
 from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning
 from router.text.tokenizer import Tokenizer
 
@@ -96,7 +97,8 @@ class DialectParameterNames:
 
 
 TGI_PARAMETER_NAMES = DialectParameterNames()
-RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has tokenized the prompt
+# Token ids if the client has tokenized the prompt.
+RawPrompt = str | Conversation | InfillPrompt | tuple[int, ...]
 TokenOffsets = tuple[tuple[int, int] | None, ...]
 
 
@@ -154,6 +156,7 @@ class PromptEncoder:
     def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
                  chat_template: ChatTemplate | None = None) -> None:
         self.limits = TokenLimits.from_config(config, model_info)
+        self.infill = InfillEncoder.find(tokenizer, model_info.vocabulary_size)  # None if the model cannot
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._model_info = model_info
@@ -201,11 +204,13 @@ class PromptEncoder:
 
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         prompt, parameter_names = prompt_input.prompt, prompt_input.parameter_names
-        text = "" if isinstance(prompt, tuple) else self._render_text(prompt)
+        text = "" if isinstance(prompt, tuple | InfillPrompt) else self._render_text(prompt)
         check_text(parameter_names.prompt, text, may_be_empty=True)  # a template may decode what was escaped in JSON
         token_offsets: TokenOffsets = ()
         if isinstance(prompt, tuple):
             tokens = prompt
+        elif isinstance(prompt, InfillPrompt):
+            tokens = require_infill(self.infill).encode(prompt)
         elif prompt_input.kind is RequestKind.CLASSIFY:
             encoding = self._tokenizer.tokenize_with_offsets(text)
             tokens = tuple(encoding.ids)
@@ -220,7 +225,8 @@ class PromptEncoder:
                            is_pooling=prompt_input.kind is not RequestKind.GENERATE)
         self._check_vocabulary(parameter_names.prompt, tokens)
         hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
-        return EncodedPrompt(tokens, hashes, len(text), token_offsets, self._find_answer_beginning(prompt, text))
+        num_characters = len(prompt) if isinstance(prompt, InfillPrompt) else len(text)
+        return EncodedPrompt(tokens, hashes, num_characters, token_offsets, self._find_answer_beginning(prompt, text))
 
     def _find_answer_beginning(self, prompt: RawPrompt, text: str) -> AnswerBeginning:
         if self._chat_template is None or not isinstance(prompt, Conversation):

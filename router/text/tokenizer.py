@@ -68,6 +68,9 @@ class Tokenizer:
         decoder = self._tokenizer.decoder
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
+    def token_to_id(self, name: str) -> int | None:
+        return self._tokenizer.token_to_id(name)
+
     def id_to_token(self, token: int) -> str:
         return self._tokenizer.id_to_token(token) or ""
 

@@ -5,9 +5,9 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from router.adapters.reference import MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
@@ -96,6 +96,10 @@ class GenerationInput(PromptInput):
     priority: int = 0
     request_id: str | None = None
     deadline: float | None = None  # of time.monotonic
+
+    def with_end_tokens(self, tokens: Sequence[int]) -> Self:
+        """Return the input of a text that these tokens end, too, unless a grammar ends it."""
+        return self if self.grammar is not None else replace(self, stop_token_ids=(*self.stop_token_ids, *tokens))
 
     @property
     def is_sampling(self) -> bool:

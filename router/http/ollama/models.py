@@ -81,5 +81,6 @@ class OllamaModelRoutes(ServiceRoutes):
         model_info, validator = self._services.engine.model_info, self._services.validator
         is_known = {"completion": model_info.generation, "embedding": model_info.embeddings,
                     "tools": validator.chat_template is not None and validator.chat_template.takes_tools,
-                    "thinking": validator.reasoning_format is not None}
+                    "thinking": validator.reasoning_format is not None,
+                    "insert": model_info.generation and validator.prompt_encoder.infill is not None}
         return [name for name, is_there in is_known.items() if is_there]

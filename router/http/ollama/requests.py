@@ -32,7 +32,6 @@ OLLAMA_GENERATE_PARAMETER_NAMES = replace(OLLAMA_CHAT_PARAMETER_NAMES, prompt="p
 # Fields that must be empty, with the reason.
 REFUSAL_REASONS = {
     "images": "images are not served",
-    "suffix": "text is only generated at the end of a prompt",
     "template": "the model's own template makes the prompt",
     "context": "earlier turns are only taken as text, by /api/chat",
 }
@@ -226,26 +225,26 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
+    suffix: str | None = None
     template: Annotated[str | None, bounds.EMPTY_TEXT] = None
     context: Annotated[list[int] | None, FailFast(), bounds.EMPTY_LIST] = None
     images: Annotated[list[str] | None, FailFast(), bounds.EMPTY_LIST] = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.prompt
+        return not (self.prompt or self.suffix)
 
     def to_chat_request(self) -> ChatRequest:
         refuse_given_fields(self, *REFUSAL_REASONS)
         system = [Message(role="system", content=self.system)] if self.system else []
-        return self.build_chat_request([*system, Message(role="user", content=self.prompt)])
+        return self.build_chat_request([*system, Message(role="user", content=self.prompt or "")])
 
     def check_raw(self) -> None:
         """Reject fields that need a chat template, for a prompt that goes to the model as it is."""
         for name in ("system", "think"):
             if getattr(self, name):
-                raise InvalidRequest(f"`{name}` is given, but the prompt goes to the model as it is (`raw`, or a model "
-                                     "without a chat template); leave it out")
+                raise InvalidRequest(f"`{name}` is given, but the prompt goes to the model as it is (`raw`, `suffix`, "
+                                     "or a model without a chat template); leave it out")
 
 
 class OllamaEmbedRequest(OllamaModelRequest):

@@ -45,6 +45,7 @@ from router.http.transport.services import (
     timing_headers,
 )
 from router.telemetry.spans import CHAT_OPERATION, EMBEDDINGS_OPERATION
+from router.text.infill import InfillPrompt, require_infill
 from router.validation.validator import GenerationInput
 
 NDJSON_HEADERS = {"Content-Type": "application/x-ndjson"}  # of a stream: one JSON object per line
@@ -129,10 +130,14 @@ async def validate_generation(services: Services, body: OllamaGenerationRequest,
                               context: RequestContext) -> ValidatedChat:
     """Validate a chat, or a prompt that goes to the model as it is. Raises InvalidRequest and AdapterNotFound."""
     validator = services.validator
-    if isinstance(body, OllamaGenerateRequest) and (body.raw or validator.chat_template is None):
+    if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix or validator.chat_template is None):
         body.check_raw()
         generation_input = replace(chat_request.to_generation_input(context, body.parameter_names),
                                    prompt=body.prompt or "")
+        if body.suffix:
+            infill = require_infill(validator.prompt_encoder.infill)
+            generation_input = replace(generation_input.with_end_tokens(infill.end_tokens),
+                                       prompt=InfillPrompt(body.prompt or "", body.suffix))
         choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
         return ValidatedChat(choices, [None])
     if body.think and validator.reasoning_format is None:

@@ -44,7 +44,8 @@ from router.http.transport.services import (
     gather_or_cancel,
     timing_headers,
 )
-from router.text.prompt_encoder import DialectParameterNames
+from router.text.infill import InfillEncoder, InfillPrompt, require_infill
+from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.text.tokenizer import Tokenizer
 from router.validation import bounds
 from router.validation.validator import GenerationInput, ValidatedRequest
@@ -63,29 +64,39 @@ class CompletionRequest(OpenAIBaseRequest):
     refused_fields = REFUSED_FIELDS | {"add_special_tokens": (None, True)}
 
     prompt: Annotated[TextsOrTokens, bounds.NON_EMPTY_TEXTS_OR_TOKENS]
-    suffix: Annotated[str | None, bounds.EMPTY_TEXT] = None
+    suffix: str | None = None
     best_of: Annotated[UInt32 | None, bounds.EXACTLY_ONE] = None
     echo: bool | None = None
     response_format: Annotated[Any, bounds.GRAMMAR] = None
     logprobs: UInt32 | None = None
 
-    def check_supported(self, max_tgi_prompts: int, *, is_tgi: bool) -> None:
-        """Reject fields that are not implemented; with `is_tgi` only what text-generation-inference rejects, too.
-        Raises InvalidRequest."""
-        if self.suffix:
-            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
-                                 "suffix not supported")
+    def check_supported(self, max_tgi_prompts: int, infill: InfillEncoder | None, *, is_tgi: bool) -> None:
+        """Reject what is not served; with `is_tgi` only what text-generation-inference rejects, too. `infill`: None if
+        the model cannot fill in a suffix's place. Raises InvalidRequest."""
         if is_tgi:
+            if self.suffix:
+                raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it "
+                                     "out", "suffix not supported")
             if len(self.prompt) > max_tgi_prompts:
                 raise InvalidRequest(f"`prompt` must hold at most {max_tgi_prompts} texts (--max-client-batch-size), "
                                      f"got {len(self.prompt)}", "batch size exceeded")
             return
         if self.best_of not in {None, 1, self.n}:
             raise InvalidRequest(f"`best_of` must be 1 or as `n`, got {self.best_of}: all choices are returned")
+        if self.suffix:
+            self._check_infill(infill)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("`max_tokens` must be at least 1, or 0 with `echo`, got 0")
         if self.has_prompt_only and self.min_tokens:
             raise InvalidRequest(f"`min_tokens` must be at most `max_tokens` (0), got {self.min_tokens}")
+
+    def _check_infill(self, infill: InfillEncoder | None) -> None:
+        require_infill(infill)
+        if not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise InvalidRequest("`prompt` must be text beside `suffix`, got token ids")
+        if self.echo:
+            raise InvalidRequest("`echo` and `suffix` are given, but a text between two others does not follow the "
+                                 "prompt alone; leave one of them out")
 
     @property
     def has_prompt_only(self) -> bool:
@@ -100,7 +111,8 @@ class CompletionRequest(OpenAIBaseRequest):
         prompt_parameters = ({"prompt_logprobs": True, "num_prompt_top_tokens": self.logprobs} if self.echo else {})
         return {"raw_logprobs": True, "top_n_tokens": self.logprobs, **prompt_parameters}
 
-    def to_generation_input(self, context: RequestContext, num_choices: int, *, is_tgi: bool) -> GenerationInput:
+    def to_generation_input(self, context: RequestContext, num_choices: int, infill: InfillEncoder | None = None, *,
+                            is_tgi: bool) -> GenerationInput:
         """Return the input without the prompt. Text-generation-inference gave no logprobs here."""
         found = self.find_grammar(None if self.response_format is None
                                   else partial(parse_grammar, value=self.response_format))
@@ -109,10 +121,17 @@ class CompletionRequest(OpenAIBaseRequest):
                                    grammar=None if found is None else found[1])
         if is_tgi:
             return generation_input
+        if self.suffix and infill is not None:
+            generation_input = generation_input.with_end_tokens(infill.end_tokens)
         if self.has_prompt_only:  # its last token is computed to choose another, which is left out
             generation_input = replace(generation_input, max_new_tokens=1,
                                        parameter_names=replace(names, max_required_new_tokens=0))
         return replace(generation_input, **self.logprob_parameters)
+
+    def make_prompt(self, prompt: str | list[int]) -> RawPrompt:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        return InfillPrompt(prompt, self.suffix) if self.suffix else prompt
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:
@@ -136,7 +155,8 @@ class CompletionRoutes(ServiceRoutes):
         completion_request = await read_body(request, CompletionRequest)
         if services.is_tgi:
             report_ignored_fields(request, completion_request, TGI_IGNORED_FIELDS)
-        completion_request.check_supported(services.config.max_client_batch_size, is_tgi=services.is_tgi)
+        completion_request.check_supported(services.config.max_client_batch_size,
+                                           services.validator.prompt_encoder.infill, is_tgi=services.is_tgi)
         num_choices = 1 if services.is_tgi or completion_request.n is None else completion_request.n
         choices, all_details = await self._validate_prompts(completion_request, context, num_choices)
         validated_at = clock()
@@ -183,14 +203,15 @@ class CompletionRoutes(ServiceRoutes):
         if len(prompts) > max_prompts:
             raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts with `n` {num_choices}, got "
                                  f"{len(prompts)}")
-        generation_input = completion_request.to_generation_input(context, num_choices, is_tgi=services.is_tgi)
+        generation_input = completion_request.to_generation_input(
+            context, num_choices, services.validator.prompt_encoder.infill, is_tgi=services.is_tgi)
         choices: list[ValidatedRequest] = []
         all_details: list[CompletionDetails | None] = []
         for index, prompt in enumerate(prompts):
             if index:  # short prompts are tokenized on the event loop: other tasks may run after each
                 await asyncio.sleep(0)
             new_choices = await validate_with_model_adapter(services, completion_request, replace(
-                generation_input, prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+                generation_input, prompt=completion_request.make_prompt(prompt),
                 request_id=context.for_prompt(index).request_id), context)
             details = None if services.is_tgi else completion_request.completion_details(
                 index, new_choices[0].request.prompt, services.validator.tokenizer)

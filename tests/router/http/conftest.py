@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import tokenizers
 import uvloop
 from aiohttp.test_utils import TestClient, TestServer
 from support.servers.expected_streams import make_finished_timeline, make_text_events
@@ -27,7 +28,7 @@ from router.scheduler.settings import SchedulerSettings
 from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits
-from router.text.tokenizer import create_byte_tokenizer
+from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.validation.validator import RequestValidator
 
 CHAT_TEMPLATE = simulated_model_template()
@@ -114,6 +115,15 @@ def make_grammar_resource(kind: str, _: str) -> LoadableResource:
     return LoadableResource(kind, 1)
 
 
+@pytest.fixture
+def infill_tokenizer() -> Tokenizer:
+    """The tokenizer of bytes with the tokens of Qwen2.5-Coder around a place to fill, from 257 on."""
+    tokenizer = tokenizers.Tokenizer.from_str(create_byte_tokenizer().path_or_content)
+    tokenizer.add_tokens([tokenizers.AddedToken(f"<|fim_{name}|>", normalized=False)
+                          for name in ("prefix", "suffix", "middle", "pad")])
+    return Tokenizer(tokenizer, end_tokens=[256])
+
+
 UNNAMED_MODEL = ServedModel()
 Scenario = Callable[[TestClient, ScriptedEngine], object]
 
@@ -122,13 +132,13 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 def serve():
     """Run a scenario with a client of the application; `facts` override fields of its `model_info`."""
     def run(scenario, *scripts, config=None, template=CHAT_TEMPLATE, served_model=UNNAMED_MODEL, sender=None,
-            store=None, grammars=False, **facts):
+            store=None, grammars=False, tokenizer=None, **facts):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
             engine.model_info = replace(engine.model_info, grammars=grammars, **facts)
             adapters = None if store is None else await make_preloaded_adapters(config_, store)
-            with closing(RequestValidator(config_, engine.model_info, create_byte_tokenizer(), template,
+            with closing(RequestValidator(config_, engine.model_info, tokenizer or create_byte_tokenizer(), template,
                                           make_grammar_resource if grammars else None,
                                           adapter_registry=adapters)) as validator:
                 app = create_app(engine, validator, config_, ApiKeys.from_config(config_), served_model,

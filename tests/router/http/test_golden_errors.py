@@ -117,7 +117,8 @@ OPENAI_ERROR_CASES = {
         "the prompt is too long: `prompt` (1000 tokens) and `max_tokens` (1000) must be at most 1600 together "
         "(--max-total-tokens); shorten one", "prompt", "context_length_exceeded")),
     "a suffix": (TEXT_PATH, {"prompt": "x", "suffix": "y"}, 400, openai_error(
-        "`suffix` is given, but text is only generated at the end of a prompt; leave it out", "suffix")),
+        "`suffix` is given, but this model does not support insert: its tokenizer has no tokens around a place to "
+        "fill, such as <|fim_middle|>; leave it out", "suffix")),
     "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 2049}, 400, openai_error(
         "`prompt` must hold at most 2048 texts with `n` 1, got 2049", "prompt")),
     "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, openai_error(

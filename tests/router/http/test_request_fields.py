@@ -31,7 +31,7 @@ def test_each_listed_field_has_one_treatment():
 
 def test_fields_that_are_read_only_to_be_refused_count_as_refused():
     for body, name, treatment in (
-            ("/v1/responses", "background", "refused"), ("/v1/completions", "suffix", "refused"),
+            ("/v1/responses", "background", "refused"), ("/v1/completions", "suffix", "honoured"),
             ("/v1/messages", "container", "refused"), ("/api/generate", "images", "refused"),
             ("/v1/responses", "store", "ignored"), ("/v1/completions structured_outputs", "json", "honoured")):
         assert list_treatments(BODY_MODELS[body], name) == [treatment]

@@ -115,8 +115,9 @@ class BodyTestCase:
         if field_path.endswith(("messages[].content", "messages[].role")):  # the template compares with no other roles
             return value is None if name == "content" else (
                 self.compat == "none" and self.is_generation_route and value not in OPENAI_ROLES)
-        if name == "continue_final_message" or (".tool_choice" in field_path and not body_type.startswith("Anthropic")):
-            return bool(value)  # there are no tools, and the last message is no answer
+        if name in {"continue_final_message", "suffix"} or (
+                ".tool_choice" in field_path and not body_type.startswith("Anthropic")):
+            return bool(value)  # there are no tools, no tokens of a suffix, and the last message is no answer
         if not self.is_generation_route:
             return name in {"inputs", "prompt"} and value == ""
         if (any(part in field_path for part in (".merged_adapters", ".parameters.response_format",
@@ -140,7 +141,7 @@ class BodyTestCase:
 def is_rejected_by_ollama_routes(field_path: str, value: Any) -> bool:
     """Whether a value is rejected without grammars, and with a template that knows no reasoning."""
     name = field_path.rpartition(".")[2]
-    return ((name in {"format", "think"} and value not in (None, False, ""))
+    return ((name in {"format", "think", "suffix"} and value not in (None, False, ""))
             or (name == "role" and value not in OPENAI_ROLES)
             or (name in MAX_VALUES and (value or 0) > MAX_VALUES[name]))
 

@@ -64,6 +64,13 @@ def test_show_of_a_plain_model(serve):
     assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
 
 
+def test_model_that_fills_in_the_middle_can_insert(serve, infill_tokenizer):
+    async def scenario(client, _):
+        shown = await (await client.post("/api/show", json={"model": "loom"})).json()
+        assert shown["capabilities"] == ["completion", "insert"]
+    serve(scenario, template=None, tokenizer=infill_tokenizer)
+
+
 @pytest.mark.parametrize("model", ["mine", "a:latest", "b"])
 def test_show_knows_adapters_that_requests_may_name(serve, model):
     status, shown = show(serve, {"model": model}, **ADAPTER_OPTIONS)

@@ -230,6 +230,15 @@ def test_prompt_of_a_generation_is_a_chat_unless_it_is_raw(serve, body, template
     assert bytes(request.prompt).decode() == prompt
 
 
+@pytest.mark.parametrize(("prompt", "bytes_before"), [("hi", b"hi"), (None, b"")])
+@pytest.mark.parametrize("raw", [False, True])
+def test_suffix_stands_behind_the_place_to_fill(serve, infill_tokenizer, prompt, bytes_before, raw):
+    [request] = post_and_get_requests(serve, GENERATE_PATH, {"prompt": prompt, "suffix": "ho", "raw": raw},
+                                      tokenizer=infill_tokenizer)
+    assert request.prompt == (257, *bytes_before, 258, *b"ho", 259)
+    assert request.end_tokens == {256, 257, 258, 259, 260}
+
+
 @pytest.mark.parametrize("answer_format", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
 def test_format_becomes_a_grammar(serve, answer_format):
     for path, extra in ((CHAT_PATH, {}), (GENERATE_PATH, {}), (GENERATE_PATH, {"raw": True})):
@@ -295,8 +304,8 @@ REFUSALS = {
     "image": (CHAT_PATH, {"messages": IMAGE_MESSAGES}, "`images` is given, but images are not served; leave it out"),
     "image of a prompt": (GENERATE_PATH, {"images": ["aGk="]},
                           "`images` is given, but images are not served; leave it out"),
-    "suffix": (GENERATE_PATH, {"suffix": "x"},
-               "`suffix` is given, but text is only generated at the end of a prompt; leave it out"),
+    "suffix": (GENERATE_PATH, {"suffix": "x"}, "`suffix` is given, but this model does not support insert: its"),
+    "suffix with a system prompt": (GENERATE_PATH, {"suffix": "x", "system": "x"}, "`system` is given, but the prompt"),
     "template": (GENERATE_PATH, {"template": "x"},
                  "`template` is given, but the model's own template makes the prompt; leave it out"),
     "context": (GENERATE_PATH, {"context": [1]},

@@ -82,7 +82,7 @@ def test_completion_samples_by_default_and_is_greedy_with_zero_temperature(serve
 
 
 @pytest.mark.parametrize(("body", "param", "words"), [
-    ({"suffix": "x"}, "suffix", "`suffix`"),
+    ({"suffix": "x"}, "suffix", "`suffix` is given, but this model does not support insert: its tokenizer has no"),
     ({"prompt": ["a"] * 2049}, "prompt", "`prompt` must hold at most 2048 texts with `n` 1, got 2049"),
     ({"n": 33}, "n", "`n` must be at least 1 and at most 32 (--max-choices, --max-concurrent-requests), got 33"),
     ({"n": 0}, "n", "`n` must be at least 1"), ({"top_k": -2}, "top_k", "`top_k` must be at least -1, got -2"),
@@ -331,3 +331,43 @@ def test_prompt_counts_once_in_headers(serve):
 @pytest.mark.parametrize("model", ["http://" + "a" * 600, "x" * 600])
 def test_long_model_name_is_not_repeated(post, model):
     assert post_completion(post, model=model)[1]["model"] == "loom"
+
+
+# -- filling in the middle
+
+def post_infill(serve, tokenizer, **fields):
+    """Post a completion with a suffix; return the status, the answer and the requests."""
+    async def scenario(client, engine):
+        answer = await client.post(COMPLETIONS_PATH, json={"prompt": "ab", "suffix": "cd"} | fields)
+        return answer.status, await answer.json(), engine.requests
+    return serve(scenario, tokenizer=tokenizer, grammars=True)
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [("ab", [b"ab"]), (["", "a"], [b"", b"a"])])
+def test_suffix_stands_behind_the_place_to_fill(serve, infill_tokenizer, prompt, expected):
+    status, answer, requests = post_infill(serve, infill_tokenizer, prompt=prompt, stop_token_ids=[5], logprobs=1)
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == ["weft"] * len(expected)
+    assert [request.prompt for request in requests] == [(257, *prefix, 258, *b"cd", 259) for prefix in expected]
+    assert {request.end_tokens for request in requests} == {frozenset({5, 256, 257, 258, 259, 260})}
+
+
+def test_grammar_alone_ends_what_fills_a_place(serve, infill_tokenizer):
+    status, answer, [request] = post_infill(serve, infill_tokenizer, guided_regex="a+")
+    assert (status, request.end_tokens) == (200, frozenset({256})), answer
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), [
+    ({"prompt": [97]}, "prompt", "`prompt` must be text beside `suffix`, got token ids"),
+    ({"echo": True}, "echo", "`echo` and `suffix` are given, but a text between two others does not follow the prompt "
+                             "alone; leave one of them out"),
+    ({"prompt": "x" * 1000, "suffix": "x" * 700}, "prompt",
+     "the prompt is too long: `prompt` must have at most 1599 tokens (--max-input-tokens), got 1703; shorten it")])
+def test_refusals_beside_a_suffix(serve, infill_tokenizer, fields, param, message):
+    status, answer, requests = post_infill(serve, infill_tokenizer, **fields)
+    assert (status, answer["error"]["param"], answer["error"]["message"], requests) == (400, param, message, [])
+
+
+def test_empty_suffix_is_none(serve, infill_tokenizer):
+    status, _, [request] = post_infill(serve, infill_tokenizer, suffix="")
+    assert (status, bytes(request.prompt)) == (200, b"ab")
