@@ -66,7 +66,7 @@ def test_wheel_contains_all_packages_and_no_measurements(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {*TOP_LEVEL_PACKAGES}
     assert not [name for name in names if "/results/" in name or "/training/" in name]
     assert {Path(name).suffix for name in names} == {
-        ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors", ".c", ".h",
+        ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors", ".c", ".h", ".js",
         *([".so"] if can_compile_kernels() else [])}
     assert wheel.stat().st_size <= MAX_ARCHIVE_BYTES
 
