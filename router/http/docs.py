@@ -335,8 +335,9 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
         schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
         operation_object["requestBody"] = {"required": True, "content": {"application/json": {
             "schema": schema, "example": EXAMPLE_BODIES[route.path]}}}
-    parameters = [{"name": parameter.name, "in": "query", "description": parameter.description,
-                   "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
+    parameters: list[dict[str, Any]] = [
+        {"name": parameter.name, "in": "query", "description": parameter.description,
+         "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
     if "{id}" in route.path:
         parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
     return operation_object | ({"parameters": parameters} if parameters else {})
