@@ -163,7 +163,7 @@ def describe_running_row(sequence: RunningSequence, now: float) -> list[str]:
     facts = sequence.facts
     prompt = facts.get("prompt_tokens", 0)
     progress = f"{sequence.num_prefilled}/{prompt}" if sequence.state == "prefill" else f"{prompt}"
-    return [format_figure(sequence.lane), str(facts["id"]), sequence.state, progress,
+    return ["-" if sequence.lane is None else str(sequence.lane), str(facts["id"]), sequence.state, progress,
             f"{sequence.num_generated}/{facts.get('max_new_tokens', '?')}", format_age(facts, now),
             *describe_owner(facts)]
 
@@ -198,7 +198,7 @@ def sort_by_lane(view: EngineView) -> list[RunningSequence]:
 
 
 def format_figure(figure: float | None) -> str:
-    return "-" if figure is None else f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+    return "-" if figure is None else f"{figure:.1f}"
 
 
 def format_percentiles(percentiles: dict[str, float | None]) -> str:

@@ -340,8 +340,9 @@ def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str
         schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
         operation_object["requestBody"] = {"required": True, "content": {"application/json": {
             "schema": schema, "example": EXAMPLE_BODIES[route.path]}}}
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                  for name in re.findall(r"\{(\w+)\}", route.path)]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", route.path)]
     parameters += [{"name": parameter.name, "in": "query", "description": parameter.description,
                     "schema": {"type": parameter.json_type}} for parameter in route.query_parameters]
     return operation_object | ({"parameters": parameters} if parameters else {})

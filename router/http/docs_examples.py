@@ -21,7 +21,7 @@ EXAMPLE_BODIES: Mapping[str, Mapping[str, Any]] = {
     "/generate": GENERATE,
     "/generate_stream": GENERATE,
     "/invocations": GENERATE,
-    "/v1/chat/completions": CHAT | {"stream": True},
+    "/v1/chat/completions": {**CHAT, "stream": True},
     "/v1/completions": COMPLETION,
     "/vertex": {"instances": [GENERATE]},
     "/tokenize": {"inputs": TEXT},
@@ -45,10 +45,10 @@ EXAMPLE_BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/engine/simulate": {"batching": "static", "max_batch_size": 2, "requests": [
         {"at": 0.0, "prompt_tokens": 20, "output_tokens": 30}, {"at": 0.0, "prompt_tokens": 40, "output_tokens": 5},
         {"at": 0.01, "prompt_tokens": 10, "output_tokens": 10}]},
-    "/api/chat": NAMED_MODEL | {"messages": MESSAGES},
-    "/api/generate": NAMED_MODEL | {"prompt": TEXT},
-    "/api/embed": NAMED_MODEL | {"input": TEXT},
-    "/api/embeddings": NAMED_MODEL | {"prompt": TEXT},
+    "/api/chat": {**NAMED_MODEL, "messages": MESSAGES},
+    "/api/generate": {**NAMED_MODEL, "prompt": TEXT},
+    "/api/embed": {**NAMED_MODEL, "input": TEXT},
+    "/api/embeddings": {**NAMED_MODEL, "prompt": TEXT},
     "/api/show": NAMED_MODEL,
     "/inference": {"prompt": TEXT, "num_tokens": 10},
 }

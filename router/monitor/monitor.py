@@ -13,7 +13,7 @@ from json import dumps
 from typing import Any
 
 from router.errors import MonitorBusy
-from router.monitor.observed_steps import ObservedSequence, ObservedStep, round_seconds
+from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepEncoder, round_seconds
 from router.monitor.rates import describe_rates_since_start
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import SequenceRenderer, Viewer
@@ -143,7 +143,7 @@ class EngineMonitor:
         self._scheduler, self._metrics = scheduler, metrics
         self._list_plans_in_flight, self._get_text = list_plans_in_flight, get_text
         self.clock_offset = time.time() - clock()
-        self._renderer = SequenceRenderer(self.clock_offset)
+        self._renderer, self._step_encoder = SequenceRenderer(self.clock_offset), StepEncoder(self.clock_offset)
         self._block_map = BlockMap(scheduler)
         self._feeds: set[ViewerFeed] = set()
         self._frame_task: asyncio.Task[None] | None = None
@@ -249,7 +249,8 @@ class EngineMonitor:
                 continue
             key = (feed.viewer, feed.is_new)
             if key not in rendered:
-                own_parts = {"sequences": self._describe_sequences(step_ids if feed.is_new else new_ids, feed.viewer)}
+                shown_ids = step_ids if feed.is_new else new_ids
+                own_parts: dict[str, Any] = {"sequences": self._describe_sequences(shown_ids, feed.viewer)}
                 if has_queue_changed or feed.is_new:
                     own_parts["queue"] = self._describe_queue(feed.viewer)
                 frame = f"{head},{dump_members(own_parts)},{tail}}}"
@@ -268,7 +269,7 @@ class EngineMonitor:
         """Keep the steps and return their JSON."""
         texts = []
         for step in steps:
-            texts.append(text := step.to_json_text(self.clock_offset))
+            texts.append(text := self._step_encoder.encode(step))
             self._buffered_steps.append(BufferedStep(step.number, text))
         observer = self.observer
         if observer is not None and len(observer.sequences) > self._max_sequences:

@@ -72,17 +72,30 @@ class ObservedStep:
     num_waiting: int = 0
     num_blocks_used: int = 0
 
-    def to_json_text(self, clock_offset: float) -> str:
-        """Return the step as JSON; `clock_offset` turns times into those of the reader."""
-        return dumps(self.to_json(clock_offset), separators=(",", ":"))
-
     def to_json(self, clock_offset: float) -> dict[str, Any]:
+        """Return the step as JSON; `clock_offset` turns times into those of the reader."""
         return {
             "step": self.number, "t": round_seconds(self.answered_at + clock_offset), "kind": self.kind,
             "ms": to_milliseconds(self.seconds), "wall_ms": to_milliseconds(self.wall_seconds), "epoch": self.epoch,
             "message": self.message_number, "rows": self.rows, "admitted": self.admitted, "finished": self.finished,
             "preempted": self.preempted, "cancelled": self.cancelled, "running": self.num_running,
             "waiting": self.num_waiting, "blocks_used": self.num_blocks_used}
+
+
+class StepEncoder:
+    """Encoder of steps as JSON text. Rows that are those of the step before, the same list, are encoded once."""
+
+    def __init__(self, clock_offset: float) -> None:
+        self._clock_offset = clock_offset
+        self._last_rows: list[Row] = []
+        self._last_rows_text = "[]"
+
+    def encode(self, step: ObservedStep) -> str:
+        if step.rows is not self._last_rows:
+            self._last_rows, self._last_rows_text = step.rows, dumps(step.rows, separators=(",", ":"))
+        members = step.to_json(self._clock_offset)
+        del members["rows"]
+        return f'{dumps(members, separators=(",", ":"))[:-1]},"rows":{self._last_rows_text}}}'
 
 
 def round_seconds(seconds: float) -> float:

@@ -42,6 +42,19 @@ class AnsweredPlan:
     num_blocks_used: int
 
 
+@dataclass(frozen=True, slots=True)
+class SteadyBatch:
+    """Batch whose last step gave each member one token. If the next one does, too, only times and counts change."""
+
+    member_ids: tuple[int, ...]
+    rows: list[Row]
+    sequences: list[ObservedSequence]
+
+    def is_continued_by(self, plan: StepPlan, token_counts: Mapping[int, int]) -> bool:
+        return (type(plan.messages[-1]) is Decode and plan.member_ids == self.member_ids
+                and len(token_counts) == len(self.member_ids) and {*token_counts.values()} == {1})
+
+
 class StepObserver:
     """Observer of one scheduler, from the time at which it is made."""
 
@@ -57,6 +70,7 @@ class StepObserver:
         self._lanes = BatchLanes()
         self._live_sequences: dict[int, Sequence] = {}  # the scheduler's own, of those with a lane
         self._ended_ids: set[int] = set()  # of those with a lane
+        self._steady_batch: SteadyBatch | None = None
         self._pending: list[AnsweredPlan] = []
         self._add_unfinished([*plans_in_flight])
 
@@ -121,6 +135,7 @@ class StepObserver:
             elif sequence_id not in self._ended_ids:
                 step.preempted.append((lane, sequence_id))
         self._lanes.reset()
+        self._steady_batch = None
         self._live_sequences.clear()
         self._ended_ids.clear()
         return step
@@ -136,12 +151,21 @@ class StepObserver:
             return None
         self.num_steps += bool(plan.member_ids)
         token_counts = next((event.token_counts for event in answered.events if isinstance(event, TokensGenerated)), {})
-        rows = self._make_rows(plan, token_counts)
+        steady = self._steady_batch
+        if steady is not None and (changes.entered or changes.left or not steady.is_continued_by(plan, token_counts)):
+            steady = self._steady_batch = None
+        rows = self._make_rows(plan, token_counts) if steady is None else steady.rows
         step = ObservedStep(
             self.num_steps, get_step_kind(plan), answered.answered_at, answered.seconds, answered.wall_seconds,
             plan.epoch, plan.last_message_number, rows, changes.entered, self._collect_finished(answered.events),
             preempted, cancelled, len(self._lanes), answered.num_waiting, answered.num_blocks_used)
-        self._update_sequences(step, token_counts)
+        if steady is None:
+            self._update_sequences(step, token_counts)
+            if step.kind == DECODE_STEP and all(count == 1 for _, _, count, _ in rows):
+                self._steady_batch = SteadyBatch(plan.member_ids, rows, [self.sequences[sequence_id]
+                                                                        for _, sequence_id, _, _ in rows])
+        else:
+            self._continue_steady_batch(step, steady)
         return step
 
     def _add_new_sequence(self, new_sequence: NewSequence, live_sequence: Sequence | None, now: float) -> None:
@@ -218,6 +242,15 @@ class StepObserver:
                 sequence.num_output_tokens += num_tokens
                 sequence.last_token_at = now
         self.rates.add_step(step, sum(token_counts.values()), gaps, first_token_seconds)
+
+    def _continue_steady_batch(self, step: ObservedStep, steady: SteadyBatch) -> None:
+        """Do what `_update_sequences` does, for sequences that all got a token in the step before and in this one."""
+        now, last_token_at = step.answered_at, steady.sequences[0].last_token_at
+        for sequence in steady.sequences:
+            sequence.num_output_tokens += 1
+            sequence.last_token_at, sequence.last_step = now, step.number
+        assert last_token_at is not None
+        self.rates.add_step(step, len(step.rows), {now - last_token_at: len(step.rows)}, [])
 
     def drop_sequences_before(self, first_step: int) -> None:
         """Drop the sequences that hold no lane and were not seen since that step."""

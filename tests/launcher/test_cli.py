@@ -132,7 +132,7 @@ def test_flag_precedes_its_variable(get_serve_settings: Callable[..., Any], monk
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, run, chat, '
-     'explain, models, download, replay, simulate, ...'),
+     'explain, top, models, download, replay, ...'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
