@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { fetchJson } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { formatNumberOf } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, readPalette } from "./colours";
@@ -126,8 +127,7 @@ function RunView({ title, run, numColumns, isStatic }: RunProps): JSX.Element {
   const frame = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = useWidth(frame);
-  theme.value; // eslint-disable-line
-  colourBy.value; // eslint-disable-line
+  redrawOn(theme, colourBy);
   const end = Math.min(run.steps.length, Math.ceil(shownShare.value * numColumns));
   const isOver = end === run.steps.length;
   useEffect(() => {

@@ -2,12 +2,13 @@
 import type { JSX } from "preact";
 import { RequestDetail } from "../requests/detail";
 import { linkToRequest } from "../shell/navigation";
+import { redrawOn } from "../shell/redraw";
 import { describeSeries } from "./colours";
 import { history, historyRevision } from "./history";
 import { selectedId } from "./view_state";
 
 export function SequenceDetail(): JSX.Element | null {
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   const id = selectedId.value;
   if (id === null) return <p class="hint">Click a row, or choose it with the arrow keys, to see where its time went.</p>;
   const sequence = history.sequences.get(id);
