@@ -100,9 +100,10 @@ function PlaceChoice(): JSX.Element {
 
 function describeComparison({ continuous, static: fixed }: Comparison): string {
   const numHollow = findHollowLanes(fixed.steps).reduce((sum, lanes) => sum + lanes.length, 0);
+  const share = Math.round((100 * numHollow) / (fixed.steps.length * fixed.max_batch_size));
   return `Continuous: ${formatNumberOf(continuous.requests, "request")} in ${describeRun(continuous)}. `
     + `Static: ${describeRun(fixed)}. `
-    + (numHollow ? "Hollow cells are places that wait for the longest." : "");
+    + (numHollow ? `Hollow cells are places that wait for the longest request of their group: ${share} % of all.` : "");
 }
 
 /** Say what happened on the server, which may have more places. */

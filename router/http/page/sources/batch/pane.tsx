@@ -4,6 +4,7 @@ import { useEffect } from "preact/hooks";
 import { SERVER_URL, apiKey, send } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { redrawOn } from "../shell/redraw";
+import { isVisible } from "../shell/visibility";
 import { BlockMap } from "./block_map";
 import { compare, comparison, ComparisonView } from "./comparison";
 import { history, historyRevision, watchEngine, watchError, watchState } from "./history";
@@ -20,11 +21,13 @@ const SETTLE_MS = 400;
 
 export function BatchPane(): JSX.Element {
   const key = apiKey.value;
+  const isWatched = isVisible.value;
   useEffect(() => {
+    if (!isWatched) return; // the server makes no frames for a page that nobody sees
     const aborter = new AbortController();
     void watchEngine(aborter);
     return () => aborter.abort();
-  }, [key]);
+  }, [key, isWatched]);
   useEffect(() => {
     const timer = setInterval(() => sendDue(LOAD_TICK_SECONDS), LOAD_TICK_SECONDS * 1000);
     return () => clearInterval(timer);
