@@ -51,7 +51,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 # Requests that a client cannot send; the page says why.
 IMPOSSIBLE = {
     ("text_generation", "chat of an adapter"), ("text_generation", "raw of an adapter"), ("text_generation", "schema"),
-    ("lorax", "tools")}
+    ("lorax", "schema"), ("lorax", "raw schema"), ("lorax", "tools")}
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 

@@ -159,7 +159,7 @@ async function checkCellsAreTheSteps() {
     const { steps } = JSON.parse(text.split("event: frame")[1].split("data: ")[1].split("\n\n")[0]);
     const canvas = document.querySelector(".weave canvas");
     const scale = devicePixelRatio;
-    const [left, top, column] = [30, 4, 10];
+    const [left, top, column] = [30, 4, 6];
     const numLanes = Math.round((canvas.height / scale - top - 34) / 18);
     const width = Math.floor(canvas.width / scale);
     const shown = steps.slice(-Math.floor((width - left) / column));
@@ -168,7 +168,7 @@ async function checkCellsAreTheSteps() {
     const wrong = [];
     let numCells = 0;
     shown.forEach((step, index) => {
-      const x = Math.max(left, width - shown.length * column) + index * column + 4;
+      const x = Math.max(left, width - shown.length * column) + index * column + 2;
       for (let lane = 0; lane < numLanes; lane += 1) {
         const isTaken = step.rows.some((row) => row[0] === lane);
         const alpha = readAlpha(x, top + lane * 18 + 4);

@@ -50,6 +50,11 @@ def test_every_control_works(tmp_path: Path, screen: dict[str, int], theme: str)
         drive("drive_controls.mjs", weft.url, tmp_path, theme=theme, **screen)
 
 
+def test_page_works_behind_a_prefix(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path) as weft:
+        drive("drive_prefix.mjs", weft.url, tmp_path, theme="dark", **DESKTOP)
+
+
 def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
     keys_file = tmp_path / "keys.json"
     keys_file.write_text(json.dumps(KEYS))

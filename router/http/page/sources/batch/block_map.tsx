@@ -2,6 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { formatCount } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, getSeries, readPalette, type Palette } from "./colours";
@@ -18,13 +19,11 @@ export function BlockMap(): JSX.Element {
   const frame = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = useWidth(frame);
-  historyRevision.value; // eslint-disable-line
-  theme.value; // eslint-disable-line
-  colourBy.value; // eslint-disable-line
+  redrawOn(historyRevision);
   const { blocks } = history;
   useEffect(() => {
     if (canvas.current && width > 0 && blocks?.map) paintMap(canvas.current, width, blocks, readPalette());
-  });
+  }, [blocks?.map, width, theme.value, colourBy.value]);
   return (
     <section class="card blocks" aria-label="Cache blocks">
       <h3>Cache <small>{blocks ? `${formatCount(blocks.used)} of ${formatCount(blocks.total)} blocks held` : ""}</small></h3>

@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { fetchJson } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { formatNumberOf } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, readPalette } from "./colours";
@@ -99,9 +100,10 @@ function PlaceChoice(): JSX.Element {
 
 function describeComparison({ continuous, static: fixed }: Comparison): string {
   const numHollow = findHollowLanes(fixed.steps).reduce((sum, lanes) => sum + lanes.length, 0);
+  const share = Math.round((100 * numHollow) / (fixed.steps.length * fixed.max_batch_size));
   return `Continuous: ${formatNumberOf(continuous.requests, "request")} in ${describeRun(continuous)}. `
     + `Static: ${describeRun(fixed)}. `
-    + (numHollow ? "Hollow cells are places that wait for the longest." : "");
+    + (numHollow ? `Hollow cells are places that wait for the longest request of their group: ${share} % of all.` : "");
 }
 
 /** Say what happened on the server, which may have more places. */
@@ -126,8 +128,7 @@ function RunView({ title, run, numColumns, isStatic }: RunProps): JSX.Element {
   const frame = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = useWidth(frame);
-  theme.value; // eslint-disable-line
-  colourBy.value; // eslint-disable-line
+  redrawOn(theme, colourBy);
   const end = Math.min(run.steps.length, Math.ceil(shownShare.value * numColumns));
   const isOver = end === run.steps.length;
   useEffect(() => {

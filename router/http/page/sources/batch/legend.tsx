@@ -1,13 +1,14 @@
 /** What colours and marks mean. */
 import type { JSX } from "preact";
 import { Choice } from "../shell/controls";
+import { redrawOn } from "../shell/redraw";
 import { chooseColour, colourBy, describeSeries, getSeries, type ColourBy } from "./colours";
 import { history, historyRevision } from "./history";
 
 const OPTIONS: Record<ColourBy, string> = { request: "request", adapter: "adapter", tenant: "tenant" };
 
 export function Legend(): JSX.Element {
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   return (
     <div class="legend">
       <div class="legend-colours">

@@ -2,6 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { formatMs } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, describeSeries, readPalette } from "./colours";
@@ -17,7 +18,7 @@ export function LiveWeave(): JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [hit, setHit] = useState<Hit | null>(null);
   const width = useWidth(frame);
-  historyRevision.value; // eslint-disable-line -- the history is changed in place
+  redrawOn(historyRevision);
   const view: View = { end: getShownEnd(), isFromLeft: false, selectedId: selectedId.value };
   const layout = makeLayout(width, view);
   const numLanes = layout.numLanes;
@@ -25,8 +26,7 @@ export function LiveWeave(): JSX.Element {
   useEffect(() => {
     if (canvas.current && width > 0) new WeavePainter(canvas.current, weave, layout, view, readPalette()).paint();
   });
-  theme.value; // eslint-disable-line -- colours are read anew
-  colourBy.value; // eslint-disable-line
+  redrawOn(theme, colourBy);
 
   function findHit(event: MouseEvent): Hit | null {
     const box = canvas.current!.getBoundingClientRect();
@@ -97,7 +97,7 @@ function HitWords({ hit }: { hit: Hit }): JSX.Element {
 
 /** Pause, scrub, size and colours. */
 export function WeaveControls(): JSX.Element {
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   const isPaused = pausedAt.value !== null;
   return (
     <div class="weave-controls">

@@ -19,6 +19,7 @@ export const loadError = signal("");
 /** Requests a second that are sent all the time; 0 for none. */
 export const requestRate = signal(0);
 
+let isStopped = false;
 const aborters = new Set<AbortController>();
 
 interface Prompt {
@@ -79,17 +80,20 @@ function getLoadModels(): string[] {
   return modelNames.value.slice(0, MAX_CALLS);
 }
 
-/** Send the burst; resolves when its last request has ended. */
-export async function runBurst(): Promise<void> {
+/** Send the burst; return whether all of it ran, which it does not when it is stopped. */
+export async function runBurst(): Promise<boolean> {
   isBurstRunning.value = true;
+  isStopped = false;
   loadError.value = "";
   try {
     if (modelNames.value.length === 0) await loadModels();
     const prompts = makePrompts(BURST_SIZE, getLoadModels(), 0);
     await Promise.all(prompts.map((prompt) => applyTemplate(prompt.text)));
     await sendPrompts(prompts);
+    return !isStopped && !loadError.value;
   } catch (error) {
     loadError.value = (error as Error).message;
+    return false;
   } finally {
     isBurstRunning.value = false;
   }
@@ -97,6 +101,7 @@ export async function runBurst(): Promise<void> {
 
 export function stopLoad(): void {
   requestRate.value = 0;
+  isStopped = true;
   for (const aborter of aborters) aborter.abort();
 }
 

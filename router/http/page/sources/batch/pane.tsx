@@ -3,6 +3,8 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { SERVER_URL, apiKey, send } from "../shell/api";
 import { Notice } from "../shell/controls";
+import { redrawOn } from "../shell/redraw";
+import { isVisible } from "../shell/visibility";
 import { BlockMap } from "./block_map";
 import { compare, comparison, ComparisonView } from "./comparison";
 import { history, historyRevision, watchEngine, watchError, watchState } from "./history";
@@ -19,11 +21,13 @@ const SETTLE_MS = 400;
 
 export function BatchPane(): JSX.Element {
   const key = apiKey.value;
+  const isWatched = isVisible.value;
   useEffect(() => {
+    if (!isWatched) return; // the server makes no frames for a page that nobody sees
     const aborter = new AbortController();
     void watchEngine(aborter);
     return () => aborter.abort();
-  }, [key]);
+  }, [key, isWatched]);
   useEffect(() => {
     const timer = setInterval(() => sendDue(LOAD_TICK_SECONDS), LOAD_TICK_SECONDS * 1000);
     return () => clearInterval(timer);
@@ -37,13 +41,14 @@ export function BatchPane(): JSX.Element {
       <WatchNotice />
       <section class="card" aria-label="Batch">
         <div class="card-head"><h3>Batch</h3><WeaveControls /></div>
+        <QueueView />
         <LiveWeave />
         <Legend />
       </section>
       <ComparisonView />
       <RateLines />
       <SequenceDetail />
-      <div class="batch-columns"><QueueView /><BlockMap /></div>
+      <BlockMap />
     </div>);
 }
 
@@ -54,7 +59,7 @@ function Explanation(): JSX.Element {
 }
 
 function WatchNotice(): JSX.Element | null {
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   if (watchState.value === "lost") return <Notice kind="error">{watchError.value} Trying again…</Notice>;
   if (history.server && !history.server.ready) return <Notice kind="note">Not ready: {history.server.not_ready_reason}.</Notice>;
   return null;
@@ -80,7 +85,7 @@ async function burstAndCompare(): Promise<void> {
   comparison.value = null;
   pausedAt.value = null;
   const since = (history.steps.at(-1)?.step ?? 0) + 1;
-  await runBurst();
+  if (!await runBurst()) return;
   await new Promise((resolve) => setTimeout(resolve, SETTLE_MS)); // the last frames are under way
   const until = history.steps.at(-1)?.step ?? 0;
   if (until >= since) await compare(since, until);

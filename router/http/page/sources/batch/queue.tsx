@@ -1,37 +1,45 @@
-/** The queue: a dot for each request that waits, how long it has waited, and why. */
+/** The queue: a dot for each request that waits, how long the first has waited, and why. */
 import type { JSX } from "preact";
-import { asSentence, formatMs, formatNumberOf } from "../shell/format";
+import { formatMs } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { getSeries } from "./colours";
 import { history, historyRevision } from "./history";
 import type { WaitingSequence } from "./protocol";
 
-const MAX_DOTS = 64;
+const MAX_DOTS = 48;
+const MAX_CAUSES = 3;
+/** What a request waits for, by the words of its timeline. */
+const CAUSE_WORDS: Record<string, string> = {
+  queue: "behind others", tenant: "for the turn of their tenant", group: "for their static group",
+  batch: "for a place in the batch", blocks: "for room in the cache", budget: "for prompt tokens of a step",
+  prefix: "for a prompt that begins like theirs", adapter: "for their adapter", grammar: "for their grammar",
+  trial: "behind those tried after a fault", reader: "for their reader", yielded: "to have their place back",
+  shards: "for the shards",
+};
 
 export function QueueView(): JSX.Element {
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   const { queue } = history;
   return (
-    <section class="card queue" aria-label="Queue">
-      <h3>Queue <small>{queue.length ? formatNumberOf(queue.length, "request") : "empty"}</small></h3>
-      {queue.length === 0 && <p class="hint">Nobody waits.</p>}
-      <div class="dots-row" aria-hidden="true">
-        {queue.waiting.slice(0, MAX_DOTS).map((entry) => <i key={entry.id} class={`dot series-${getSeries(asSequence(entry))}`} />)}
-      </div>
+    <section class="queue" aria-label="Queue">
+      <h4>Queue</h4>
+      <span class="dots-row" aria-hidden="true">
+        {queue.waiting.slice(0, MAX_DOTS).map((entry) => (
+          <i key={entry.id} class={`dot series-${getSeries({ ...entry, cached_tokens: 0 })}`} />))}
+      </span>
+      <p>{queue.length === 0 ? "nobody waits" : <>{queue.length} wait, up to {formatMs(getLongestAge(queue.waiting))}:</>}</p>
       <ul>
         {groupByCause(queue.waiting).map(([cause, entries]) => (
-          <li key={cause}><b>{entries.length}</b> for {formatMs(getLongestAge(entries))}: {asSentence(history.causes[cause] ?? cause)}</li>))}
+          <li key={cause} title={history.causes[cause]}>{entries.length} {CAUSE_WORDS[cause] ?? cause}</li>))}
       </ul>
     </section>);
 }
 
-function asSequence(entry: WaitingSequence) {
-  return { ...entry, cached_tokens: 0 };
-}
-
+/** Return the requests that wait by what they wait for, the most frequent causes first. */
 function groupByCause(waiting: WaitingSequence[]): [cause: string, entries: WaitingSequence[]][] {
   const groups = new Map<string, WaitingSequence[]>();
   for (const entry of waiting) groups.set(entry.cause, [...(groups.get(entry.cause) ?? []), entry]);
-  return [...groups];
+  return [...groups].sort(([, a], [, b]) => b.length - a.length).slice(0, MAX_CAUSES);
 }
 
 function getLongestAge(entries: WaitingSequence[]): number {

@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { formatMs, formatRate } from "../shell/format";
+import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { readColour, theme } from "../shell/theme";
 import { history, historyRevision, type RateSample } from "./history";
@@ -36,7 +37,7 @@ function RateLine({ line }: { line: Line }): JSX.Element {
   const plot = useRef<uPlot | null>(null);
   const width = useWidth(frame);
   const colours = theme.value;
-  historyRevision.value; // eslint-disable-line
+  redrawOn(historyRevision);
   const last = history.samples.at(-1);
   const value = last ? line.read(last) : null;
   useEffect(() => {
@@ -44,7 +45,7 @@ function RateLine({ line }: { line: Line }): JSX.Element {
     plot.current = new uPlot(makeOptions(width), [[], []], frame.current);
     return () => plot.current?.destroy();
   }, [width, colours]);
-  useEffect(() => plot.current?.setData(readData(line)));
+  useEffect(() => plot.current?.setData(readData(line)), [last, width, colours]);
   return (
     <section class="card rate" aria-label={`${line.title} over time`} title={line.hint}>
       <h3>{line.title}</h3>

@@ -4,7 +4,7 @@ import { history } from "./history";
 
 /** Step after the last one shown while paused; null while live. */
 export const pausedAt = signal<number | null>(null);
-export const columnWidth = signal(10);
+export const columnWidth = signal(6);
 export const selectedId = signal<number | null>(null);
 export const COLUMN_WIDTHS = [2, 3, 4, 6, 8, 10, 14, 18];
 

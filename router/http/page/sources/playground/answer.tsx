@@ -4,11 +4,12 @@ import { useState } from "preact/hooks";
 import { Notice } from "../shell/controls";
 import { formatMs, formatRate } from "../shell/format";
 import { linkToRequest } from "../shell/navigation";
+import { redrawOn } from "../shell/redraw";
 import type { Answer, ToolCall, ToolResult } from "./conversation";
 import { CodeBlock, Markdown } from "./markdown";
+import { revision } from "./session";
 import { TokenView } from "./tokens";
 
-/** Answers are changed in place, so lists are copied for components that compare what they get. */
 interface AnswerProps {
   answer: Answer;
   isRaw: boolean;
@@ -19,13 +20,14 @@ interface AnswerProps {
 
 export function AnswerView({ answer, isRaw, onCopyAs, onToolResults }: AnswerProps): JSX.Element {
   const [showsTokens, setShowsTokens] = useState(isRaw);
+  redrawOn(revision);
   const hasTokens = answer.tokens.length > 0;
   return (
     <article class={`answer ${answer.state}`} aria-label={`Answer of ${answer.model}`} aria-busy={answer.state === "running"}>
       <header><h3>{answer.model}</h3></header>
       {answer.reasoning && <details class="reasoning"><summary>Thoughts</summary><Markdown text={answer.reasoning} /></details>}
-      {showsTokens && hasTokens ? <TokenView tokens={[...answer.tokens]} /> : <AnswerText answer={answer} isRaw={isRaw} />}
-      {answer.toolCalls.length > 0 && <ToolCalls calls={[...answer.toolCalls]} onResults={onToolResults} />}
+      {showsTokens && hasTokens ? <TokenView tokens={answer.tokens} /> : <AnswerText answer={answer} isRaw={isRaw} />}
+      {answer.toolCalls.length > 0 && <ToolCalls calls={answer.toolCalls} onResults={onToolResults} />}
       {answer.error && <Notice kind="error">{answer.error}</Notice>}
       <AnswerFooter answer={answer} />
       <div class="answer-actions">
@@ -75,6 +77,7 @@ interface ToolCallsProps {
 
 function ToolCalls({ calls, onResults }: ToolCallsProps): JSX.Element {
   const [results, setResults] = useState<Record<string, string>>({});
+  redrawOn(revision);
   return (
     <div class="tool-calls">
       {calls.map((call) => (

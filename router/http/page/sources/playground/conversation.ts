@@ -1,5 +1,7 @@
 /** A conversation as a tree: each exchange is a prompt with the answers of one or several models, and what follows it. */
 
+import type { RequestSettings } from "./sampling";
+
 export interface TokenAlternative {
   text: string;
   logprob: number;
@@ -27,8 +29,13 @@ export interface AnswerStats {
 
 export type AnswerState = "running" | "done" | "stopped" | "failed";
 
+/** What one model is asked: a chat, or a text to go on with. */
+export type Question = { messages: Message[] } | { prompt: string };
+
 export interface Answer {
   model: string;
+  question: Question;
+  settings: RequestSettings;
   state: AnswerState;
   text: string;
   reasoning: string;
@@ -62,7 +69,7 @@ export type Message =
 
 export function makeAnswer(model: string): Answer {
   return {
-    model, state: "running", text: "", reasoning: "", toolCalls: [], tokens: [], finishReason: "", requestId: "",
+    model, question: { prompt: "" }, settings: {}, state: "running", text: "", reasoning: "", toolCalls: [], tokens: [], finishReason: "", requestId: "",
     error: "",
     stats: { queueMs: null, firstTokenMs: null, tokensPerSecond: null, promptTokens: null, generatedTokens: null,
       cachedTokens: null },

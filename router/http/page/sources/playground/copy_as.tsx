@@ -5,24 +5,23 @@ import { apiKey, SERVER_URL } from "../shell/api";
 import { Choice, Notice } from "../shell/controls";
 import { Dialog } from "../shell/dialog";
 import { isBaseModel } from "../shell/models";
-import type { Answer, Exchange } from "./conversation";
+import type { Answer } from "./conversation";
 import { CodeBlock } from "./markdown";
 import { makeSnippetRequest } from "./session";
 import { CLIENT_TITLES, makeSnippet, type ClientName, type SnippetRequest } from "./snippets";
 
 interface CopyAsProps {
-  exchange: Exchange;
   answer: Answer;
   onClose: () => void;
 }
 
-export function CopyAsDialog({ exchange, answer, onClose }: CopyAsProps): JSX.Element {
+export function CopyAsDialog({ answer, onClose }: CopyAsProps): JSX.Element {
   const [client, setClient] = useState<ClientName>("curl");
   const [request, setRequest] = useState<SnippetRequest | null>(null);
   useEffect(() => {
     const url = SERVER_URL.href.replace(/\/$/, "");
-    void makeSnippetRequest(exchange, answer, url, apiKey.value !== "", !isBaseModel(answer.model)).then(setRequest);
-  }, [exchange, answer]);
+    void makeSnippetRequest(answer, url, apiKey.value !== "", !isBaseModel(answer.model)).then(setRequest);
+  }, [answer]);
   return (
     <Dialog title="Copy as" onClose={onClose}>
       <Choice label="Client" options={CLIENT_TITLES} value={client} onChange={setClient} />

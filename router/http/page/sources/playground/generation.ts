@@ -1,10 +1,6 @@
 /** Generates answers: sends the requests, reads their streams into answers, and asks afterwards where the time went. */
 import { fetchJson, readEvents, RequestFailed, send } from "../shell/api";
-import type { Answer, Message, Token, ToolCall } from "./conversation";
-import type { RequestSettings } from "./sampling";
-
-/** What one model is asked: a chat, or a text to go on with. */
-export type Question = { messages: Message[] } | { prompt: string };
+import type { Answer, Token, ToolCall } from "./conversation";
 
 export interface Explanation {
   total_ms: number;
@@ -15,13 +11,12 @@ export interface Explanation {
 const BUSY_CAUSES = new Set(["validation", "prefill", "decode"]);
 
 /** Fill the answer from a stream; `onChange` is called after each part. Never throws: errors stand in the answer. */
-export async function generateAnswer(answer: Answer, question: Question, settings: RequestSettings,
-                                     numAlternatives: number, aborter: AbortController,
+export async function generateAnswer(answer: Answer, numAlternatives: number, aborter: AbortController,
                                      onChange: () => void): Promise<void> {
   const startedAt = performance.now();
-  const body = makeBody(answer.model, question, settings, numAlternatives);
+  const body = makeBody(answer, numAlternatives);
   try {
-    const path = "messages" in question ? "v1/chat/completions" : "v1/completions";
+    const path = "messages" in answer.question ? "v1/chat/completions" : "v1/completions";
     const response = await send(path, { body, signal: aborter.signal });
     answer.requestId = response.headers.get("x-request-id") ?? "";
     for await (const { data } of readEvents(response)) {
@@ -38,7 +33,7 @@ export async function generateAnswer(answer: Answer, question: Question, setting
   onChange();
 }
 
-function makeBody(model: string, question: Question, settings: RequestSettings, numAlternatives: number): object {
+function makeBody({ model, question, settings }: Answer, numAlternatives: number): object {
   const logprobs = "messages" in question
     ? { logprobs: true, top_logprobs: numAlternatives } : { logprobs: numAlternatives };
   return {
@@ -51,7 +46,7 @@ function describeFailure(error: unknown): string {
   return error instanceof RequestFailed ? error.message : `The answer broke off: ${(error as Error).message}`;
 }
 
-/* eslint-disable-next-line -- chunks are the server's JSON */
+/** Add what a chunk of either route says. */
 function readChunk(answer: Answer, chunk: any, startedAt: number): void {
   if (chunk.error) throw new RequestFailed(chunk.error.message ?? String(chunk.error), 0);
   const { stats } = answer;

@@ -3,6 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Notice } from "../shell/controls";
 import { serverInfo } from "../shell/models";
+import { redrawOn } from "../shell/redraw";
 import { AnswerView } from "./answer";
 import type { Answer, Exchange } from "./conversation";
 import { CopyAsDialog } from "./copy_as";
@@ -12,14 +13,9 @@ import {
 } from "./session";
 import { SettingsPanel } from "./settings";
 
-interface Shown {
-  exchange: Exchange;
-  answer: Answer;
-}
-
 export function PlaygroundPane(): JSX.Element {
-  const [copied, setCopied] = useState<Shown | null>(null);
-  revision.value; // eslint-disable-line -- exchanges are changed in place
+  const [copied, setCopied] = useState<Answer | null>(null);
+  redrawOn(revision);
   const exchanges = getExchanges();
   return (
     <div class="playground">
@@ -30,12 +26,12 @@ export function PlaygroundPane(): JSX.Element {
           {exchanges.length === 0 && <Welcome />}
           {exchanges.map((exchange, index) => (
             <ExchangeView key={index} exchange={exchange} isLast={index === exchanges.length - 1}
-              onCopyAs={(answer) => setCopied({ exchange, answer })} />))}
+              onCopyAs={setCopied} />))}
         </div>
         {settingsError.value && <Notice kind="error">{settingsError.value}</Notice>}
         <Composer hasExchanges={exchanges.length > 0} />
       </section>
-      {copied && <CopyAsDialog {...copied} onClose={() => setCopied(null)} />}
+      {copied && <CopyAsDialog answer={copied} onClose={() => setCopied(null)} />}
     </div>);
 }
 
@@ -65,6 +61,7 @@ interface ExchangeProps {
 
 function ExchangeView({ exchange, isLast, onCopyAs }: ExchangeProps): JSX.Element {
   const [isEdited, setIsEdited] = useState(false);
+  redrawOn(revision);
   return (
     <div class="exchange">
       {isEdited

@@ -4,9 +4,9 @@ import { fetchJson } from "../shell/api";
 import { modelNames } from "../shell/models";
 import {
   addBranch, listShown, makeExchange, toMessages,
-  type Answer, type Exchange, type ToolResult,
+  type Answer, type Exchange, type Question, type ToolResult,
 } from "./conversation";
-import { generateAnswer, type Question } from "./generation";
+import { generateAnswer } from "./generation";
 import { chosenModels, makeRequestSettings, mode, numAlternatives, systemPrompt, type RequestSettings } from "./sampling";
 import type { SnippetRequest } from "./snippets";
 
@@ -63,7 +63,7 @@ export function ask(prompt: string, parent?: Exchange, toolResults: ToolResult[]
   const exchange = makeExchange(prompt, models ?? getModels(), toolResults);
   addBranch(behind, exchange);
   const path = listShown(root);
-  for (const answer of exchange.answers) start(answer, makeQuestion(path, answer.model), settings);
+  for (const answer of exchange.answers) start(Object.assign(answer, { settings, question: makeQuestion(path, answer.model) }));
   markChanged();
 }
 
@@ -75,10 +75,10 @@ function makeQuestion(path: Exchange[], model: string): Question {
   return mode.value === "raw" ? { prompt: path.at(-1)!.prompt } : { messages: toMessages(path, model, systemPrompt.value) };
 }
 
-function start(answer: Answer, question: Question, settings: RequestSettings): void {
+function start(answer: Answer): void {
   const aborter = new AbortController();
   running.set(answer, aborter);
-  void generateAnswer(answer, question, settings, numAlternatives.value, aborter, () => {
+  void generateAnswer(answer, numAlternatives.value, aborter, () => {
     if (answer.state !== "running") running.delete(answer);
     markTokens();
   });
@@ -105,12 +105,10 @@ export function clear(): void {
   markChanged();
 }
 
-/** Return the request of an answer that is shown, for "copy as". */
-export async function makeSnippetRequest(exchange: Exchange, answer: Answer, url: string, hasKey: boolean,
+/** Return the request of an answer, for "copy as". */
+export async function makeSnippetRequest({ model, question, settings }: Answer, url: string, hasKey: boolean,
                                          isAdapter: boolean): Promise<SnippetRequest> {
-  const path = listShown(roots[mode.value]);
-  const question = makeQuestion(path.slice(0, path.indexOf(exchange) + 1), answer.model);
-  const common = { url, hasKey, model: answer.model, isAdapter, settings: makeRequestSettings() };
+  const common = { url, hasKey, model, isAdapter, settings };
   if ("prompt" in question) return { ...common, prompt: question.prompt };
   const templated = await fetchJson<{ templated_text: string }>("chat_tokenize", { body: question }).catch(() => null);
   return { ...common, messages: question.messages, prompt: templated?.templated_text ?? "" };

@@ -61,14 +61,16 @@ function makeCurl(request: SnippetRequest): string {
 
 function makeJavaScript(request: SnippetRequest): string {
   const key = request.hasKey ? `, authorization: \`Bearer \${process.env.${KEY_NAME}}\`` : "";
-  const text = request.messages ? "message.content ?? answer.choices[0].message" : "text";
+  const choice = "answer.choices[0]";
+  const text = !request.messages ? `${choice}.text` : request.settings.tools
+    ? `${choice}.message.content ?? JSON.stringify(${choice}.message.tool_calls)` : `${choice}.message.content`;
   return `const response = await fetch("${getRoute(request)}", {
   method: "POST",
   headers: { "content-type": "application/json"${key} },
   body: JSON.stringify(${indent(JSON.stringify(makeBody(request), null, 2), "  ")}),
 });
 const answer = await response.json();
-console.log(answer.choices[0].${text});
+console.log(${text});
 `;
 }
 
@@ -113,7 +115,7 @@ print(${pickText(request)})
   const schema = request.settings.response_format ? { grammar: { type: "json", value: getSchema(request) } } : {};
   return `${head}
 client = InferenceClient("${request.url}"${key})
-print(client.text_generation(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema })}))
+print(client.text_generation(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema, return_full_text: false })}))
 `;
 }
 
@@ -145,16 +147,15 @@ print(answer.generated_text)
  * of servers with --compat lorax only. */
 function makeLorax(request: SnippetRequest): Made {
   if (request.settings.tools) return { reason: "lorax has no tools" };
+  if (request.settings.response_format) return { reason: "schemas of lorax need a server with --compat lorax" };
   const settings = toTgiSettings(request.settings, "stop_sequences", []);
   if ("reason" in settings) return settings as { reason: string };
   const key = request.hasKey ? `headers={"authorization": "Bearer " + os.environ["${KEY_NAME}"]}, ` : "";
   const adapter = request.isAdapter ? { adapter_id: request.model } : {};
-  const schema = request.settings.response_format
-    ? { response_format: { type: "json_object", schema: getSchema(request) } } : {};
   return `${request.hasKey ? "import os\n\n" : ""}from lorax import Client
 
 client = Client("${request.url}", ${key}timeout=60)
-answer = client.generate(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema, details: false })})
+answer = client.generate(${toArguments({ prompt: request.prompt, ...adapter, ...settings, details: false })})
 print(answer.generated_text)
 `;
 }

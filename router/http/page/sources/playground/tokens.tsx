@@ -1,10 +1,13 @@
 /** An answer's tokens, tinted by how likely each was; the one under the pointer or cursor shows its alternatives. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
+import { redrawOn } from "../shell/redraw";
 import type { Token } from "./conversation";
+import { revision } from "./session";
 
 export function TokenView({ tokens }: { tokens: Token[] }): JSX.Element {
   const [at, setAt] = useState(-1);
+  redrawOn(revision);
   function onKeyDown(event: KeyboardEvent): void {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step === undefined) return;

@@ -22,9 +22,11 @@ export function RequestDetail({ id }: { id: string }): JSX.Element {
 }
 
 function listFacts(value: Explanation): [string, string][] {
+  const end = value.error_type ?? value.finish_reason;
   return [
-    ["state", value.error_type ? `${value.state}, ${value.error_type}` : value.state],
-    ["time", formatMs(value.total_ms)], ["prompt", `${value.prompt_tokens} tokens`],
+    ["state", end ? `${value.state}, ${end}` : value.state], ["adapter", value.adapter ?? "none"],
+    ["time", formatMs(value.total_ms)],
+    ["first token", value.first_token_ms == null ? "–" : formatMs(value.first_token_ms)], ["prompt", `${value.prompt_tokens} tokens`],
     ["of it cached", String(value.cached_tokens)], ["generated", `${value.generated_tokens} tokens`],
   ];
 }

@@ -16,6 +16,9 @@ export interface Explanation {
   prompt_tokens: number;
   cached_tokens: number;
   generated_tokens: number;
+  adapter: string | null;
+  finish_reason: string | null;
+  first_token_ms: number | null;
   total_ms: number;
   intervals: Interval[];
   by_cause: Record<string, number>;

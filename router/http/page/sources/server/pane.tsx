@@ -22,6 +22,7 @@ export function ServerPane(): JSX.Element {
       </div>}
       {value?.server.adapters && <AdapterList isAdmin={value.server.role === "admin"} />}
       {info && <SettingsCard info={info} />}
+      <p class="hint">Parts of this page have <a href="ui/licenses.txt">licences of their own</a>.</p>
     </div>);
 }
 
