@@ -61,10 +61,12 @@ class FairSemaphore:
         self._num_pending[tenant_name] -= 1
         if not self._num_pending[tenant_name]:
             del self._num_pending[tenant_name]
-        if turn.done() and not turn.cancelled():
+        if not turn.done() or turn.cancelled():
+            turn.cancel()
+        elif self._queues:
             self._pass_on()
         else:
-            turn.cancel()
+            self._num_free += 1
 
     def _pass_on(self) -> None:
         while self._queues:

@@ -40,11 +40,14 @@ class PrefillBudget:
     first_chunk_seconds: float = 0.0
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
+    has_other_tenants: bool = False  # who may be delayed; if not, the next two fields do not matter
     delaying_seconds: float = inf
     delaying_block_seconds: float = 0.0
 
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
+        if self.seconds == inf:
+            return self._round_to_blocks(start, num_left, min(num_left, self.tokens))
         return self._fit_chunk(start, num_left, max(self.seconds, self.first_chunk_seconds), self.single_block_seconds)
 
     def max_delaying_chunk_length(self, start: int, num_left: int) -> int:
@@ -53,8 +56,6 @@ class PrefillBudget:
 
     def _fit_chunk(self, start: int, num_left: int, seconds: float, single_block_seconds: float) -> int:
         limit = min(num_left, self.tokens)
-        if self.cost_model is None or seconds == inf:
-            return self._round_to_blocks(start, num_left, limit)
         within_seconds = self._tokens_within_seconds(seconds, start)
         length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
         if length or not single_block_seconds:
@@ -204,7 +205,7 @@ class StepPolicy:
                 if not self._start_candidate(draft, budget, candidate):
                     return True
             if not self._add_chunk(draft, budget, sequence):
-                if not selector.is_held_back(sequence):
+                if not (budget.has_other_tenants and selector.is_held_back(sequence)):
                     return True
                 left_prompt_out = True  # the budget may have room for the next tenant's prompt
         while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
@@ -216,7 +217,9 @@ class StepPolicy:
         """Start a sequence with a chunk of its prompt, if the budget has room for one."""
         assert draft.batch is not None
         cached = self.scheduler.running.count_prefix_hit_tokens(candidate)
-        if not self._max_chunk_length(draft, budget, candidate, cached, candidate.length - cached):
+        num_left = candidate.length - cached
+        if not (self._max_chunk_length(draft, budget, candidate, cached, num_left) if budget.has_other_tenants
+                else budget.max_chunk_length(cached, num_left)):
             self.scheduler.selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
             draft.has_turned_new_sequence_away = True
             return False
@@ -226,10 +229,12 @@ class StepPolicy:
         return True
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
-        length = self._max_chunk_length(draft, budget, sequence, sequence.num_scheduled_tokens,
-                                        sequence.num_tokens_to_prefill - sequence.num_scheduled_tokens)
+        start = sequence.num_scheduled_tokens
+        num_left = sequence.num_tokens_to_prefill - start
+        length = (self._max_chunk_length(draft, budget, sequence, start, num_left) if budget.has_other_tenants
+                  else budget.max_chunk_length(start, num_left))
         if length:
-            budget.spend(sequence.num_scheduled_tokens, length)
+            budget.spend(start, length)
             draft.chunks.append((sequence, length))
         return length
 
@@ -281,13 +286,15 @@ class MixedPolicy(StepPolicy):
                 self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
                                                            self.scheduler.settings.max_stall_seconds,
                                                            budget.cost_model))
-            decode_seconds = budget.cost_model.predict(draft.decode_load)
-            budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * decode_seconds
-            budget.delaying_block_seconds = budget.single_block_seconds
-        else:
-            budget.cost_model, budget.delaying_block_seconds = self.scheduler.cost_model, inf
-            budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * budget.cost_model.predict(StepLoad(rows=1))
+        if self.scheduler.selector.has_other_tenants:
+            self._add_delaying_limits(budget, draft.decode_load)
         return budget
+
+    def _add_delaying_limits(self, budget: PrefillBudget, decode_load: StepLoad | None) -> None:
+        budget.has_other_tenants, budget.cost_model = True, self.scheduler.cost_model
+        decode_seconds = budget.cost_model.predict(decode_load or StepLoad(rows=1))
+        budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * decode_seconds
+        budget.delaying_block_seconds = inf if decode_load is None else budget.single_block_seconds
 
 
 class PausePolicy(StepPolicy):

@@ -27,6 +27,7 @@ class FairShares:
     _virtual_counters: dict[str, float] = field(default_factory=dict)
     _num_unfinished: dict[str, int] = field(default_factory=dict)  # unfinished sequences, of tenants that have any
     has_competition: bool = False  # whether more than one tenant has unfinished sequences
+    has_other_tenants: bool = False  # whether more than one has, or is expected to have its next request soon
     _left_at: dict[str, float] = field(default_factory=dict)  # of tenants without any, when the last one ended
 
     def num_unfinished(self, tenant: Tenant) -> int:
@@ -38,8 +39,10 @@ class FairShares:
             least = min((self._virtual_counters[name] for name in self._num_unfinished), default=0.0)
             self._virtual_counters[tenant.name] = max(self._virtual_counters.get(tenant.name, 0.0), least)
             self._left_at.pop(tenant.name, None)
-        self._num_unfinished[tenant.name] = self._num_unfinished.get(tenant.name, 0) + 1
-        self.has_competition = len(self._num_unfinished) > 1
+            self._num_unfinished[tenant.name] = 0
+            self.has_competition = len(self._num_unfinished) > 1
+            self.has_other_tenants = len(self._num_unfinished) + len(self._left_at) > 1
+        self._num_unfinished[tenant.name] += 1
 
     def remove_sequence(self, tenant: Tenant, now: float = 0.0) -> None:
         self._num_unfinished[tenant.name] -= 1
@@ -79,6 +82,7 @@ class FairShares:
         next request is expected."""
         if self._left_at:
             self._left_at = {name: at for name, at in self._left_at.items() if now < at + PRESENCE_SECONDS}
+            self.has_other_tenants = len(self._num_unfinished) + len(self._left_at) > 1
         if not self.has_competition and not self._left_at:
             return []
         limit = self._virtual_counters[tenant_name] + MAX_EQUAL_COST

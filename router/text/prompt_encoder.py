@@ -146,8 +146,12 @@ class FairThreadPool:
 
     async def run(self, work: Callable[[], T], tenant: Tenant) -> T:
         """Run `work` in a thread. Raises Overloaded if too much work of the tenant waits."""
-        async with self._semaphore.acquire(tenant.name):
+        turn = self._semaphore.request_turn(tenant.name)
+        try:
+            await turn
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._semaphore.give_back(tenant.name, turn)
 
 
 class PromptEncoder:

@@ -81,7 +81,7 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     if services.validator.reasoning_format is None and not chat_request.may_call_tool:
         return ValidatedChat(choices, [None] * len(choices))
-    is_compat = has_tgi_quirks(services, parameter_names)
+    is_compat = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES
     return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_compat)
                                    for choice in choices])
 
@@ -90,17 +90,12 @@ def make_chat_input(services: Services, chat_request: ChatRequest, context: Requ
                     parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> GenerationInput:
     """Convert a chat of any dialect. A grammar becomes that of the model's whole output. Raises InvalidRequest and
     InvalidTools."""
-    if has_tgi_quirks(services, parameter_names):
+    if services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES:  # its quirks are those of OpenAI's route
         return chat_request.to_tgi_generation_input(context)
     chat_request.check_roles(services.validator.chat_template)
     generation_input = chat_request.to_generation_input(context, parameter_names)
     return generation_input if generation_input.grammar is None else constrain_answer(
         services.validator.chat_template, chat_request, generation_input)
-
-
-def has_tgi_quirks(services: Services, parameter_names: DialectParameterNames) -> bool:
-    """Return whether a chat is one of text-generation-inference's, which are those of OpenAI's route."""
-    return services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES
 
 
 class ChatRoutes(ServiceRoutes):
