@@ -70,6 +70,23 @@ class NativeAttention:
         return NativeAttentionPlan(pieces, blocks, torch.zeros(num_tokens, self._num_kv_heads * self._group
                                                                * self._head_dim))
 
+    def make_static_plan(self, num_rows: int, max_blocks: int) -> NativeAttentionPlan:
+        """Return a plan of `num_rows` decodes whose memory keeps its addresses; `write_spans` writes the decodes."""
+        return NativeAttentionPlan(array("q", bytes(8 * 4 * num_rows)), array("i", bytes(4 * max_blocks)),
+                                   torch.zeros(num_rows, self._num_kv_heads * self._group * self._head_dim))
+
+    def write_spans(self, plan: NativeAttentionPlan, decodes: list[TokenSpan]) -> bool:
+        """Write the decodes of the next step, as many as the plan has rows. Return False if they do not fit."""
+        pieces, blocks = array("q"), array("i")
+        for span in decodes:
+            pieces.extend((span.first_row, span.start, 1, len(blocks)))
+            blocks.extend(span.blocks)
+        if len(blocks) > len(plan.blocks):
+            return False
+        plan.pieces[:] = pieces
+        plan.blocks[:len(blocks)] = blocks
+        return True
+
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
         keys, values = cache.keys[layer], cache.values[layer]
         dtype, queries = queries.dtype, queries.float()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from shard.attention.kv_cache import KVCache
+from shard.ops.fused_support import import_fused_ops
 from shard.ops.norm import RMSNorm
-from shard.ops.triton_support import import_kernels
+from shard.ops.rotary_arguments import HeadNormArguments, LayerCacheSlots, RotaryArguments
 
 QKNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
 
@@ -54,25 +55,25 @@ class NoRotaryEmbedding(RotaryEmbedding):
 class FusedRotaryEmbedding(RotaryEmbedding):
     """Norm, rotary embedding and cache write in one kernel."""
 
-    def __init__(self, fused_kernels: ModuleType, make_unfused: Callable[[], RotaryEmbedding], cos_sin_table: Tensor,
+    def __init__(self, fused_ops: ModuleType, make_unfused: Callable[[], RotaryEmbedding], cos_sin_table: Tensor,
                  positions: Tensor, *, interleaved: bool) -> None:
-        """`fused_kernels` is the module `shard.ops.fused_ops`; `make_unfused` is used for norms that its kernel does
-        not support."""
-        self._fused_kernels = fused_kernels
-        self._make_unfused = make_unfused
-        self._angles = fused_kernels.RotaryArguments(cos_sin_table, positions, interleaved)
+        """`fused_ops` is a module of `import_fused_ops`; `make_unfused` is used for what its kernel does not
+        support."""
+        self._fused_ops = fused_ops
+        self.make_unfused = make_unfused
+        self._angles = RotaryArguments(cos_sin_table, positions, interleaved)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._make_unfused()(x)
+        return self.make_unfused()(x)
 
     def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
                          slots: Tensor) -> Tensor:
-        if qk_norm is not None and not isinstance(qk_norm, RMSNorm):
+        if (qk_norm is not None and not isinstance(qk_norm, RMSNorm)) or not self._fused_ops.can_rotate(qkv_heads):
             return super().rotate_and_cache(qkv_heads, qk_norm, cache, layer, slots)
-        fused_norm = None if qk_norm is None else self._fused_kernels.HeadNormArguments(
-            qk_norm.weight, qk_norm.epsilon, qk_norm.rounds_after_weight)
-        cache_rows = self._fused_kernels.LayerCacheSlots(cache.keys[layer], cache.values[layer], slots)
-        queries: Tensor = self._fused_kernels.rotate_and_cache(qkv_heads, fused_norm, self._angles, cache_rows)
+        fused_norm = None if qk_norm is None else HeadNormArguments(
+            qk_norm.kernel_weight, qk_norm.epsilon, qk_norm.rounds_after_weight)
+        cache_rows = LayerCacheSlots(cache.keys[layer], cache.values[layer], slots)
+        queries: Tensor = self._fused_ops.rotate_and_cache(qkv_heads, fused_norm, self._angles, cache_rows)
         return queries
 
 
@@ -175,11 +176,11 @@ class RotaryTable:
         # float64: docs/concepts/exactness.md, "The same bits at any index"
         cos_sin = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * config.attention_factor
         self.cos_sin_table = cos_sin.float().to(device)  # [positions, num_rotated]: cosines, then sines
-        self._fused_kernels = import_kernels(device)
+        self._fused_ops = import_fused_ops(device)
 
     def select_positions(self, positions: Tensor) -> RotaryEmbedding:
-        if self._fused_kernels is not None:
-            return FusedRotaryEmbedding(self._fused_kernels, cache(partial(self._select_unfused, positions)),
+        if self._fused_ops is not None:
+            return FusedRotaryEmbedding(self._fused_ops, cache(partial(self._select_unfused, positions)),
                                         self.cos_sin_table, positions, interleaved=self._is_interleaved)
         return self._select_unfused(positions)
 

@@ -158,7 +158,12 @@ class Decoder(BaseLanguageModel):
         return [layer.linears for layer in self.layers]
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        x = ResidualStream(self.embedding(inputs))
+        return self.run_layers(self.embedding(inputs), inputs, cache, attention)
+
+    def run_layers(self, embeddings: Tensor, inputs: ForwardInputs, cache: KVCache,
+                   attention: AttentionBackend) -> Tensor:
+        """Return the hidden states after the last norm. `embeddings: [tokens, hidden]` is written to."""
+        x = ResidualStream(embeddings)
         context = LayerInputs(inputs, cache, attention, self.select_positions(inputs.positions))
         for layer in self.layers:
             layer(x, context)

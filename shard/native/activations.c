@@ -1,12 +1,12 @@
 /* Gated activations of float32 numbers: activation(gate) * up. A result's bits follow from its two numbers alone. */
 
-#include "parallel.h"
+#include "phases.h"
 
 #include <stdint.h>
 #include <string.h>
 
 enum { SILU, GELU_TANH };
-enum { COLUMNS_PER_PART = 1024, MIN_NUMBERS_FOR_THREADS = 16384 };
+enum { COLUMNS_PER_PART = 1024 };
 
 typedef struct {
     const float *gates_and_ups; /* [rows, 2 * width], a row every `stride` numbers */
@@ -24,22 +24,19 @@ typedef struct {
 #include "vectors.h"
 #include "activations.h"
 
-typedef struct {
-    const Gating *gating;
-    void (*gate)(const Gating *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
-    ptrdiff_t parts_per_row;
-} Job;
+typedef void (*Gate)(const Gating *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
 
-static void run_part(const void *data, ptrdiff_t part) {
-    const Job *job = data;
-    const ptrdiff_t first = part % job->parts_per_row * COLUMNS_PER_PART, width = job->gating->width;
-    job->gate(job->gating, part / job->parts_per_row, first,
-              first + COLUMNS_PER_PART < width ? first + COLUMNS_PER_PART : width);
+static void gate_part(const Phase *phase, ptrdiff_t part) {
+    const Gating *g = phase->arguments;
+    const ptrdiff_t parts_per_row = divide_up(g->width, COLUMNS_PER_PART);
+    const ptrdiff_t first = part % parts_per_row * COLUMNS_PER_PART, end = first + COLUMNS_PER_PART;
+    (*(const Gate *)phase->kernels)(g, part / parts_per_row, first, end < g->width ? end : g->width);
 }
 
-EXPORT void weft_gate(const Gating *gating, int instruction_set, Parallel parallel, unsigned threads) {
-    const ptrdiff_t parts_per_row = (gating->width + COLUMNS_PER_PART - 1) / COLUMNS_PER_PART;
-    const Job job = {gating, instruction_set == 1 ? gate_avx2 : gate_avx512, parts_per_row};
-    const int takes_threads = gating->rows * gating->width >= MIN_NUMBERS_FOR_THREADS;
-    run_parts(run_part, &job, gating->rows * parts_per_row, parallel, takes_threads ? threads : 1);
+/* As weft_prepare_product in products.c. */
+EXPORT int weft_prepare_gating(const Gating *gating, int instruction_set, Phase *phases) {
+    static const Gate gates[] = {gate_avx2, gate_avx512};
+    phases[0] = (Phase){gate_part, gating, gates + (instruction_set > 1),
+                        gating->rows * divide_up(gating->width, COLUMNS_PER_PART)};
+    return 1;
 }

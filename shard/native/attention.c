@@ -1,6 +1,6 @@
 /* Attention of a step's tokens to the keys and values of their sequences in the paged cache: attention.h. */
 
-#include "parallel.h"
+#include "phases.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -68,21 +68,17 @@ TARGET static void transpose(const float *keys, ptrdiff_t count, ptrdiff_t head_
 #include "vectors.h"
 #include "attention.h"
 
-static void (*const ATTEND[])(const Attention *, const Piece *, ptrdiff_t) = {attend_avx2, attend_avx512, attend_avx512,
-                                                                          attend_avx512};
+typedef void (*Attend)(const Attention *, const Piece *, ptrdiff_t);
 
-typedef struct {
-    const Attention *attention;
-    void (*attend)(const Attention *, const Piece *, ptrdiff_t);
-} Job;
-
-static void run_part(const void *data, ptrdiff_t part) {
-    const Job *job = data;
-    job->attend(job->attention, job->attention->pieces + part / job->attention->kv_heads,
-                part % job->attention->kv_heads);
+static void attend_part(const Phase *phase, ptrdiff_t part) {
+    const Attention *a = phase->arguments;
+    (*(const Attend *)phase->kernels)(a, a->pieces + part / a->kv_heads, part % a->kv_heads);
 }
 
-EXPORT void weft_attend(const Attention *attention, int instruction_set, Parallel parallel, unsigned threads) {
-    const Job job = {attention, ATTEND[instruction_set - 1]};
-    run_parts(run_part, &job, attention->num_pieces * attention->kv_heads, parallel, threads);
+/* As weft_prepare_product in products.c. */
+EXPORT int weft_prepare_attention(const Attention *attention, int instruction_set, Phase *phases) {
+    static const Attend attend[] = {attend_avx2, attend_avx512};
+    phases[0] = (Phase){attend_part, attention, attend + (instruction_set > 1),
+                        attention->num_pieces * attention->kv_heads};
+    return 1;
 }

@@ -4,7 +4,7 @@
  * A panel holds the weights of 32 outputs: for every two inputs, two weights for each output. The number of inputs is even.
  */
 
-#include "parallel.h"
+#include "phases.h"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -109,35 +109,30 @@ static void multiply_rows(const Bf16Product *p, ptrdiff_t first_panel, ptrdiff_t
     }
 }
 
-typedef struct {
-    const Bf16Product *product;
-    ptrdiff_t num_parts;
-} Job;
-
-static void multiply_part(const void *data, ptrdiff_t part) {
-    const Job *job = data;
-    const Bf16Product *p = job->product;
+static void multiply_part(const Phase *phase, ptrdiff_t part) {
+    const Bf16Product *p = phase->arguments;
     const ptrdiff_t num_chunks = divide_up(p->rows, MAX_ROWS_PER_CHUNK);
     for (ptrdiff_t chunk = 0; chunk < num_chunks; chunk++) {
         const ptrdiff_t first_row = p->rows * chunk / num_chunks;
-        multiply_rows(p, p->panels * part / job->num_parts, p->panels * (part + 1) / job->num_parts, first_row,
+        multiply_rows(p, p->panels * part / phase->num_parts, p->panels * (part + 1) / phase->num_parts, first_row,
                       p->rows * (chunk + 1) / num_chunks - first_row);
     }
 }
 
-/* Needs AVX-512 with BF16. */
-EXPORT void weft_multiply_bf16(const Bf16Product *product, Parallel parallel, unsigned threads) {
-    const Job job = {product, count_parts(product->panels, threads)};
-    run_parts(multiply_part, &job, job.num_parts, parallel, threads);
+/* As weft_prepare_product in products.c. Needs AVX-512 with BF16. */
+EXPORT int weft_prepare_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
+    phases[0] = (Phase){multiply_part, product, NULL, count_parts(product->panels, threads)};
+    return 1;
 }
 
 #else
 
 /* Never called: weft_instruction_set says that there are no instructions for it. */
-EXPORT void weft_multiply_bf16(const Bf16Product *product, Parallel parallel, unsigned threads) {
+EXPORT int weft_prepare_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     (void)product;
-    (void)parallel;
     (void)threads;
+    (void)phases;
+    return 0;
 }
 
 #endif

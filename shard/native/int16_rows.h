@@ -58,8 +58,9 @@ __attribute__((target("avx2,fma"))) static float quantize_group(const float *fro
     return largest / MAX_INT16;
 }
 
-static void quantize_row(const void *data, ptrdiff_t row) {
-    const Int16Rows *r = data;
+/* Quantizes a row of the Int16Rows that the arguments begin with. */
+static void quantize_row(const Phase *phase, ptrdiff_t row) {
+    const Int16Rows *r = phase->arguments;
     const ptrdiff_t num_groups = r->inputs / r->group_inputs;
     for (ptrdiff_t group = 0; group < num_groups; group++) {
         const ptrdiff_t first = group * r->group_inputs, left = r->row_inputs - first;

@@ -7,13 +7,13 @@
  * to whole groups.
  */
 
+#include "phases.h"
 #include "int16_rows.h"
-#include "parallel.h"
 
 enum { PANEL_OUTPUTS = 16, GROUP_INPUTS = 128, READ_AHEAD_BYTES = 1024 };
 
 typedef struct {
-    Int16Rows rows; /* with groups of GROUP_INPUTS */
+    Int16Rows rows; /* first, for quantize_row; with groups of GROUP_INPUTS */
     const int8_t *weight;
     const float *scales; /* [panels * 16] */
     const float *bias;   /* [panels * 16], or NULL */
@@ -91,33 +91,28 @@ typedef struct {
 #define MULTIPLY_ADD_PAIRS(sums, a, b) _mm512_dpwssd_epi32(sums, a, b)
 #include "int8_tiles.h"
 
-typedef struct {
-    const Int8Product *product;
-    const Int8Tiles *tiles;
-    ptrdiff_t num_parts;
-} Job;
+enum { ROWS_PER_CHUNK = 48 };
 
-enum { ROWS_PER_CHUNK = 48, MIN_NUMBERS_FOR_THREADS = 16384 };
-
-static void multiply_part(const void *data, ptrdiff_t part) {
-    const Job *job = data;
-    const Int8Product *p = job->product;
+static void multiply_part(const Phase *phase, ptrdiff_t part) {
+    const Int8Product *p = phase->arguments;
+    const Int8Tiles *tiles = phase->kernels;
+    const ptrdiff_t first_panel = p->panels * part / phase->num_parts;
+    const ptrdiff_t last_panel = p->panels * (part + 1) / phase->num_parts;
     for (ptrdiff_t chunk = 0; chunk < p->rows.num_rows; chunk += ROWS_PER_CHUNK) {
         const ptrdiff_t rows = p->rows.num_rows - chunk < ROWS_PER_CHUNK ? p->rows.num_rows - chunk : ROWS_PER_CHUNK;
-        const ptrdiff_t num_tiles = divide_up(rows, job->tiles->max_rows);
-        for (ptrdiff_t panel = p->panels * part / job->num_parts; panel < p->panels * (part + 1) / job->num_parts; panel++)
+        const ptrdiff_t num_tiles = divide_up(rows, tiles->max_rows);
+        for (ptrdiff_t panel = first_panel; panel < last_panel; panel++)
             for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
                 const ptrdiff_t first = rows * tile / num_tiles, end = rows * (tile + 1) / num_tiles;
-                job->tiles->by_rows[end - first - 1](p, chunk + first, panel);
+                tiles->by_rows[end - first - 1](p, chunk + first, panel);
             }
     }
 }
 
-/* instruction_set: as in products.c */
-EXPORT void weft_multiply_int8(const Int8Product *product, int instruction_set, Parallel parallel, unsigned threads) {
+/* As weft_prepare_product in products.c. */
+EXPORT int weft_prepare_int8_product(const Int8Product *product, int instruction_set, unsigned threads, Phase *phases) {
     static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
-    const int takes_threads = product->rows.num_rows * product->rows.inputs >= MIN_NUMBERS_FOR_THREADS;
-    run_parts(quantize_row, &product->rows, product->rows.num_rows, parallel, takes_threads ? threads : 1);
-    const Job job = {product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
-    run_parts(multiply_part, &job, job.num_parts, parallel, threads);
+    phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
+    phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
+    return 2;
 }

@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,12 +22,15 @@ from shard.native.compiler import (
     has_kernels_for_machine,
     library_file_name,
 )
+from shard.native.recording import ACTIVE_RECORDING, Phase, PhaseArray
 
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
 # By the numbers that `weft_instruction_set` returns; the first has no kernels.
 INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 LANES_BY_INSTRUCTION_SET = {"avx2": 8, "avx512": 16, "avx512_vnni": 16, "avx512_bf16": 16}  # float32 values of a vector
+MAX_PHASES = 2  # of one kernel
+MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
 
 logger = logging.getLogger(__name__)
 
@@ -50,33 +53,57 @@ class NativeLibrary:
         return self.instruction_set == "avx512_bf16" and not self.functions.weft_has_amx_bf16()
 
     def multiply(self, arguments: ctypes.Structure, *, is_float16: bool) -> None:
-        """Compute a `Product` (products.c) on torch's threads."""
-        self.functions.weft_multiply(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set), is_float16,
-                                     self.openmp_parallel, torch.get_num_threads())
+        """Compute a `Product` (products.c)."""
+        self._execute(self.functions.weft_prepare_product, arguments, self._set_number, is_float16,
+                      torch.get_num_threads())
 
     def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
-        """Compute a `Bf16Product` (bf16_products.c) on torch's threads."""
-        self.functions.weft_multiply_bf16(ctypes.byref(arguments), self.openmp_parallel, torch.get_num_threads())
+        """Compute a `Bf16Product` (bf16_products.c)."""
+        self._execute(self.functions.weft_prepare_bf16_product, arguments, torch.get_num_threads())
 
     def multiply_int8(self, arguments: ctypes.Structure) -> None:
-        """Compute an `Int8Product` (int8_products.c) on torch's threads."""
-        self.functions.weft_multiply_int8(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
-                                          self.openmp_parallel, torch.get_num_threads())
+        """Compute an `Int8Product` (int8_products.c)."""
+        self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number, torch.get_num_threads())
 
     def multiply_int4(self, arguments: ctypes.Structure) -> None:
-        """Compute an `Int4Product` (int4_products.c) on torch's threads."""
-        self.functions.weft_multiply_int4(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
-                                          self.openmp_parallel, torch.get_num_threads())
+        """Compute an `Int4Product` (int4_products.c)."""
+        self._execute(self.functions.weft_prepare_int4_product, arguments, self._set_number, torch.get_num_threads())
 
-    def gate(self, arguments: ctypes.Structure) -> None:
-        """Compute a `Gating` (activations.c) on torch's threads."""
-        self.functions.weft_gate(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
-                                 self.openmp_parallel, torch.get_num_threads())
+    def gate(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Gating` (activations.c)."""
+        self._execute(self.functions.weft_prepare_gating, arguments, self._set_number, num_results=num_results)
+
+    def norm(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Norm` (norms.c)."""
+        self._execute(self.functions.weft_prepare_norm, arguments, num_results=num_results)
+
+    def rotate(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Rotation` (rotary.c)."""
+        self._execute(self.functions.weft_prepare_rotation, arguments, num_results=num_results)
 
     def attend(self, arguments: ctypes.Structure) -> None:
-        """Compute an `Attention` (attention.c) on torch's threads."""
-        self.functions.weft_attend(ctypes.byref(arguments), INSTRUCTION_SETS.index(self.instruction_set),
-                                   self.openmp_parallel, torch.get_num_threads())
+        """Compute an `Attention` (attention.c)."""
+        self._execute(self.functions.weft_prepare_attention, arguments, self._set_number)
+
+    def run_phases(self, phases: PhaseArray, count: int, num_threads: int | None = None) -> None:
+        """Run phases on torch's threads."""
+        self.functions.weft_run_phases(phases, ctypes.c_int64(count), self.openmp_parallel,
+                                       num_threads or torch.get_num_threads())
+
+    @property
+    def _set_number(self) -> int:
+        return INSTRUCTION_SETS.index(self.instruction_set)
+
+    def _execute(self, prepare: Callable[..., int], arguments: ctypes.Structure, *options: int,
+                 num_results: int = MIN_RESULTS_FOR_THREADS) -> None:
+        """Run a kernel on torch's threads, or on this one alone if it has few results; or record it."""
+        phases = (Phase * MAX_PHASES)()
+        count = prepare(ctypes.byref(arguments), *options, phases)
+        recording = ACTIVE_RECORDING.get()
+        if recording is None:
+            self.run_phases(phases, count, None if num_results >= MIN_RESULTS_FOR_THREADS else 1)
+        else:
+            recording.add(phases, count, arguments)
 
 
 def load_library() -> NativeLibrary | None:

@@ -8,7 +8,7 @@
  * 32-bit words, the first in the low halves. float16: one after the other.
  */
 
-#include "parallel.h"
+#include "phases.h"
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -197,20 +197,22 @@ EXPORT int weft_has_amx_bf16(void) {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 22);
 }
 
-typedef struct {
-    const Product *product;
-    const Kernels *kernels;
-    ptrdiff_t num_parts;
-} Job;
-
-static void run_part(const void *data, ptrdiff_t part) {
-    const Job *job = data;
-    const ptrdiff_t panels = job->product->panels;
-    multiply_panels(job->product, job->kernels, panels * part / job->num_parts, panels * (part + 1) / job->num_parts);
+static void multiply_part(const Phase *phase, ptrdiff_t part) {
+    const Product *product = phase->arguments;
+    multiply_panels(product, phase->kernels, product->panels * part / phase->num_parts,
+                    product->panels * (part + 1) / phase->num_parts);
 }
 
-EXPORT void weft_multiply(const Product *product, int instruction_set, int is_fp16, Parallel parallel,
-                          unsigned threads) {
-    const Job job = {product, KERNELS[instruction_set - 1][is_fp16], count_parts(product->panels, threads)};
-    run_parts(run_part, &job, job.num_parts, parallel, threads);
+/* Each function `prepare` writes the phases of a computation, and returns how many there are. The arguments must live as
+ * long as the phases. */
+EXPORT int weft_prepare_product(const Product *product, int instruction_set, int is_fp16, unsigned threads,
+                                Phase *phases) {
+    phases[0] = (Phase){multiply_part, product, KERNELS[instruction_set - 1][is_fp16],
+                        count_parts(product->panels, threads)};
+    return 1;
+}
+
+/* Runs phases of any kind. */
+EXPORT void weft_run_phases(const Phase *phases, int64_t count, Parallel parallel, unsigned threads) {
+    run_phases(phases, count, parallel, threads);
 }

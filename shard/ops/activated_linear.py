@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import NativeLibrary
+from shard.native.recording import allocate_result
 from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
@@ -87,12 +88,12 @@ class NativeGatedLinear:
         if (gates_and_ups.dtype, gates_and_ups.stride(1)) != (torch.float32, 1):  # the kernel cannot tell
             raise ValueError(f"needs contiguous rows in float32, got {gates_and_ups.dtype}, {gates_and_ups.stride()}")
         rows, width = len(gates_and_ups), gates_and_ups.shape[1] // 2
-        results = torch.empty(rows, width, dtype=self.dtype)
+        results = allocate_result(rows, width, dtype=self.dtype)
         address = results.data_ptr()
         is_rounded = self.dtype is torch.bfloat16
         self.library.gate(GatingArguments(
             gates_and_ups.data_ptr(), None if is_rounded else address, address if is_rounded else None, rows, width,
-            gates_and_ups.stride(0), self.activation))
+            gates_and_ups.stride(0), self.activation), num_results=rows * width)
         return results
 
 

@@ -5,17 +5,25 @@ The results equal those of torch's operations up to the last rounding.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
 from shard.ops.fused_kernels import gated_activation_rows, rms_norm_rows, rotate_and_cache_heads
+from shard.ops.rotary_arguments import HeadNormArguments, LayerCacheSlots, RotaryArguments
 
 ELEMENTS_PER_PROGRAM = 1024  # elements of a row per program of an activation
 MAX_ELEMENTS_PER_WARP = 512  # elements of a row per warp of a norm
 HEADS_PER_PROGRAM, WARPS_FOR_HEADS = 8, 4  # of the rotary embedding; the same for every number of tokens
+
+
+def can_norm(x: Tensor) -> bool:  # noqa: ARG001 - as in native_fused_ops.py
+    return True
+
+
+def can_rotate(qkv_heads: Tensor) -> bool:  # noqa: ARG001
+    return True
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, round_after_weight: bool,
@@ -45,30 +53,6 @@ GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # by their
     "silu": partial(apply_gated_activation, use_gelu_tanh=False),
     "gelu_pytorch_tanh": partial(apply_gated_activation, use_gelu_tanh=True),
 }
-
-
-class HeadNormArguments(NamedTuple):
-    """Norm of every head by itself."""
-
-    weight: Tensor  # [heads + kv heads, head_dim]
-    epsilon: float
-    round_after_weight: bool
-
-
-class RotaryArguments(NamedTuple):
-    """Rotary embedding of a step's positions."""
-
-    cos_sin_table: Tensor  # [positions, num_rotated]: cosines, then sines
-    positions: Tensor  # [tokens]
-    interleaved: bool  # whether a value's partner is adjacent, not half a head away
-
-
-class LayerCacheSlots(NamedTuple):
-    """Cache of one layer, and the slots that a step writes."""
-
-    keys: Tensor  # [slots, kv heads * head_dim]
-    values: Tensor  # [slots, kv heads * head_dim]
-    slots: Tensor  # [tokens], slot of each token of the step
 
 
 def rotate_and_cache(qkv_heads: Tensor, qk_norm: HeadNormArguments | None, angles: RotaryArguments,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shard.native.library import NativeLibrary
 from shard.native.packed_memory import allocate_packed
+from shard.native.recording import allocate_result
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
 from shard.quantization.quantization_format import QuantizedSlice
@@ -101,7 +102,7 @@ class NativeInt4Linear:
         if self._input_order is not None:
             x = x.index_select(1, self._input_order)
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, self._group_inputs)
-        y = torch.empty(len(x), self._padded_outputs)
+        y = allocate_result(len(x), self._padded_outputs)
         self._library.multiply_int4(Int4ProductArguments(
             rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shard.native.library import NativeLibrary
 from shard.native.packed_memory import allocate_packed
+from shard.native.recording import allocate_result
 from shard.ops.int8_linear import iter_code_tiles
 from shard.quantization.quantization_format import QuantizedSlice
 
@@ -45,9 +46,9 @@ class Int16Rows:
             raise ValueError(f"needs rows of {num_inputs}, got {tuple(x.shape)}")
         numbers = x.float()
         self._numbers = numbers if numbers.stride(-1) == 1 else numbers.contiguous()
-        self._codes = torch.empty(len(x), padded_inputs, dtype=torch.int16)
-        self._scales = torch.empty(len(x), padded_inputs // group_inputs)
-        self._sums = torch.empty(len(x), padded_inputs // group_inputs, dtype=torch.int32)
+        self._codes = allocate_result(len(x), padded_inputs, dtype=torch.int16)
+        self._scales = allocate_result(len(x), padded_inputs // group_inputs)
+        self._sums = allocate_result(len(x), padded_inputs // group_inputs, dtype=torch.int32)
         self.arguments = Int16RowsArguments(
             self._numbers.data_ptr(), self._codes.data_ptr(), self._scales.data_ptr(), self._sums.data_ptr(), len(x),
             x.shape[1], self._numbers.stride(0), padded_inputs, group_inputs)
@@ -79,7 +80,7 @@ class NativeInt8Linear:
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, GROUP_INPUTS)
-        y = torch.empty(len(x), self._padded_outputs)
+        y = allocate_result(len(x), self._padded_outputs)
         self._library.multiply_int8(Int8ProductArguments(
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))

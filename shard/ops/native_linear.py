@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from shard.native.library import NativeLibrary, load_library
 from shard.native.packed_memory import pack_contiguously
+from shard.native.recording import allocate_result
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
@@ -49,7 +50,7 @@ class NativeLinear:
         if (x.dtype, x.shape[1:]) != (torch.float32, (self._num_inputs,)):  # the kernel cannot tell
             raise ValueError(f"needs float32 rows of {self._num_inputs}, got {x.dtype} {tuple(x.shape)}")
         x = x if x.stride(-1) == 1 else x.contiguous()
-        y = torch.empty(len(x), self._padded_outputs)
+        y = allocate_result(len(x), self._padded_outputs)
         arguments = ProductArguments(
             x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
             len(x), self._num_inputs, len(self._panels), x.stride(0), y.stride(0))
@@ -83,7 +84,7 @@ class NativeBf16Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]`, both in bfloat16"""
-        rounded = torch.empty(len(x), self._padded_outputs, dtype=torch.bfloat16)
+        rounded = allocate_result(len(x), self._padded_outputs, dtype=torch.bfloat16)
         self._multiply(x, rounded)
         return self._remove_padding(rounded)
 
@@ -96,7 +97,7 @@ class NativeBf16Linear:
         if (x.dtype, x.shape[1:]) != (torch.bfloat16, (width,)):  # the kernel cannot tell
             raise ValueError(f"needs bfloat16 rows of {width}, got {x.dtype} {tuple(x.shape)}")
         x = functional.pad(x, (0, self._padding)) if self._padding else x if x.stride(-1) == 1 else x.contiguous()
-        y = torch.empty(len(x), self._padded_outputs)
+        y = allocate_result(len(x), self._padded_outputs)
         self._library.multiply_bfloat16(Bf16ProductArguments(
             x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
             None if rounded is None else rounded.data_ptr(), len(x), self._num_inputs, len(self._panels), x.stride(0),

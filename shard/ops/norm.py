@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.triton_support import import_kernels
+from shard.ops.fused_support import import_fused_ops
 
 
 class RMSNorm:
@@ -19,13 +19,14 @@ class RMSNorm:
         self._inverse_width = 1 / weight.shape[-1]
         self._epsilon_tensor = torch.tensor(epsilon, device=weight.device)
         # norms of heads: `FusedRotaryEmbedding`
-        self._fused_kernels = import_kernels(weight.device) if weight.ndim == 1 else None
+        self._fused_ops = import_fused_ops(weight.device) if weight.ndim == 1 else None
+        self.kernel_weight = weight.float() if weight.device.type == "cpu" else weight  # as fused operations take it
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """Return the norm of `x: [..., width]`, to which a `delta` is added in place first."""
-        if self._fused_kernels is not None:
-            normed: Tensor = self._fused_kernels.rms_norm(x, self.weight, self.epsilon,
-                                                          round_after_weight=self.rounds_after_weight, delta=delta)
+        if self._fused_ops is not None and self._fused_ops.can_norm(x):
+            normed: Tensor = self._fused_ops.rms_norm(x, self.kernel_weight, self.epsilon,
+                                                      round_after_weight=self.rounds_after_weight, delta=delta)
             return normed
         if delta is not None:
             x += delta

@@ -20,6 +20,7 @@ from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import CudaGraphRunner
+from shard.runner.recorded_steps import StepRecorder
 from shard.sampling.sampler import Sampler
 from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
@@ -54,6 +55,7 @@ class ModelRunner:
     adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
     device: torch.device
     cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
+    step_recorder: StepRecorder | None = None  # the same on CPUs
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
@@ -93,6 +95,10 @@ class ModelRunner:
 
     def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
+        if self.step_recorder is not None and self.step_recorder.can_run(layout):
+            self.adapter_routing.set_rows([AdapterRowSpan(NO_ADAPTER, len(layout.spans))])
+            if (recorded := self.step_recorder.run(layout, cache)) is not None:
+                return recorded
         inputs = build_forward_inputs(layout, cache, self.attention, self.device)
         adapter_spans = [AdapterRowSpan(sequence.adapter_id, span.length)
                          for sequence, span in zip(layout.sequences, layout.spans, strict=True)]

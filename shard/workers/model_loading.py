@@ -67,6 +67,7 @@ from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
+from shard.runner.recorded_steps import make_step_recorder
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
@@ -212,7 +213,8 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     inexact_reason = context.check_exactness(model_config, on_progress, gate.find_difference, attention=backend)
     grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
-    runner = ModelRunner(model, attention, sampler, group, context.loaded_adapters.adapter_routing, device)
+    runner = ModelRunner(model, attention, sampler, group, context.loaded_adapters.adapter_routing, device,
+                         step_recorder=make_step_recorder(model, attention, group.size))
     embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
                                                         cache_type=TransientKVCache))
     return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,

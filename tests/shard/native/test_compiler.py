@@ -54,7 +54,7 @@ def test_changed_source_has_another_file_name(tmp_path: Path, monkeypatch: pytes
         (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr(compiler, "NATIVE_FOLDER", tmp_path)
     assert library_file_name() == before
-    header = tmp_path / "parallel.h"
+    header = tmp_path / "phases.h"
     header.write_text(header.read_text() + "\n")
     assert library_file_name() != before
 

@@ -31,11 +31,19 @@ def fill_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fill_uninitialized_with_nan(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def use_no_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the layers that are compared with use torch's operations."""
+    for module in (norm, rotary):
+        monkeypatch.setattr(module, "import_fused_ops", lambda device: None)
+
+
 @pytest.fixture
 def use_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the layers use the kernels, as on a GPU."""
-    for module in (norm, parallel_linear, rotary):
-        monkeypatch.setattr(module, "import_kernels", lambda device: fused_ops)
+    for module in (norm, rotary):
+        monkeypatch.setattr(module, "import_fused_ops", lambda device: fused_ops)
+    monkeypatch.setattr(parallel_linear, "import_kernels", lambda device: fused_ops)
     monkeypatch.setattr(parallel_linear, "should_pack", lambda dtype, device: False)
 
 

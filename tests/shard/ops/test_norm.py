@@ -11,10 +11,20 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
+from shard.native.library import load_library
+from shard.ops import norm as norm_module
 from shard.ops.norm import Fp32WeightRMSNorm, LayerNorm, ResidualStream, RMSNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
 MakeNorm = Callable[[Tensor, float], RMSNorm | LayerNorm]
+
+
+@pytest.fixture(autouse=True, params=["kernels", "torch"])
+def choose_implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(norm_module, "import_fused_ops", lambda device: None)
+    elif load_library() is None:
+        pytest.skip("there are no compiled kernels here")
 
 
 def make_layer_norm_with_bias(weight: Tensor, epsilon: float) -> LayerNorm:

@@ -1,0 +1,102 @@
+"""Replay of recorded decode steps on CPUs: the kernels of all layers are recorded once per number of rows, and then run
+in one call, in which torch and Python do nothing between them.
+
+Only what consists of compiled kernels alone is recorded. Every other step runs piece by piece, with the same bits,
+since kernels and their order are the same.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shard.attention.backend import AttentionBackend
+from shard.attention.forward_inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache, make_int64_tensor
+from shard.attention.native import NativeAttention, NativeAttentionPlan
+from shard.models.decoder import Decoder, RunnableModel
+from shard.native.library import NativeLibrary
+from shard.native.recording import KernelRecording, PhaseArray, ResultMemory, UnrecordableOperation
+from shard.state.step import StepLayout
+
+MAX_RECORDED_ROWS = 32  # with more, what happens between kernels is a small part of a step
+MIN_TABLE_BLOCKS = 64  # room for blocks of a recorded step's sequences together
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """Recorded layers for one number of rows, with the tensors that they read and write."""
+
+    inputs: ForwardInputs  # whose tensors keep their addresses
+    columns: Tensor  # [3, rows]: tokens, positions and slots of the inputs
+    plan: NativeAttentionPlan
+    embeddings: Tensor  # [rows, hidden]
+    hidden_states: Tensor  # [rows, hidden]
+    recording: KernelRecording  # keeps alive what the phases refer to
+    phases: PhaseArray
+
+
+class StepRecorder:
+    """Recorded decode steps of a model with one cache, by number of rows; each is recorded when it is first needed. All
+    use the same memory for their results."""
+
+    def __init__(self, model: Decoder, attention: NativeAttention, library: NativeLibrary) -> None:
+        self._model, self._attention, self._library = model, attention, library
+        self._cache: KVCache | None = None
+        self._steps: dict[int, RecordedStep] = {}
+        self._memory = ResultMemory()
+        self._is_possible = True  # until a recording fails
+
+    def can_run(self, layout: StepLayout) -> bool:
+        """Return whether the step decodes one token of each of a few sequences, without adapters."""
+        count = len(layout.sequences)
+        return (self._is_possible and 0 < count <= MAX_RECORDED_ROWS and count == layout.num_decodes
+                and not any(sequence.adapter_id for sequence in layout.sequences))
+
+    def run(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor] | None:
+        """Return the inputs and the hidden states `[rows, hidden]` of a step for which `can_run` holds, valid until the
+        next step; None if it cannot be recorded."""
+        if cache is not self._cache:
+            self._steps.clear()
+            self._cache = cache
+        rows = len(layout.spans)
+        step = self._steps.get(rows)
+        if step is None or not self._attention.write_spans(step.plan, layout.spans):
+            step = self._record(rows, sum(len(span.blocks) for span in layout.spans), cache)
+            if step is None:
+                return None
+            self._steps[rows] = step
+            self._attention.write_spans(step.plan, layout.spans)
+        step.columns.copy_(make_int64_tensor(
+            [sequence.tokens[-1] for sequence in layout.sequences] + [span.start for span in layout.spans]
+            + [slot for span in layout.spans for slot in cache.list_slots(span.blocks, span.start, span.end)]
+        ).view(3, -1))
+        step.embeddings.copy_(self._model.embedding(step.inputs))
+        self._library.run_phases(step.phases, len(step.phases))
+        return step.inputs, step.hidden_states
+
+    def _record(self, rows: int, num_blocks: int, cache: KVCache) -> RecordedStep | None:
+        columns = torch.zeros(3, rows, dtype=torch.int64)
+        plan = self._attention.make_static_plan(rows, max(MIN_TABLE_BLOCKS, 2 * num_blocks))
+        tokens, positions, slots = columns
+        inputs = ForwardInputs(tokens, positions, slots, torch.arange(rows), plan)
+        embeddings = torch.zeros(rows, self._model.config.hidden_size)
+        recording = KernelRecording(self._memory)
+        try:
+            with recording.record():
+                hidden_states = self._model.run_layers(embeddings, inputs, cache, self._attention)
+        except UnrecordableOperation as error:
+            logger.debug("decode steps run piece by piece, because of %s", error)
+            self._is_possible = False
+            return None
+        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_phase_array())
+
+
+def make_step_recorder(model: RunnableModel, attention: AttentionBackend, num_ranks: int) -> StepRecorder | None:
+    """Return a recorder; None if the steps of this model are never made of compiled kernels alone."""
+    if num_ranks > 1 or not isinstance(model, Decoder) or not isinstance(attention, NativeAttention):
+        return None
+    return StepRecorder(model, attention, attention.library)

@@ -1,0 +1,114 @@
+"""Recorded decode steps return the bits of steps that run piece by piece."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+
+from shard.attention.kv_cache import KVCache
+from shard.config import ShardConfig
+from shard.native.library import load_library
+from shard.runner.recorded_steps import MAX_RECORDED_ROWS
+from shard.state.sequence import Sequence
+from shard.state.step import PrefillChunk, Step, lay_out_step
+from shard.workers.model_loading import LoadedDecoder, load_decoder_model
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
+RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
+
+
+def load(folder: Path, family: str, **settings: str) -> LoadedDecoder:
+    checkpoint = make_tiny_checkpoint(folder, family, dtype="bfloat16")  # whose weights kernels keep in 16 bits
+    return load_decoder_model(ShardConfig(model=str(checkpoint), dtype="float32", device="cpu", **settings))
+
+
+def prefill(loaded: LoadedDecoder, lengths: list[int], num_extra_tokens: int = 1) -> tuple[KVCache, list[Sequence]]:
+    """Return a cache and sequences that are each about to compute their last token."""
+    generator, sequences, first = torch.Generator().manual_seed(0), [], 0
+    for sequence_id, length in enumerate(lengths):
+        last = first - (-(length + num_extra_tokens) // 16)
+        tokens = torch.randint(2, 200, (length,), generator=generator).tolist()
+        sequences.append(Sequence.from_prompt(sequence_id, tokens, [*range(first, last)]))
+        first = last
+    cache = loaded.make_cache(16, first)
+    chunks = [PrefillChunk(sequence, 0, length - 1) for sequence, length in zip(sequences, lengths, strict=True)
+              if length > 1]
+    loaded.runner.run(Step(chunks=chunks), cache)
+    return cache, sequences
+
+
+def run_both(loaded: LoadedDecoder, sequences: list[Sequence], cache: KVCache) -> None:
+    """Assert that the step gives the same hidden states, keys and values recorded and piece by piece."""
+    layout, runner, recorder = lay_out_step(Step(decodes=sequences)), loaded.runner, loaded.runner.step_recorder
+    assert recorder is not None
+    with torch.inference_mode():
+        recorded = recorder.run(layout, cache)
+        assert recorded is not None
+        states, slots = recorded[1].clone(), recorded[0].slots
+        written = [layer[slots].clone() for layer in (*cache.keys, *cache.values)]
+        runner.step_recorder = None
+        try:
+            _, expected = runner.forward(layout, cache)
+        finally:
+            runner.step_recorder = recorder
+        assert torch.equal(states, expected[:len(sequences)])
+        assert all(map(torch.equal, written, (layer[slots] for layer in (*cache.keys, *cache.values))))
+
+
+@pytest.mark.parametrize(("family", "settings"), [
+    *((family, {}) for family in RECORDED_FAMILIES), ("qwen2", {"quantize": "int8"}), ("llama", {"quantize": "int4"})])
+def test_recorded_step_has_the_bits_of_its_pieces(family: str, settings: dict[str, str], tmp_path: Path) -> None:
+    """Also when a smaller step is recorded into memory that a larger one uses, and in steps after that."""
+    loaded = load(tmp_path, family, **settings)
+    cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
+    for part in (sequences[2:3], sequences, sequences[1:3], sequences[4:], sequences):
+        run_both(loaded, part, cache)
+
+
+def test_tokens_are_the_same_alone_and_in_company(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    cache, sequences = prefill(loaded, [9, 33, 20])
+    together = loaded.runner.run(Step(decodes=sequences), cache).by_sequence
+    for sequence in sequences:
+        alone = loaded.runner.run(Step(decodes=[sequence]), cache).by_sequence[sequence.id]
+        assert alone == together[sequence.id]
+
+
+def test_block_tables_may_outgrow_the_recording(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    cache, [short, long] = prefill(loaded, [9, 40])
+    run_both(loaded, [short], cache)
+    long.blocks += range(3, 300)  # none of which is read
+    run_both(loaded, [long], cache)
+    run_both(loaded, [short], cache)
+
+
+def test_another_cache_is_recorded_anew(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    for lengths in ([9, 40], [40, 9]):
+        cache, sequences = prefill(loaded, lengths)
+        run_both(loaded, sequences, cache)
+
+
+def test_only_single_tokens_of_a_few_sequences_without_adapters_are_recorded(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    _, [first, second] = prefill(loaded, [9, 40])
+    recorder = loaded.runner.step_recorder
+    assert recorder is not None
+    assert recorder.can_run(lay_out_step(Step(decodes=[first, second])))
+    for step in (Step(), Step(decodes=[first], chunks=[PrefillChunk(second, 0, 40)]),
+                 Step(decodes=[first, second], drafts={first.id: [3]}), Step(decodes=[replace(first, adapter_id=3)]),
+                 Step(decodes=[replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)])):
+        assert not recorder.can_run(lay_out_step(step))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "olmo2"])
+def test_models_with_other_operations_run_piece_by_piece(family: str, tmp_path: Path) -> None:
+    loaded = load(tmp_path, family)
+    cache, sequences = prefill(loaded, [9, 40])
+    outputs = loaded.runner.run(Step(decodes=sequences), cache)
+    recorder = loaded.runner.step_recorder
+    assert recorder is None or not recorder.can_run(lay_out_step(Step(decodes=sequences)))
+    assert outputs == loaded.runner.run(Step(decodes=sequences), cache)
