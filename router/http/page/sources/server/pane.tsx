@@ -92,10 +92,7 @@ function CacheCard({ state: { server, blocks } }: { state: EngineState }): JSX.E
     <Facts
       title="Cache"
       facts={[
-        [
-          "size",
-          `${formatCount(server.max_batch_total_tokens)} tokens, ${formatCount(server.num_blocks)} blocks`,
-        ],
+        ["size", `${formatCount(server.max_batch_total_tokens)} tokens, ${formatCount(server.num_blocks)} blocks`],
         ["memory", formatBytes(server.cache_bytes)],
         ["why this size", server.cache_size_note],
         ["held now", `${formatCount(blocks.used)} blocks, ${formatCount(blocks.shared)} of them shared`],
