@@ -15,8 +15,18 @@ const BUNDLED_PACKAGES = ["@preact/signals", "@preact/signals-core", "marked", "
 
 async function buildFiles() {
   const bundle = await build({
-    entryPoints: { page: join(SOURCES, "main.tsx") }, outdir: STATIC, absWorkingDir: FOLDER, write: false, bundle: true,
-    external: ["./icon.svg"], minify: true, format: "esm", target: "es2022", jsx: "automatic", jsxImportSource: "preact", charset: "utf8",
+    entryPoints: { page: join(SOURCES, "main.tsx") },
+    outdir: STATIC,
+    absWorkingDir: FOLDER,
+    write: false,
+    bundle: true,
+    external: ["./icon.svg"],
+    minify: true,
+    format: "esm",
+    target: "es2022",
+    jsx: "automatic",
+    jsxImportSource: "preact",
+    charset: "utf8",
     legalComments: "none",
   });
   const files = bundle.outputFiles.map((file) => [relative(STATIC, file.path), Buffer.from(file.contents)]);
@@ -38,7 +48,8 @@ async function collectLicenses() {
 
 async function listSources() {
   const entries = await readdir(SOURCES, { recursive: true, withFileTypes: true });
-  const sources = entries.filter((entry) => entry.isFile())
+  const sources = entries
+    .filter((entry) => entry.isFile())
     .map((entry) => relative(FOLDER, join(entry.parentPath, entry.name)));
   return [...TOOLCHAIN, ...sources].sort();
 }

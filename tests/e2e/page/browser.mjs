@@ -14,7 +14,10 @@ export class TestedPage {
 
   static async open({ url, chromium, folder, width, height, theme }) {
     const browser = await puppeteer.launch({
-      executablePath: chromium, headless: true, args: ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"] });
+      executablePath: chromium,
+      headless: true,
+      args: ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"],
+    });
     const page = await browser.newPage();
     await page.setViewport({ width, height, deviceScaleFactor: width < 600 ? 2 : 1 });
     await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: theme }]);
@@ -48,12 +51,26 @@ export class TestedPage {
 
   /** Press the visible control whose text or label begins so. */
   async press(words, within = "body") {
-    const handle = await this.page.waitForFunction((wanted, area) => (
-      [...document.querySelectorAll(`${area} :is(button, a, summary, label)`)].find((element) => (
-        element.checkVisibility() && !element.disabled
-        && (element.textContent.trim().startsWith(wanted) || element.getAttribute("aria-label")?.startsWith(wanted))))
-    ), WAIT, words, within).catch(() => { throw new Error(`there is no control "${words}" in ${within}`); });
-    await handle.evaluate((element) => { element.scrollIntoView({ block: "center" }); element.click(); });
+    const handle = await this.page
+      .waitForFunction(
+        (wanted, area) =>
+          [...document.querySelectorAll(`${area} :is(button, a, summary, label)`)].find(
+            (element) =>
+              element.checkVisibility() &&
+              !element.disabled &&
+              (element.textContent.trim().startsWith(wanted) || element.getAttribute("aria-label")?.startsWith(wanted)),
+          ),
+        WAIT,
+        words,
+        within,
+      )
+      .catch(() => {
+        throw new Error(`there is no control "${words}" in ${within}`);
+      });
+    await handle.evaluate((element) => {
+      element.scrollIntoView({ block: "center" });
+      element.click();
+    });
   }
 
   /** Type into the field of this label, in place of what is there. */
@@ -67,11 +84,22 @@ export class TestedPage {
   }
 
   async findField(label) {
-    const handle = await this.page.waitForFunction((wanted) => {
-      const inputs = [...document.querySelectorAll("input, textarea, select")];
-      return inputs.find((input) => input.getAttribute("aria-label")?.startsWith(wanted)
-        || input.closest("label")?.querySelector("span")?.textContent.startsWith(wanted));
-    }, WAIT, label).catch(() => { throw new Error(`there is no field "${label}"`); });
+    const handle = await this.page
+      .waitForFunction(
+        (wanted) => {
+          const inputs = [...document.querySelectorAll("input, textarea, select")];
+          return inputs.find(
+            (input) =>
+              input.getAttribute("aria-label")?.startsWith(wanted) ||
+              input.closest("label")?.querySelector("span")?.textContent.startsWith(wanted),
+          );
+        },
+        WAIT,
+        label,
+      )
+      .catch(() => {
+        throw new Error(`there is no field "${label}"`);
+      });
     return handle.asElement();
   }
 
@@ -80,7 +108,9 @@ export class TestedPage {
   }
 
   async show(pane) {
-    await this.page.evaluate((name) => { location.hash = name; }, pane);
+    await this.page.evaluate((name) => {
+      location.hash = name;
+    }, pane);
     await this.waitFor(`main#${pane.split("/")[0]}`);
   }
 
@@ -90,7 +120,8 @@ export class TestedPage {
     await this.page.evaluate(AXE);
     const { violations } = await this.page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
     for (const { id, impact, nodes } of violations) {
-      if (GRAVE.has(impact)) this.problems.push(`axe on ${name}: ${id}, ${nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
+      if (GRAVE.has(impact))
+        this.problems.push(`axe on ${name}: ${id}, ${nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
     }
     const excess = await this.page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
     if (excess > 0) this.problems.push(`${name} is ${excess} pixels wider than the screen`);

@@ -1,4 +1,4 @@
-// Uses every control of the page: `node drive_controls.mjs '{"url": ..., "chromium": ..., "folder": ..., "width": ...}'`.
+// Uses every control of the page: `node drive_controls.mjs '{"url": ..., "chromium": ..., ...}'`.
 import assert from "node:assert/strict";
 import { TestedPage } from "./browser.mjs";
 
@@ -8,9 +8,13 @@ const { page } = tested;
 
 /** Wait until all answers that are shown have ended. */
 async function waitForAnswers(count) {
-  await tested.waitUntil((wanted) => (
-    document.querySelectorAll(".answer").length === wanted && !document.querySelector(".answer.running")
-    && [...document.querySelectorAll(".composer button")].some((button) => button.textContent === "Send")), count);
+  await tested.waitUntil(
+    (wanted) =>
+      document.querySelectorAll(".answer").length === wanted &&
+      !document.querySelector(".answer.running") &&
+      [...document.querySelectorAll(".composer button")].some((button) => button.textContent === "Send"),
+    count,
+  );
 }
 
 async function checkPlayground() {
@@ -24,7 +28,8 @@ async function checkPlayground() {
   await waitForAnswers(3);
   await tested.waitUntil(() => document.querySelectorAll(".answer a[href^='#requests/']").length === 3);
   const facts = (await tested.read(".answer .facts")).join(" ");
-  for (const name of ["queue", "first token", "tokens/s", "of it cached", "finish"]) assert.ok(facts.includes(name), facts);
+  for (const name of ["queue", "first token", "tokens/s", "of it cached", "finish"])
+    assert.ok(facts.includes(name), facts);
   await checkProbabilities();
   await tested.examine("playground-answers");
   await checkCopyAs();
@@ -49,8 +54,14 @@ async function checkProbabilities() {
 async function checkCopyAs() {
   await tested.press("Copy as", ".answer");
   await tested.waitFor("dialog[open] .code-block");
-  const marks = { curl: "curl", "Python: openai": "OpenAI(", "Python: huggingface_hub": "InferenceClient(",
-    "Python: text_generation": "text_generation import", "Python: lorax": "lorax import", JavaScript: "fetch(" };
+  const marks = {
+    curl: "curl",
+    "Python: openai": "OpenAI(",
+    "Python: huggingface_hub": "InferenceClient(",
+    "Python: text_generation": "text_generation import",
+    "Python: lorax": "lorax import",
+    JavaScript: "fetch(",
+  };
   for (const [client, mark] of Object.entries(marks)) {
     await tested.press(client, "dialog");
     await tested.waitUntil((text) => document.querySelector("dialog pre")?.textContent.includes(text), mark);
@@ -132,8 +143,11 @@ async function checkBatch() {
   await tested.waitFor(".weave canvas");
   await tested.press("Send 24", ".load-controls");
   await tested.waitFor(".comparison");
-  await tested.waitUntil(() => document.querySelectorAll(".run figcaption b").length === 2
-    && [...document.querySelectorAll(".run figcaption b")].every((element) => element.textContent.includes("steps")));
+  await tested.waitUntil(
+    () =>
+      document.querySelectorAll(".run figcaption b").length === 2 &&
+      [...document.querySelectorAll(".run figcaption b")].every((element) => element.textContent.includes("steps")),
+  );
   const [verdict] = await tested.read(".verdict");
   const [, continuous, fixed] = verdict.match(/24 requests in (\d+) steps.*Static: (\d+) steps/);
   assert.ok(Number(continuous) < Number(fixed), verdict);
@@ -189,7 +203,10 @@ async function checkPauseAndKeys() {
   const read = () => page.$eval(".weave canvas", (element) => element.getAttribute("aria-label"));
   const before = await read();
   for (let press = 0; press < 20; press += 1) await page.keyboard.press("ArrowLeft");
-  await tested.waitUntil((words) => document.querySelector(".weave canvas").getAttribute("aria-label") !== words, before);
+  await tested.waitUntil(
+    (words) => document.querySelector(".weave canvas").getAttribute("aria-label") !== words,
+    before,
+  );
   await page.keyboard.press("ArrowDown");
   await tested.waitFor("section.card .timeline");
   await tested.examine("batch-request");
@@ -213,7 +230,9 @@ async function checkSteadyLoad() {
 async function checkExport() {
   const link = page.waitForFunction(() => window.exportedName);
   await page.evaluate(() => {
-    HTMLAnchorElement.prototype.click = function click() { window.exportedName = this.download; };
+    HTMLAnchorElement.prototype.click = function click() {
+      window.exportedName = this.download;
+    };
   });
   await tested.press("Export trace", ".load-controls");
   assert.match(await (await link).jsonValue(), /^weft-trace-.*\.json$/);
@@ -232,7 +251,9 @@ async function checkRequests() {
   await tested.type("End", "length");
   await tested.type("State", "over");
   await tested.type("Slower than", "1");
-  await tested.waitUntil(() => [...document.querySelectorAll("tbody tr")].every((row) => row.textContent.includes("length")));
+  await tested.waitUntil(() =>
+    [...document.querySelectorAll("tbody tr")].every((row) => row.textContent.includes("length")),
+  );
   await tested.press("", "tbody tr");
   await tested.waitFor(".request-detail .interval-bar rect");
   await tested.examine("requests");

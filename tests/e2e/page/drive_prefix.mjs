@@ -8,11 +8,14 @@ const settings = JSON.parse(process.argv[2]);
 /** Pass on what is below the prefix; everything else is not found. */
 const proxy = createServer((incoming, outgoing) => {
   if (!incoming.url.startsWith(`${PREFIX}/`)) return outgoing.writeHead(404).end();
-  const passed = request(settings.url + incoming.url.slice(PREFIX.length), { method: incoming.method, headers: incoming.headers },
+  const passed = request(
+    settings.url + incoming.url.slice(PREFIX.length),
+    { method: incoming.method, headers: incoming.headers },
     (answer) => {
       outgoing.writeHead(answer.statusCode, answer.headers);
       answer.pipe(outgoing);
-    });
+    },
+  );
   outgoing.on("close", () => passed.destroy());
   return incoming.pipe(passed);
 });

@@ -13,7 +13,10 @@ import { theme, toggleTheme } from "./shell/theme";
 import "./styles/page.css";
 
 const CONTENTS: Record<Pane, () => JSX.Element> = {
-  playground: PlaygroundPane, batch: BatchPane, requests: RequestsPane, server: ServerPane,
+  playground: PlaygroundPane,
+  batch: BatchPane,
+  requests: RequestsPane,
+  server: ServerPane,
 };
 
 function Page(): JSX.Element {
@@ -25,8 +28,11 @@ function Page(): JSX.Element {
   return (
     <>
       <Header />
-      <main id={pane.value} tabIndex={-1} aria-label={PANE_TITLES[pane.value]}><Content /></main>
-    </>);
+      <main id={pane.value} tabIndex={-1} aria-label={PANE_TITLES[pane.value]}>
+        <Content />
+      </main>
+    </>
+  );
 }
 
 function Header(): JSX.Element {
@@ -34,21 +40,46 @@ function Header(): JSX.Element {
   const isDark = theme.value === "dark";
   return (
     <header class="page-header">
-      <a class="skip" href={`#${pane.value}`} onClick={() => document.querySelector("main")?.focus()}>Skip to the content</a>
-      <h1><span class="mark" aria-hidden="true" /> weft <small>{serverInfo.value?.model_id}</small></h1>
+      <a class="skip" href={`#${pane.value}`} onClick={() => document.querySelector("main")?.focus()}>
+        Skip to the content
+      </a>
+      <h1>
+        <span class="mark" aria-hidden="true" /> weft <small>{serverInfo.value?.model_id}</small>
+      </h1>
       <nav aria-label="Panes">
         {PANES.map((name) => (
-          <a key={name} href={`#${name}`} aria-current={name === pane.value ? "page" : undefined}>{PANE_TITLES[name]}</a>))}
+          <a key={name} href={`#${name}`} aria-current={name === pane.value ? "page" : undefined}>
+            {PANE_TITLES[name]}
+          </a>
+        ))}
       </nav>
       <div class="header-actions">
-        <a href="docs" class="button quiet">API</a>
-        <button type="button" class="quiet" onClick={() => setAsksKey(true)}>{apiKey.value ? "Key ✓" : "Key"}</button>
-        <button type="button" class="quiet" aria-label={isDark ? "Light colours" : "Dark colours"} onClick={toggleTheme}>
-          {isDark ? "☀" : "☾"}</button>
+        <a href="docs" class="button quiet">
+          API
+        </a>
+        <button type="button" class="quiet" onClick={() => setAsksKey(true)}>
+          {apiKey.value ? "Key ✓" : "Key"}
+        </button>
+        <button
+          type="button"
+          class="quiet"
+          aria-label={isDark ? "Light colours" : "Dark colours"}
+          onClick={toggleTheme}
+        >
+          {isDark ? "☀" : "☾"}
+        </button>
       </div>
-      {(asksKey || isKeyNeeded.value) && <KeyDialog isNeeded={isKeyNeeded.value}
-        onClose={() => { setAsksKey(false); isKeyNeeded.value = false; }} />}
-    </header>);
+      {(asksKey || isKeyNeeded.value) && (
+        <KeyDialog
+          isNeeded={isKeyNeeded.value}
+          onClose={() => {
+            setAsksKey(false);
+            isKeyNeeded.value = false;
+          }}
+        />
+      )}
+    </header>
+  );
 }
 
 render(<Page />, document.getElementById("page")!);

@@ -1,7 +1,12 @@
 import "./browser_stubs";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { addBranch, listShown, makeExchange, toMessages } from "../../../../router/http/page/sources/playground/conversation";
+import {
+  addBranch,
+  listShown,
+  makeExchange,
+  toMessages,
+} from "../../../../router/http/page/sources/playground/conversation";
 
 function answer(exchange: ReturnType<typeof makeExchange>, texts: Record<string, string>): void {
   for (const given of exchange.answers) given.text = texts[given.model]!;
@@ -13,9 +18,15 @@ test("an edit goes on beside what it replaces, which can be shown again", () => 
   addBranch(root, first);
   addBranch(first, makeExchange("two", ["a"]));
   addBranch(root, makeExchange("other", ["a"]));
-  assert.deepEqual(listShown(root).map((exchange) => exchange.prompt), ["other"]);
+  assert.deepEqual(
+    listShown(root).map((exchange) => exchange.prompt),
+    ["other"],
+  );
   root.shownBranch = 0;
-  assert.deepEqual(listShown(root).map((exchange) => exchange.prompt), ["one", "two"]);
+  assert.deepEqual(
+    listShown(root).map((exchange) => exchange.prompt),
+    ["one", "two"],
+  );
 });
 
 test("each model goes on from its own answers", () => {
@@ -23,8 +34,11 @@ test("each model goes on from its own answers", () => {
   answer(first, { base: "hello", pirate: "ahoy" });
   const path = [first, makeExchange("and?", ["base", "pirate"])];
   assert.deepEqual(toMessages(path, "pirate", "Be brief."), [
-    { role: "system", content: "Be brief." }, { role: "user", content: "hi" },
-    { role: "assistant", content: "ahoy" }, { role: "user", content: "and?" }]);
+    { role: "system", content: "Be brief." },
+    { role: "user", content: "hi" },
+    { role: "assistant", content: "ahoy" },
+    { role: "user", content: "and?" },
+  ]);
 });
 
 test("results of tools follow the calls that they belong to", () => {
@@ -33,7 +47,11 @@ test("results of tools follow the calls that they belong to", () => {
   const path = [first, makeExchange("", ["base"], [{ id: "call_1", content: "rain" }])];
   assert.deepEqual(toMessages(path, "base", ""), [
     { role: "user", content: "weather?" },
-    { role: "assistant", content: null,
-      tool_calls: [{ id: "call_1", type: "function", function: { name: "weather", arguments: "{}" } }] },
-    { role: "tool", content: "rain", tool_call_id: "call_1" }]);
+    {
+      role: "assistant",
+      content: null,
+      tool_calls: [{ id: "call_1", type: "function", function: { name: "weather", arguments: "{}" } }],
+    },
+    { role: "tool", content: "rain", tool_call_id: "call_1" },
+  ]);
 });

@@ -8,14 +8,17 @@ import type { Frame, Step } from "../../../../router/http/page/sources/batch/pro
 import { parseEvent, SERVER_URL } from "../../../../router/http/page/sources/shell/api";
 
 function makeFrame(steps: number[]): Frame {
-  return { t: 0, sequences: [], steps: steps.map((step) => ({ step, kind: "decode", rows: [] } as unknown as Step)) };
+  return { t: 0, sequences: [], steps: steps.map((step) => ({ step, kind: "decode", rows: [] }) as unknown as Step) };
 }
 
 test("steps that come again after a lost connection are not drawn twice", () => {
   const history = new History();
   history.addFrame(makeFrame([1, 2]));
   history.addFrame(makeFrame([2, 3]));
-  assert.deepEqual(history.steps.map(({ step }) => step), [1, 2, 3]);
+  assert.deepEqual(
+    history.steps.map(({ step }) => step),
+    [1, 2, 3],
+  );
 });
 
 test("the oldest steps are forgotten", () => {
@@ -26,8 +29,30 @@ test("the oldest steps are forgotten", () => {
 });
 
 test("a square of several blocks shows the one that is held, then shared, then cached", () => {
-  assert.deepEqual(toSquares([[-2, 1], [7, 1], [-1, 1], [0, 3]], 1), [-2, 7, -1, 0, 0, 0]);
-  assert.deepEqual(toSquares([[-2, 1], [7, 1], [-1, 1], [0, 3]], 2), [7, -1, 0]);
+  assert.deepEqual(
+    toSquares(
+      [
+        [-2, 1],
+        [7, 1],
+        [-1, 1],
+        [0, 3],
+      ],
+      1,
+    ),
+    [-2, 7, -1, 0, 0, 0],
+  );
+  assert.deepEqual(
+    toSquares(
+      [
+        [-2, 1],
+        [7, 1],
+        [-1, 1],
+        [0, 3],
+      ],
+      2,
+    ),
+    [7, -1, 0],
+  );
 });
 
 test("a burst has prompts of mixed length for the model and its adapters", () => {

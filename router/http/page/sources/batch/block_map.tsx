@@ -26,22 +26,38 @@ export function BlockMap(): JSX.Element {
   }, [blocks?.map, width, theme.value, colourBy.value]);
   return (
     <section class="card blocks" aria-label="Cache blocks">
-      <h3>Cache <small>{blocks ? `${formatCount(blocks.used)} of ${formatCount(blocks.total)} blocks held` : ""}</small></h3>
+      <h3>
+        Cache <small>{blocks ? `${formatCount(blocks.used)} of ${formatCount(blocks.total)} blocks held` : ""}</small>
+      </h3>
       <div ref={frame}>
         <canvas ref={canvas} role="img" aria-label={blocks ? describe(blocks) : "No blocks known"} />
       </div>
       <div class="legend-marks">
-        <span class="swatch"><i class="square series-0" />held by a request</span>
-        <span class="swatch"><i class="square shared" />shared by several</span>
-        <span class="swatch"><i class="square cached" />kept for later prompts</span>
-        <span class="swatch"><i class="square" />free</span>
+        <span class="swatch">
+          <i class="square series-0" />
+          held by a request
+        </span>
+        <span class="swatch">
+          <i class="square shared" />
+          shared by several
+        </span>
+        <span class="swatch">
+          <i class="square cached" />
+          kept for later prompts
+        </span>
+        <span class="swatch">
+          <i class="square" />
+          free
+        </span>
       </div>
       {blocks && getBlocksPerSquare(blocks) > 1 && <p class="hint">A square is {getBlocksPerSquare(blocks)} blocks.</p>}
-    </section>);
+    </section>
+  );
 }
 
 function describe(blocks: Blocks): string {
-  return `${blocks.used} blocks held, ${blocks.shared} of them shared, ${blocks.cached} kept for later prompts, ${blocks.free} free`;
+  const { used, shared, cached, free } = blocks;
+  return `${used} blocks held, ${shared} of them shared, ${cached} kept for later prompts, ${free} free`;
 }
 
 function getBlocksPerSquare(blocks: Blocks): number {
@@ -80,15 +96,26 @@ function paintMap(canvas: HTMLCanvasElement, width: number, blocks: Blocks, pale
   });
 }
 
-function paintSquare(context: CanvasRenderingContext2D, x: number, y: number, size: number, who: number, palette: Palette): void {
+function paintSquare(
+  context: CanvasRenderingContext2D,
+  x: number,
+  y: number,
+  size: number,
+  who: number,
+  palette: Palette,
+): void {
   if (who === FREE) {
     context.strokeStyle = palette.line;
     context.lineWidth = 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
     return;
   }
-  context.fillStyle = who === CACHED ? palette.muted : who === SHARED ? palette.shared
-    : palette.series[getSeries(history.sequences.get(who))]!;
+  context.fillStyle =
+    who === CACHED
+      ? palette.muted
+      : who === SHARED
+        ? palette.shared
+        : palette.series[getSeries(history.sequences.get(who))]!;
   context.globalAlpha = who === CACHED ? 0.35 : 1;
   context.fillRect(x, y, size, size);
   context.globalAlpha = 1;

@@ -8,7 +8,9 @@ export type ColourBy = "adapter" | "tenant" | "request";
 /** What was chosen here; null before. */
 const chosenColour = signal<ColourBy | null>(null);
 /** A server without adapters would have all requests in one colour. */
-export const colourBy = computed<ColourBy>(() => chosenColour.value ?? (modelNames.value.length > 1 ? "adapter" : "request"));
+export const colourBy = computed<ColourBy>(
+  () => chosenColour.value ?? (modelNames.value.length > 1 ? "adapter" : "request"),
+);
 const NUM_COLOURS = 8;
 
 export function chooseColour(value: ColourBy): void {
@@ -27,15 +29,24 @@ export interface Palette {
 
 export function readPalette(): Palette {
   const series = Array.from({ length: NUM_COLOURS }, (_, index) => readColour(`series-${index}`));
-  return { series, paper: readColour("surface"), ink: readColour("ink"), muted: readColour("muted"),
-    line: readColour("line"), alarm: readColour("alarm"), shared: readColour("shared") };
+  return {
+    series,
+    paper: readColour("surface"),
+    ink: readColour("ink"),
+    muted: readColour("muted"),
+    line: readColour("line"),
+    alarm: readColour("alarm"),
+    shared: readColour("shared"),
+  };
 }
 
 /** Return the index of a sequence's colour in the palette. */
 export function getSeries(sequence: Sequence | undefined): number {
   if (!sequence) return 0;
   const source = sequence.source_id ?? sequence.id;
-  const ordinal = { adapter: sequence.adapter_ordinal, tenant: sequence.tenant_ordinal - 1, request: source }[colourBy.value];
+  const ordinal = { adapter: sequence.adapter_ordinal, tenant: sequence.tenant_ordinal - 1, request: source }[
+    colourBy.value
+  ];
   return ((ordinal % NUM_COLOURS) + NUM_COLOURS) % NUM_COLOURS;
 }
 

@@ -36,8 +36,11 @@ export async function compare(since: number, until: number): Promise<void> {
   comparisonError.value = "";
   const common = { since, until, max_batch_size: numPlaces.value, static_window_ms: STATIC_WINDOW_MS };
   try {
-    const [continuous, fixed] = await Promise.all(["continuous", "static"].map((batching) => (
-      fetchJson<SimulatedRun>("v1/engine/simulate", { body: { ...common, batching } }))));
+    const [continuous, fixed] = await Promise.all(
+      ["continuous", "static"].map((batching) =>
+        fetchJson<SimulatedRun>("v1/engine/simulate", { body: { ...common, batching } }),
+      ),
+    );
     comparison.value = { continuous: continuous!, static: fixed!, since, until };
     play();
   } catch (error) {
@@ -77,40 +80,69 @@ function BothRuns({ shown }: { shown: Comparison }): JSX.Element {
       <div class="card-head">
         <h3>The same requests, batched in two ways</h3>
         <PlaceChoice />
-        <button type="button" onClick={play}>▶ Play again</button>
+        <button type="button" onClick={play}>
+          ▶ Play again
+        </button>
       </div>
-      <p class="verdict" role="status">{describeComparison(shown)}</p>
-      <RunView title="Continuous: whoever is finished leaves, the next one enters at once" run={shown.continuous} numColumns={numColumns} />
-      <RunView title="Static: a group leaves when its longest request is finished" run={shown.static} numColumns={numColumns} isStatic />
-      <p class="hint">Both are simulated by the server's own scheduler, with the step times that it has learned.
-        {describeRecorded(shown)}</p>
-    </section>);
+      <p class="verdict" role="status">
+        {describeComparison(shown)}
+      </p>
+      <RunView
+        title="Continuous: whoever is finished leaves, the next one enters at once"
+        run={shown.continuous}
+        numColumns={numColumns}
+      />
+      <RunView
+        title="Static: a group leaves when its longest request is finished"
+        run={shown.static}
+        numColumns={numColumns}
+        isStatic
+      />
+      <p class="hint">
+        Both are simulated by the server's own scheduler, with the step times that it has learned.
+        {describeRecorded(shown)}
+      </p>
+    </section>
+  );
 }
 
 function PlaceChoice(): JSX.Element {
   return (
-    <label class="field inline"><span>Places in the batch</span>
-      <select value={numPlaces.value} onChange={(event) => {
-        numPlaces.value = Number(event.currentTarget.value);
-        if (comparison.value) void compare(comparison.value.since, comparison.value.until);
-      }}>
-        {[4, 6, 8, 12, 16].map((count) => <option key={count} value={count}>{count}</option>)}
-      </select></label>);
+    <label class="field inline">
+      <span>Places in the batch</span>
+      <select
+        value={numPlaces.value}
+        onChange={(event) => {
+          numPlaces.value = Number(event.currentTarget.value);
+          if (comparison.value) void compare(comparison.value.since, comparison.value.until);
+        }}
+      >
+        {[4, 6, 8, 12, 16].map((count) => (
+          <option key={count} value={count}>
+            {count}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
 }
 
 function describeComparison({ continuous, static: fixed }: Comparison): string {
   const numHollow = findHollowLanes(fixed.steps).reduce((sum, lanes) => sum + lanes.length, 0);
   const share = Math.round((100 * numHollow) / (fixed.steps.length * fixed.max_batch_size));
-  return `Continuous: ${formatNumberOf(continuous.requests, "request")} in ${describeRun(continuous)}. `
-    + `Static: ${describeRun(fixed)}. `
-    + (numHollow ? `Hollow cells are places that wait for the longest request of their group: ${share} % of all.` : "");
+  return (
+    `Continuous: ${formatNumberOf(continuous.requests, "request")} in ${describeRun(continuous)}. ` +
+    `Static: ${describeRun(fixed)}. ` +
+    (numHollow ? `Hollow cells are places that wait for the longest request of their group: ${share} % of all.` : "")
+  );
 }
 
 /** Say what happened on the server, which may have more places. */
 function describeRecorded({ continuous: { recorded } }: Comparison): string {
   const numPlacesHere = history.server?.max_batch_size;
   if (!recorded || !numPlacesHere) return "";
-  return ` Here, with ${formatNumberOf(numPlacesHere, "place")}, it took ${formatNumberOf(recorded.steps, "step")}, ${recorded.seconds.toFixed(1)} s.`;
+  const took = `${formatNumberOf(recorded.steps, "step")}, ${recorded.seconds.toFixed(1)} s`;
+  return ` Here, with ${formatNumberOf(numPlacesHere, "place")}, it took ${took}.`;
 }
 
 function describeRun(run: SimulatedRun): string {
@@ -133,24 +165,46 @@ function RunView({ title, run, numColumns, isStatic }: RunProps): JSX.Element {
   const isOver = end === run.steps.length;
   useEffect(() => {
     if (!canvas.current || width === 0) return;
-    const painter = new WeavePainter(canvas.current, toWeave(run, isStatic ?? false), makeLayout(width, numColumns),
-      { end, isFromLeft: true, selectedId: null }, readPalette());
+    const painter = new WeavePainter(
+      canvas.current,
+      toWeave(run, isStatic ?? false),
+      makeLayout(width, numColumns),
+      { end, isFromLeft: true, selectedId: null },
+      readPalette(),
+    );
     painter.paint();
     if (isOver) painter.paintRemark(`all ${run.requests} finished`);
   });
   return (
     <figure class="run">
-      <figcaption>{title} <b>{isOver ? `${describeRun(run)}` : ""}</b></figcaption>
-      <div ref={frame}><canvas ref={canvas} role="img" aria-label={`${title}: ${describeRun(run)}`} /></div>
-    </figure>);
+      <figcaption>
+        {title} <b>{isOver ? `${describeRun(run)}` : ""}</b>
+      </figcaption>
+      <div ref={frame}>
+        <canvas ref={canvas} role="img" aria-label={`${title}: ${describeRun(run)}`} />
+      </div>
+    </figure>
+  );
 }
 
 function toWeave(run: SimulatedRun, isStatic: boolean): Weave {
   const sequences = new Map<number, Sequence>(run.sequences.map((sequence) => [sequence.id, sequence]));
-  return { steps: run.steps, sequences, numLanes: run.max_batch_size, hollow: isStatic ? findHollowLanes(run.steps) : [] };
+  return {
+    steps: run.steps,
+    sequences,
+    numLanes: run.max_batch_size,
+    hollow: isStatic ? findHollowLanes(run.steps) : [],
+  };
 }
 
 function makeLayout(width: number, numColumns: number): Layout {
   const left = 30;
-  return { columnWidth: Math.min(16, (width - left) / Math.max(numColumns, 1)), laneHeight: 15, width, left, top: 2, barHeight: 0 };
+  return {
+    columnWidth: Math.min(16, (width - left) / Math.max(numColumns, 1)),
+    laneHeight: 15,
+    width,
+    left,
+    top: 2,
+    barHeight: 0,
+  };
 }

@@ -38,7 +38,8 @@ export class History {
   addFrame(frame: Frame): void {
     for (const sequence of frame.sequences) this.sequences.set(sequence.id, sequence);
     const last = this.steps.at(-1)?.step ?? -1;
-    for (const step of frame.steps) if (step.step > last || step.kind === "lost" || step.kind === "idle") this.steps.push(step);
+    for (const step of frame.steps)
+      if (step.step > last || step.kind === "lost" || step.kind === "idle") this.steps.push(step);
     if (this.steps.length > MAX_STEPS) this.forgetOldSteps();
     if (frame.queue) this.queue = frame.queue;
     if (frame.blocks) this.blocks = { ...this.blocks, ...frame.blocks };

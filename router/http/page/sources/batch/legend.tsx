@@ -14,18 +14,39 @@ export function Legend(): JSX.Element {
       <div class="legend-colours">
         <span>Colour:</span>
         <Choice label="Colour by" options={OPTIONS} value={colourBy.value} onChange={chooseColour} />
-        {colourBy.value !== "request" && listSeries().map(([words, series]) => (
-          <span key={words} class="swatch"><i class={`cell series-${series}`} />{words}</span>))}
+        {colourBy.value !== "request" &&
+          listSeries().map(([words, series]) => (
+            <span key={words} class="swatch">
+              <i class={`cell series-${series}`} />
+              {words}
+            </span>
+          ))}
       </div>
       <div class="legend-marks">
-        <span class="swatch"><i class="cell" />a token</span>
-        <span class="swatch"><i class="cell hatched" />part of a prompt</span>
-        <span class="swatch"><i class="cell ended" />finished</span>
-        <span class="swatch"><i class="cell faint" />computed ahead, in vain</span>
-        <span class="swatch"><i class="sign">✕</i>cancelled</span>
-        <span class="swatch"><i class="sign">▶</i>gave its place back</span>
+        <span class="swatch">
+          <i class="cell" />a token
+        </span>
+        <span class="swatch">
+          <i class="cell hatched" />
+          part of a prompt
+        </span>
+        <span class="swatch">
+          <i class="cell ended" />
+          finished
+        </span>
+        <span class="swatch">
+          <i class="cell faint" />
+          computed ahead, in vain
+        </span>
+        <span class="swatch">
+          <i class="sign">✕</i>cancelled
+        </span>
+        <span class="swatch">
+          <i class="sign">▶</i>gave its place back
+        </span>
       </div>
-    </div>);
+    </div>
+  );
 }
 
 /** Return the words and colours of the sequences of the last steps, without repetition. */

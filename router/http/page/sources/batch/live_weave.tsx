@@ -7,8 +7,26 @@ import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, describeSeries, readPalette } from "./colours";
 import { history, historyRevision, MAX_STEPS } from "./history";
-import { COLUMN_WIDTHS, columnWidth, getShownEnd, pausedAt, scrubBy, scrubTo, selectedId, togglePause } from "./view_state";
-import { countColumns, countLanes, findAt, getFirstColumn, WeavePainter, type Hit, type Layout, type View } from "./weave";
+import {
+  COLUMN_WIDTHS,
+  columnWidth,
+  getShownEnd,
+  pausedAt,
+  scrubBy,
+  scrubTo,
+  selectedId,
+  togglePause,
+} from "./view_state";
+import {
+  countColumns,
+  countLanes,
+  findAt,
+  getFirstColumn,
+  WeavePainter,
+  type Hit,
+  type Layout,
+  type View,
+} from "./weave";
 
 const MIN_LANES = 8;
 const MAX_HEIGHT = 420;
@@ -33,26 +51,47 @@ export function LiveWeave(): JSX.Element {
     return findAt(weave, layout, view, event.clientX - box.left, event.clientY - box.top);
   }
   function onKeyDown(event: KeyboardEvent): void {
-    const columns = { ArrowLeft: -1, ArrowRight: 1, PageUp: -countColumns(layout), PageDown: countColumns(layout) }[event.key];
+    const columns = { ArrowLeft: -1, ArrowRight: 1, PageUp: -countColumns(layout), PageDown: countColumns(layout) }[
+      event.key
+    ];
     if (columns !== undefined) scrubBy(columns);
     else if (event.key === "Home") scrubTo(1);
     else if (event.key === "End") pausedAt.value = null;
     else if (event.key === " ") togglePause();
-    else if (event.key === "ArrowDown" || event.key === "ArrowUp") selectNeighbour(event.key === "ArrowDown" ? 1 : -1, view.end);
+    else if (event.key === "ArrowDown" || event.key === "ArrowUp")
+      selectNeighbour(event.key === "ArrowDown" ? 1 : -1, view.end);
     else if (event.key === "Escape") selectedId.value = null;
     else return;
     event.preventDefault();
   }
   return (
     <div class="weave" ref={frame}>
-      <div class="weave-canvas" tabIndex={0} role="application" aria-label="Live batch: arrows left and right go through the steps, up and down choose a request, space pauses"
-        onKeyDown={onKeyDown}>
-        <canvas ref={canvas} role="img" aria-label={summarize(view.end)} onMouseMove={(event) => setHit(findHit(event))}
-          onMouseLeave={() => setHit(null)} onClick={(event) => { selectedId.value = findHit(event)?.row?.[1] ?? null; }} />
-        {history.steps.length === 0 && <p class="weave-empty"><span>No steps yet: the model rests.</span></p>}
+      <div
+        class="weave-canvas"
+        tabIndex={0}
+        role="application"
+        aria-label="Live batch: arrows left and right go through the steps, up and down choose a request, space pauses"
+        onKeyDown={onKeyDown}
+      >
+        <canvas
+          ref={canvas}
+          role="img"
+          aria-label={summarize(view.end)}
+          onMouseMove={(event) => setHit(findHit(event))}
+          onMouseLeave={() => setHit(null)}
+          onClick={(event) => {
+            selectedId.value = findHit(event)?.row?.[1] ?? null;
+          }}
+        />
+        {history.steps.length === 0 && (
+          <p class="weave-empty">
+            <span>No steps yet: the model rests.</span>
+          </p>
+        )}
       </div>
       <p class="weave-hit">{hit ? <HitWords hit={hit} /> : <StepWords end={view.end} />}</p>
-    </div>);
+    </div>
+  );
 }
 
 function makeLayout(width: number, view: View): Layout & { numLanes: number } {
@@ -80,7 +119,11 @@ function summarize(end: number): string {
 function StepWords({ end }: { end: number }): JSX.Element {
   const step = history.steps[end - 1];
   if (!step) return <>&nbsp;</>;
-  return <>Step {step.step}: {step.rows.length} in the batch, {step.waiting} waiting, {formatMs(step.wall_ms)}.</>;
+  return (
+    <>
+      Step {step.step}: {step.rows.length} in the batch, {step.waiting} waiting, {formatMs(step.wall_ms)}.
+    </>
+  );
 }
 
 const KIND_WORDS = { p: "a part of its prompt", f: "the end of its prompt", d: "a token", e: "a text" };
@@ -90,9 +133,16 @@ function HitWords({ hit }: { hit: Hit }): JSX.Element {
   const place = `Step ${step.step} (${formatMs(step.wall_ms)}), place ${lane + 1}: `;
   if (!row) return <>{place}free.</>;
   const sequence = history.sequences.get(row[1]);
-  const what = row[3] === "d" ? (row[2] === 1 ? "one token" : `${row[2]} tokens`) : `${KIND_WORDS[row[3]]}, ${row[2]} tokens`;
+  const what =
+    row[3] === "d" ? (row[2] === 1 ? "one token" : `${row[2]} tokens`) : `${KIND_WORDS[row[3]]}, ${row[2]} tokens`;
   const who = sequence ? ` of request ${sequence.id} (${describeSeries(sequence, history.server?.model ?? "")})` : "";
-  return <>{place}{what}{who}.</>;
+  return (
+    <>
+      {place}
+      {what}
+      {who}.
+    </>
+  );
 }
 
 /** Pause, scrub, size and colours. */
@@ -101,13 +151,32 @@ export function WeaveControls(): JSX.Element {
   const isPaused = pausedAt.value !== null;
   return (
     <div class="weave-controls">
-      <button type="button" aria-pressed={isPaused} onClick={togglePause}>{isPaused ? "▶ Live" : "❚❚ Pause"}</button>
-      <label class="slider scrub"><span>Steps back</span>
-        <input type="range" min={1} max={Math.max(1, history.steps.length)} value={getShownEnd()}
+      <button type="button" aria-pressed={isPaused} onClick={togglePause}>
+        {isPaused ? "▶ Live" : "❚❚ Pause"}
+      </button>
+      <label class="slider scrub">
+        <span>Steps back</span>
+        <input
+          type="range"
+          min={1}
+          max={Math.max(1, history.steps.length)}
+          value={getShownEnd()}
           aria-valuetext={`step ${history.steps[getShownEnd() - 1]?.step ?? 0} of the last ${MAX_STEPS}`}
-          onInput={(event) => scrubTo(Number(event.currentTarget.value))} /></label>
-      <label class="slider"><span>Width</span>
-        <input type="range" min={0} max={COLUMN_WIDTHS.length - 1} value={COLUMN_WIDTHS.indexOf(columnWidth.value)}
-          onInput={(event) => { columnWidth.value = COLUMN_WIDTHS[Number(event.currentTarget.value)]!; }} /></label>
-    </div>);
+          onInput={(event) => scrubTo(Number(event.currentTarget.value))}
+        />
+      </label>
+      <label class="slider">
+        <span>Width</span>
+        <input
+          type="range"
+          min={0}
+          max={COLUMN_WIDTHS.length - 1}
+          value={COLUMN_WIDTHS.indexOf(columnWidth.value)}
+          onInput={(event) => {
+            columnWidth.value = COLUMN_WIDTHS[Number(event.currentTarget.value)]!;
+          }}
+        />
+      </label>
+    </div>
+  );
 }

@@ -9,8 +9,12 @@ export const BURST_SIZE = 24;
 /** Calls at a time: of the browser's six connections one is for the events, and one for everything else. */
 const MAX_CALLS = 4;
 const SHORT = ["Count to three.", "Say hello.", "What is two plus two?", "Name a colour."];
-const LONG = ["Tell me a story about a frog.", "Tell me a long story about a ship in a storm.",
-  "Explain how to bake bread, step by step.", "Tell me a story about two brothers and a fox."];
+const LONG = [
+  "Tell me a story about a frog.",
+  "Tell me a long story about a ship in a storm.",
+  "Explain how to bake bread, step by step.",
+  "Tell me a story about two brothers and a fox.",
+];
 const PADDING = "This is some background that a longer prompt carries with it. ";
 const LENGTHS = [24, 56, 96, 160];
 
@@ -35,8 +39,11 @@ export function makePrompts(count: number, models: string[], seed: number): Prom
     const group = index % MAX_CALLS;
     const questions = at % 3 === 0 ? SHORT : LONG;
     const padding = PADDING.repeat([0, 2, 0, 9, 0, 4][at % 6]!);
-    return { text: padding + questions[(at * 7 + group) % questions.length]!, maxTokens: LENGTHS[group]!,
-      model: models[group % models.length]! };
+    return {
+      text: padding + questions[(at * 7 + group) % questions.length]!,
+      maxTokens: LENGTHS[group]!,
+      model: models[group % models.length]!,
+    };
   });
 }
 

@@ -40,7 +40,10 @@ export function BatchPane(): JSX.Element {
       {loadError.value && <Notice kind="error">{loadError.value}</Notice>}
       <WatchNotice />
       <section class="card" aria-label="Batch">
-        <div class="card-head"><h3>Batch</h3><WeaveControls /></div>
+        <div class="card-head">
+          <h3>Batch</h3>
+          <WeaveControls />
+        </div>
         <QueueView />
         <LiveWeave />
         <Legend />
@@ -49,19 +52,24 @@ export function BatchPane(): JSX.Element {
       <RateLines />
       <SequenceDetail />
       <BlockMap />
-    </div>);
+    </div>
+  );
 }
 
 function Explanation(): JSX.Element {
   return (
-    <p class="explanation">Each row is a place in the batch, each column is a step of the model. A step gives every request in
-      the batch its next token. <b>When a request is finished, the next one takes its place at once.</b></p>);
+    <p class="explanation">
+      Each row is a place in the batch, each column is a step of the model. A step gives every request in the batch its
+      next token. <b>When a request is finished, the next one takes its place at once.</b>
+    </p>
+  );
 }
 
 function WatchNotice(): JSX.Element | null {
   redrawOn(historyRevision);
   if (watchState.value === "lost") return <Notice kind="error">{watchError.value} Trying again…</Notice>;
-  if (history.server && !history.server.ready) return <Notice kind="note">Not ready: {history.server.not_ready_reason}.</Notice>;
+  if (history.server && !history.server.ready)
+    return <Notice kind="note">Not ready: {history.server.not_ready_reason}.</Notice>;
   return null;
 }
 
@@ -70,14 +78,34 @@ function LoadControls(): JSX.Element {
   return (
     <div class="load-controls">
       <button type="button" class="primary" disabled={isBurstRunning.value} onClick={burstAndCompare}>
-        {isBurstRunning.value ? "Running…" : `Send ${BURST_SIZE} requests of mixed length`}</button>
-      <label class="slider"><span>Steady load: {requestRate.value} a second</span>
-        <input type="range" min={0} max={20} value={requestRate.value}
-          onInput={(event) => { requestRate.value = Number(event.currentTarget.value); }} /></label>
-      <button type="button" class="quiet" disabled={!isLoaded} onClick={stopLoad}>Stop the load</button>
-      <button type="button" class="quiet" disabled={history.steps.length === 0} onClick={exportTrace}
-        title="The steps as a file for ui.perfetto.dev">Export trace</button>
-    </div>);
+        {isBurstRunning.value ? "Running…" : `Send ${BURST_SIZE} requests of mixed length`}
+      </button>
+      <label class="slider">
+        <span>Steady load: {requestRate.value} a second</span>
+        <input
+          type="range"
+          min={0}
+          max={20}
+          value={requestRate.value}
+          onInput={(event) => {
+            requestRate.value = Number(event.currentTarget.value);
+          }}
+        />
+      </label>
+      <button type="button" class="quiet" disabled={!isLoaded} onClick={stopLoad}>
+        Stop the load
+      </button>
+      <button
+        type="button"
+        class="quiet"
+        disabled={history.steps.length === 0}
+        onClick={exportTrace}
+        title="The steps as a file for ui.perfetto.dev"
+      >
+        Export trace
+      </button>
+    </div>
+  );
 }
 
 /** Send the burst, then have its steps compared with static batching. */
@@ -85,7 +113,7 @@ async function burstAndCompare(): Promise<void> {
   comparison.value = null;
   pausedAt.value = null;
   const since = (history.steps.at(-1)?.step ?? 0) + 1;
-  if (!await runBurst()) return;
+  if (!(await runBurst())) return;
   await new Promise((resolve) => setTimeout(resolve, SETTLE_MS)); // the last frames are under way
   const until = history.steps.at(-1)?.step ?? 0;
   if (until >= since) await compare(since, until);

@@ -1,4 +1,4 @@
-/** What `/v1/engine/state`, `/v1/engine/events` and `/v1/engine/simulate` answer. docs/reference/http.md describes it. */
+/** What `/v1/engine/state`, `/v1/engine/events` and `/v1/engine/simulate` answer. docs/reference/engine.md has it. */
 
 export interface Sequence {
   id: number;
@@ -65,7 +65,8 @@ export interface Blocks {
   cached: number;
   free: number;
   shared: number;
-  /** At most twice a second. Runs of blocks, each `[who, count]`: 0 free, -1 cached, -2 shared, above 0 the sequence that holds them. */
+  /** At most twice a second. Runs of blocks, each `[who, count]`: 0 free, -1 cached, -2 shared, above 0 the sequence
+   * that holds them. */
   map?: [who: number, count: number][];
 }
 

@@ -10,10 +10,18 @@ const MAX_DOTS = 48;
 const MAX_CAUSES = 3;
 /** What a request waits for, by the words of its timeline. */
 const CAUSE_WORDS: Record<string, string> = {
-  queue: "behind others", tenant: "for the turn of their tenant", group: "for their static group",
-  batch: "for a place in the batch", blocks: "for room in the cache", budget: "for prompt tokens of a step",
-  prefix: "for a prompt that begins like theirs", adapter: "for their adapter", grammar: "for their grammar",
-  trial: "behind those tried after a fault", reader: "for their reader", yielded: "to have their place back",
+  queue: "behind others",
+  tenant: "for the turn of their tenant",
+  group: "for their static group",
+  batch: "for a place in the batch",
+  blocks: "for room in the cache",
+  budget: "for prompt tokens of a step",
+  prefix: "for a prompt that begins like theirs",
+  adapter: "for their adapter",
+  grammar: "for their grammar",
+  trial: "behind those tried after a fault",
+  reader: "for their reader",
+  yielded: "to have their place back",
   shards: "for the shards",
 };
 
@@ -25,14 +33,27 @@ export function QueueView(): JSX.Element {
       <h4>Queue</h4>
       <span class="dots-row" aria-hidden="true">
         {queue.waiting.slice(0, MAX_DOTS).map((entry) => (
-          <i key={entry.id} class={`dot series-${getSeries({ ...entry, cached_tokens: 0 })}`} />))}
+          <i key={entry.id} class={`dot series-${getSeries({ ...entry, cached_tokens: 0 })}`} />
+        ))}
       </span>
-      <p>{queue.length === 0 ? "nobody waits" : <>{queue.length} wait, up to {formatMs(getLongestAge(queue.waiting))}:</>}</p>
+      <p>
+        {queue.length === 0 ? (
+          "nobody waits"
+        ) : (
+          <>
+            {queue.length} wait, up to {formatMs(getLongestAge(queue.waiting))}:
+          </>
+        )}
+      </p>
       <ul>
         {groupByCause(queue.waiting).map(([cause, entries]) => (
-          <li key={cause} title={history.causes[cause]}>{entries.length} {CAUSE_WORDS[cause] ?? cause}</li>))}
+          <li key={cause} title={history.causes[cause]}>
+            {entries.length} {CAUSE_WORDS[cause] ?? cause}
+          </li>
+        ))}
       </ul>
-    </section>);
+    </section>
+  );
 }
 
 /** Return the requests that wait by what they wait for, the most frequent causes first. */

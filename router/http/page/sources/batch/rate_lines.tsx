@@ -17,19 +17,42 @@ interface Line {
 }
 
 const LINES: Line[] = [
-  { title: "Tokens/s", hint: "tokens generated for all requests together", format: formatRate,
-    read: ({ rates }) => rates.tokens_per_second },
-  { title: "First token", hint: "median time from a request to its first token", format: formatMs,
-    read: ({ rates }) => rates.first_token_ms.p50 },
-  { title: "Gap", hint: "median time between two tokens of a request", format: formatMs,
-    read: ({ rates }) => rates.gap_ms.p50 },
-  { title: "Queue", hint: "requests that wait", format: (value) => String(value), read: (sample) => sample.queueLength },
+  {
+    title: "Tokens/s",
+    hint: "tokens generated for all requests together",
+    format: formatRate,
+    read: ({ rates }) => rates.tokens_per_second,
+  },
+  {
+    title: "First token",
+    hint: "median time from a request to its first token",
+    format: formatMs,
+    read: ({ rates }) => rates.first_token_ms.p50,
+  },
+  {
+    title: "Gap",
+    hint: "median time between two tokens of a request",
+    format: formatMs,
+    read: ({ rates }) => rates.gap_ms.p50,
+  },
+  {
+    title: "Queue",
+    hint: "requests that wait",
+    format: (value) => String(value),
+    read: (sample) => sample.queueLength,
+  },
 ];
 const SHOWN_SECONDS = 120;
 const HEIGHT = 44;
 
 export function RateLines(): JSX.Element {
-  return <div class="rate-lines">{LINES.map((line) => <RateLine key={line.title} line={line} />)}</div>;
+  return (
+    <div class="rate-lines">
+      {LINES.map((line) => (
+        <RateLine key={line.title} line={line} />
+      ))}
+    </div>
+  );
 }
 
 function RateLine({ line }: { line: Line }): JSX.Element {
@@ -51,7 +74,8 @@ function RateLine({ line }: { line: Line }): JSX.Element {
       <h3>{line.title}</h3>
       <p class="figure">{value === null ? "–" : line.format(value)}</p>
       <div ref={frame} class="rate-plot" aria-hidden="true" />
-    </section>);
+    </section>
+  );
 }
 
 function readData(line: Line): uPlot.AlignedData {
@@ -63,7 +87,11 @@ function readData(line: Line): uPlot.AlignedData {
 function makeOptions(width: number): uPlot.Options {
   const stroke = readColour("accent");
   return {
-    width, height: HEIGHT, legend: { show: false }, cursor: { show: false }, axes: [{ show: false }, { show: false }],
+    width,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { show: false },
+    axes: [{ show: false }, { show: false }],
     padding: [3, 0, 2, 0],
     scales: { x: { time: false }, y: { range: (_plot, _low, high) => [0, Math.max(high, 1) * 1.1] } },
     series: [{}, { stroke, width: 1.5, fill: `${stroke}22`, points: { show: false }, spanGaps: true }],

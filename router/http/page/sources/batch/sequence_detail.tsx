@@ -14,19 +14,35 @@ const TEXT_POLL_SECONDS = 1;
 export function SequenceDetail(): JSX.Element | null {
   redrawOn(historyRevision);
   const id = selectedId.value;
-  if (id === null) return <p class="hint">Click a row, or choose it with the arrow keys, to see where its time went.</p>;
+  if (id === null)
+    return <p class="hint">Click a row, or choose it with the arrow keys, to see where its time went.</p>;
   const sequence = history.sequences.get(id);
   return (
     <section class="card" aria-label={`Request ${id}`}>
       <div class="card-head">
-        <h3>Request {id} <small>{sequence && describeSeries(sequence, history.server?.model ?? "")}</small></h3>
+        <h3>
+          Request {id} <small>{sequence && describeSeries(sequence, history.server?.model ?? "")}</small>
+        </h3>
         {sequence?.request_id && <a href={linkToRequest(sequence.request_id)}>Open</a>}
-        <button type="button" class="quiet" aria-label="Close" onClick={() => { selectedId.value = null; }}>✕</button>
+        <button
+          type="button"
+          class="quiet"
+          aria-label="Close"
+          onClick={() => {
+            selectedId.value = null;
+          }}
+        >
+          ✕
+        </button>
       </div>
-      {sequence?.request_id ? <RequestDetail key={id} id={sequence.request_id} />
-        : <p class="hint">It belongs to another tenant: nothing more of it is shown.</p>}
+      {sequence?.request_id ? (
+        <RequestDetail key={id} id={sequence.request_id} />
+      ) : (
+        <p class="hint">It belongs to another tenant: nothing more of it is shown.</p>
+      )}
       {history.server?.show_text && <SequenceText id={id} />}
-    </section>);
+    </section>
+  );
 }
 
 /** The end of what the sequence has generated so far, on a server with --ui-show-text. */

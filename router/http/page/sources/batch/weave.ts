@@ -47,7 +47,8 @@ export function getFirstColumn(layout: Layout, view: View): number {
 /** Return where a column begins; columns stand at the right edge until they fill the width. */
 export function getColumnX(layout: Layout, view: View, index: number): number {
   const first = getFirstColumn(layout, view);
-  const offset = view.isFromLeft ? layout.left
+  const offset = view.isFromLeft
+    ? layout.left
     : Math.max(layout.left, layout.width - (view.end - first) * layout.columnWidth);
   return offset + (index - first) * layout.columnWidth;
 }
@@ -73,8 +74,13 @@ export class WeavePainter {
   private readonly hatches = new Map<string, CanvasPattern>();
   private readonly gap: number;
 
-  constructor(canvas: HTMLCanvasElement, private readonly weave: Weave, private readonly layout: Layout,
-              private readonly view: View, private readonly palette: Palette) {
+  constructor(
+    canvas: HTMLCanvasElement,
+    private readonly weave: Weave,
+    private readonly layout: Layout,
+    private readonly view: View,
+    private readonly palette: Palette,
+  ) {
     this.context = prepareCanvas(canvas, layout.width, getHeight(layout, weave.numLanes));
     this.gap = layout.columnWidth >= 6 ? 1.5 : layout.columnWidth >= 4 ? 1 : 0;
   }
@@ -136,8 +142,13 @@ export class WeavePainter {
     context.fillStyle = kind === "d" || kind === "e" ? colour : this.getHatch(colour);
     const inset = Math.min(2, layout.laneHeight * 0.12);
     context.beginPath();
-    context.roundRect(x, this.laneY(lane) + inset, layout.columnWidth - gap, layout.laneHeight - 2 * inset,
-      gap ? Math.min(2.5, layout.columnWidth / 4) : 0);
+    context.roundRect(
+      x,
+      this.laneY(lane) + inset,
+      layout.columnWidth - gap,
+      layout.laneHeight - 2 * inset,
+      gap ? Math.min(2.5, layout.columnWidth / 4) : 0,
+    );
     context.fill();
     context.globalAlpha = 1;
   }
@@ -221,15 +232,19 @@ export class WeavePainter {
     context.globalAlpha = 0.55;
     shown.forEach((step, offset) => {
       const height = Math.max(1, (step.wall_ms / longest) * layout.barHeight);
-      context.fillRect(getColumnX(layout, this.view, first + offset), base - height,
-        Math.max(1, layout.columnWidth - this.gap), height);
+      context.fillRect(
+        getColumnX(layout, this.view, first + offset),
+        base - height,
+        Math.max(1, layout.columnWidth - this.gap),
+        height,
+      );
     });
     context.globalAlpha = 1;
   }
 
   private getHatch(colour: string): CanvasPattern {
     let hatch = this.hatches.get(colour);
-    if (!hatch) this.hatches.set(colour, hatch = makeHatch(this.context, colour));
+    if (!hatch) this.hatches.set(colour, (hatch = makeHatch(this.context, colour)));
     return hatch;
   }
 }

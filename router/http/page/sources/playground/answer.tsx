@@ -23,36 +23,64 @@ export function AnswerView({ answer, isRaw, onCopyAs, onToolResults }: AnswerPro
   redrawOn(revision);
   const hasTokens = answer.tokens.length > 0;
   return (
-    <article class={`answer ${answer.state}`} aria-label={`Answer of ${answer.model}`} aria-busy={answer.state === "running"}>
-      <header><h3>{answer.model}</h3></header>
-      {answer.reasoning && <details class="reasoning"><summary>Thoughts</summary><Markdown text={answer.reasoning} /></details>}
+    <article
+      class={`answer ${answer.state}`}
+      aria-label={`Answer of ${answer.model}`}
+      aria-busy={answer.state === "running"}
+    >
+      <header>
+        <h3>{answer.model}</h3>
+      </header>
+      {answer.reasoning && (
+        <details class="reasoning">
+          <summary>Thoughts</summary>
+          <Markdown text={answer.reasoning} />
+        </details>
+      )}
       {showsTokens && hasTokens ? <TokenView tokens={answer.tokens} /> : <AnswerText answer={answer} isRaw={isRaw} />}
       {answer.toolCalls.length > 0 && <ToolCalls calls={answer.toolCalls} onResults={onToolResults} />}
       {answer.error && <Notice kind="error">{answer.error}</Notice>}
       <AnswerFooter answer={answer} />
       <div class="answer-actions">
-        {hasTokens && <button type="button" class="quiet" aria-pressed={showsTokens}
-          onClick={() => setShowsTokens(!showsTokens)}>Probabilities</button>}
-        <button type="button" class="quiet" onClick={onCopyAs}>Copy as…</button>
+        {hasTokens && (
+          <button type="button" class="quiet" aria-pressed={showsTokens} onClick={() => setShowsTokens(!showsTokens)}>
+            Probabilities
+          </button>
+        )}
+        <button type="button" class="quiet" onClick={onCopyAs}>
+          Copy as…
+        </button>
       </div>
-    </article>);
+    </article>
+  );
 }
 
 function AnswerText({ answer, isRaw }: { answer: Answer; isRaw: boolean }): JSX.Element | null {
   if (!answer.text && answer.state === "running" && answer.toolCalls.length === 0) {
-    return <p class="pending"><span class="dots" aria-label="waiting for the first token"><i /><i /><i /></span></p>;
+    return (
+      <p class="pending">
+        <span class="dots" aria-label="waiting for the first token">
+          <i />
+          <i />
+          <i />
+        </span>
+      </p>
+    );
   }
   if (!answer.text) return null;
   return isRaw ? <pre class="raw-text">{answer.text}</pre> : <Markdown text={answer.text} />;
 }
 
 const FINISH_WORDS: Record<string, string> = {
-  stop: "by itself", length: "max tokens", tool_calls: "a tool call",
+  stop: "by itself",
+  length: "max tokens",
+  tool_calls: "a tool call",
 };
 
 function AnswerFooter({ answer }: { answer: Answer }): JSX.Element {
   const { stats } = answer;
-  const finish = answer.state === "stopped" ? "stopped here" : FINISH_WORDS[answer.finishReason] ?? answer.finishReason;
+  const finish =
+    answer.state === "stopped" ? "stopped here" : (FINISH_WORDS[answer.finishReason] ?? answer.finishReason);
   const facts: [string, string | null][] = [
     ["queue", stats.queueMs === null ? null : formatMs(stats.queueMs)],
     ["first token", stats.firstTokenMs === null ? null : formatMs(stats.firstTokenMs)],
@@ -64,10 +92,25 @@ function AnswerFooter({ answer }: { answer: Answer }): JSX.Element {
   ];
   return (
     <dl class="facts">
-      {facts.map(([name, value]) => value !== null && <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}
-      {answer.requestId && answer.state !== "running"
-        && <div><dt class="hidden">details</dt><dd><a href={linkToRequest(answer.requestId)}>where the time went</a></dd></div>}
-    </dl>);
+      {facts.map(
+        ([name, value]) =>
+          value !== null && (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ),
+      )}
+      {answer.requestId && answer.state !== "running" && (
+        <div>
+          <dt class="hidden">details</dt>
+          <dd>
+            <a href={linkToRequest(answer.requestId)}>where the time went</a>
+          </dd>
+        </div>
+      )}
+    </dl>
+  );
 }
 
 interface ToolCallsProps {
@@ -82,15 +125,30 @@ function ToolCalls({ calls, onResults }: ToolCallsProps): JSX.Element {
     <div class="tool-calls">
       {calls.map((call) => (
         <section key={call.id} class="tool-card" aria-label={`Call of ${call.name}`}>
-          <h4><span aria-hidden="true">⚒</span> {call.name}</h4>
+          <h4>
+            <span aria-hidden="true">⚒</span> {call.name}
+          </h4>
           <CodeBlock code={formatArguments(call.arguments)} language="arguments" />
-          {onResults && <label class="field"><span>Result of {call.name}</span>
-            <textarea rows={2} value={results[call.id] ?? ""} placeholder="what the tool answered"
-              onInput={(event) => setResults({ ...results, [call.id]: event.currentTarget.value })} /></label>}
-        </section>))}
-      {onResults && <button type="button"
-        onClick={() => onResults(calls.map(({ id }) => ({ id, content: results[id] ?? "" })))}>Send results</button>}
-    </div>);
+          {onResults && (
+            <label class="field">
+              <span>Result of {call.name}</span>
+              <textarea
+                rows={2}
+                value={results[call.id] ?? ""}
+                placeholder="what the tool answered"
+                onInput={(event) => setResults({ ...results, [call.id]: event.currentTarget.value })}
+              />
+            </label>
+          )}
+        </section>
+      ))}
+      {onResults && (
+        <button type="button" onClick={() => onResults(calls.map(({ id }) => ({ id, content: results[id] ?? "" })))}>
+          Send results
+        </button>
+      )}
+    </div>
+  );
 }
 
 function formatArguments(text: string): string {

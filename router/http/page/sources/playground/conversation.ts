@@ -1,4 +1,4 @@
-/** A conversation as a tree: each exchange is a prompt with the answers of one or several models, and what follows it. */
+/** A conversation as a tree: each exchange is a prompt, the answers of one model or several, and what follows. */
 
 import type { RequestSettings } from "./sampling";
 
@@ -69,10 +69,25 @@ export type Message =
 
 export function makeAnswer(model: string): Answer {
   return {
-    model, question: { prompt: "" }, settings: {}, state: "running", text: "", reasoning: "", toolCalls: [], tokens: [], finishReason: "", requestId: "",
+    model,
+    question: { prompt: "" },
+    settings: {},
+    state: "running",
+    text: "",
+    reasoning: "",
+    toolCalls: [],
+    tokens: [],
+    finishReason: "",
+    requestId: "",
     error: "",
-    stats: { queueMs: null, firstTokenMs: null, tokensPerSecond: null, promptTokens: null, generatedTokens: null,
-      cachedTokens: null },
+    stats: {
+      queueMs: null,
+      firstTokenMs: null,
+      tokensPerSecond: null,
+      promptTokens: null,
+      generatedTokens: null,
+      cachedTokens: null,
+    },
   };
 }
 
@@ -107,7 +122,10 @@ export function toMessages(exchanges: Exchange[], model: string, system: string)
 function toAssistantMessage(exchange: Exchange, model: string): Message {
   const answer = exchange.answers.find((candidate) => candidate.model === model) ?? exchange.answers[0]!;
   if (answer.toolCalls.length === 0) return { role: "assistant", content: answer.text };
-  const calls = answer.toolCalls.map(({ id, name, arguments: text }) => (
-    { id, type: "function", function: { name, arguments: text } }));
+  const calls = answer.toolCalls.map(({ id, name, arguments: text }) => ({
+    id,
+    type: "function",
+    function: { name, arguments: text },
+  }));
   return { role: "assistant", content: answer.text || null, tool_calls: calls };
 }

@@ -26,7 +26,8 @@ export function CopyAsDialog({ answer, onClose }: CopyAsProps): JSX.Element {
     <Dialog title="Copy as" onClose={onClose}>
       <Choice label="Client" options={CLIENT_TITLES} value={client} onChange={setClient} />
       {request && <SnippetView client={client} request={request} />}
-    </Dialog>);
+    </Dialog>
+  );
 }
 
 function SnippetView({ client, request }: { client: ClientName; request: SnippetRequest }): JSX.Element {
@@ -36,5 +37,6 @@ function SnippetView({ client, request }: { client: ClientName; request: Snippet
     <>
       <CodeBlock code={snippet.code} language={snippet.language} />
       {request.hasKey && <p class="hint">The program reads your key from the variable WEFT_API_KEY.</p>}
-    </>);
+    </>
+  );
 }

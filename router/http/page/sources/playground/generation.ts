@@ -11,8 +11,12 @@ export interface Explanation {
 const BUSY_CAUSES = new Set(["validation", "prefill", "decode"]);
 
 /** Fill the answer from a stream; `onChange` is called after each part. Never throws: errors stand in the answer. */
-export async function generateAnswer(answer: Answer, numAlternatives: number, aborter: AbortController,
-                                     onChange: () => void): Promise<void> {
+export async function generateAnswer(
+  answer: Answer,
+  numAlternatives: number,
+  aborter: AbortController,
+  onChange: () => void,
+): Promise<void> {
   const startedAt = performance.now();
   const body = makeBody(answer, numAlternatives);
   try {
@@ -34,10 +38,14 @@ export async function generateAnswer(answer: Answer, numAlternatives: number, ab
 }
 
 function makeBody({ model, question, settings }: Answer, numAlternatives: number): object {
-  const logprobs = "messages" in question
-    ? { logprobs: true, top_logprobs: numAlternatives } : { logprobs: numAlternatives };
+  const logprobs =
+    "messages" in question ? { logprobs: true, top_logprobs: numAlternatives } : { logprobs: numAlternatives };
   return {
-    model, ...question, ...settings, stream: true, stream_options: { include_usage: true },
+    model,
+    ...question,
+    ...settings,
+    stream: true,
+    stream_options: { include_usage: true },
     ...(numAlternatives > 0 ? logprobs : {}),
   };
 }
@@ -73,7 +81,7 @@ function readDelta(answer: Answer, delta: any): void {
   answer.text += delta.content ?? "";
   answer.reasoning += delta.reasoning ?? delta.reasoning_content ?? "";
   for (const call of delta.tool_calls ?? []) {
-    const known: ToolCall = answer.toolCalls[call.index] ??= { id: "", name: "", arguments: "" };
+    const known: ToolCall = (answer.toolCalls[call.index] ??= { id: "", name: "", arguments: "" });
     known.id ||= call.id ?? "";
     known.name += call.function?.name ?? "";
     known.arguments += call.function?.arguments ?? "";
@@ -84,15 +92,19 @@ function readDelta(answer: Answer, delta: any): void {
 function readTokens(logprobs: any): Token[] {
   if (logprobs?.content) {
     return logprobs.content.map((token: any) => ({
-      text: token.token, logprob: token.logprob,
+      text: token.token,
+      logprob: token.logprob,
       alternatives: token.top_logprobs.map((other: any) => ({ text: other.token, logprob: other.logprob })),
     }));
   }
   if (!logprobs?.tokens) return [];
   return logprobs.tokens.map((text: string, index: number) => ({
-    text, logprob: logprobs.token_logprobs[index],
-    alternatives: Object.entries(logprobs.top_logprobs?.[index] ?? {})
-      .map(([other, logprob]) => ({ text: other, logprob: logprob as number })),
+    text,
+    logprob: logprobs.token_logprobs[index],
+    alternatives: Object.entries(logprobs.top_logprobs?.[index] ?? {}).map(([other, logprob]) => ({
+      text: other,
+      logprob: logprob as number,
+    })),
   }));
 }
 
@@ -102,6 +114,8 @@ async function addExplanation(answer: Answer): Promise<void> {
   const explanation = await fetchJson<Explanation>(path).catch(() => null);
   if (!explanation) return;
   answer.stats.cachedTokens = explanation.cached_tokens;
-  answer.stats.queueMs = Object.entries(explanation.by_cause)
-    .reduce((sum, [cause, ms]) => sum + (BUSY_CAUSES.has(cause) ? 0 : ms), 0);
+  answer.stats.queueMs = Object.entries(explanation.by_cause).reduce(
+    (sum, [cause, ms]) => sum + (BUSY_CAUSES.has(cause) ? 0 : ms),
+    0,
+  );
 }

@@ -9,7 +9,16 @@ import type { Answer, Exchange } from "./conversation";
 import { CopyAsDialog } from "./copy_as";
 import { mode } from "./sampling";
 import {
-  ask, clear, getExchanges, getParent, isGenerating, retry, revision, settingsError, stop, turnBranch,
+  ask,
+  clear,
+  getExchanges,
+  getParent,
+  isGenerating,
+  retry,
+  revision,
+  settingsError,
+  stop,
+  turnBranch,
 } from "./session";
 import { SettingsPanel } from "./settings";
 
@@ -25,14 +34,20 @@ export function PlaygroundPane(): JSX.Element {
         <div class="exchanges">
           {exchanges.length === 0 && <Welcome />}
           {exchanges.map((exchange, index) => (
-            <ExchangeView key={index} exchange={exchange} isLast={index === exchanges.length - 1}
-              onCopyAs={setCopied} />))}
+            <ExchangeView
+              key={index}
+              exchange={exchange}
+              isLast={index === exchanges.length - 1}
+              onCopyAs={setCopied}
+            />
+          ))}
         </div>
         {settingsError.value && <Notice kind="error">{settingsError.value}</Notice>}
         <Composer hasExchanges={exchanges.length > 0} />
       </section>
       {copied && <CopyAsDialog answer={copied} onClose={() => setCopied(null)} />}
-    </div>);
+    </div>
+  );
 }
 
 const EXAMPLES = {
@@ -45,12 +60,23 @@ function Welcome(): JSX.Element {
   return (
     <div class="welcome">
       <h3>{mode.value === "chat" ? "Ask the model something" : "Begin a text"}</h3>
-      {info && <p>{info.model_id}{info.notice ? `: ${info.notice}` : ""}.</p>}
+      {info && (
+        <p>
+          {info.model_id}
+          {info.notice ? `: ${info.notice}` : ""}.
+        </p>
+      )}
       <ul class="examples" aria-label="Examples">
         {EXAMPLES[mode.value].map((text) => (
-          <li key={text}><button type="button" onClick={() => ask(text)}>{text}</button></li>))}
+          <li key={text}>
+            <button type="button" onClick={() => ask(text)}>
+              {text}
+            </button>
+          </li>
+        ))}
       </ul>
-    </div>);
+    </div>
+  );
 }
 
 interface ExchangeProps {
@@ -64,16 +90,26 @@ function ExchangeView({ exchange, isLast, onCopyAs }: ExchangeProps): JSX.Elemen
   redrawOn(revision);
   return (
     <div class="exchange">
-      {isEdited
-        ? <PromptEditor exchange={exchange} onClose={() => setIsEdited(false)} />
-        : <PromptView exchange={exchange} onEdit={() => setIsEdited(true)} />}
+      {isEdited ? (
+        <PromptEditor exchange={exchange} onClose={() => setIsEdited(false)} />
+      ) : (
+        <PromptView exchange={exchange} onEdit={() => setIsEdited(true)} />
+      )}
       <div class="answers">
         {exchange.answers.map((answer) => (
-          <AnswerView key={answer.model} answer={answer} isRaw={mode.value === "raw"} onCopyAs={() => onCopyAs(answer)}
+          <AnswerView
+            key={answer.model}
+            answer={answer}
+            isRaw={mode.value === "raw"}
+            onCopyAs={() => onCopyAs(answer)}
             {...(isLast && answer.state === "done"
-              ? { onToolResults: (results) => ask("", exchange, results, [answer.model]) } : {})} />))}
+              ? { onToolResults: (results) => ask("", exchange, results, [answer.model]) }
+              : {})}
+          />
+        ))}
       </div>
-    </div>);
+    </div>
+  );
 }
 
 function PromptView({ exchange, onEdit }: { exchange: Exchange; onEdit: () => void }): JSX.Element {
@@ -84,10 +120,17 @@ function PromptView({ exchange, onEdit }: { exchange: Exchange; onEdit: () => vo
       <p>{text}</p>
       <div class="prompt-actions">
         <BranchSwitch exchange={exchange} />
-        {!isTool && <button type="button" class="quiet" onClick={onEdit}>Edit</button>}
-        <button type="button" class="quiet" onClick={() => retry(exchange)}>Retry</button>
+        {!isTool && (
+          <button type="button" class="quiet" onClick={onEdit}>
+            Edit
+          </button>
+        )}
+        <button type="button" class="quiet" onClick={() => retry(exchange)}>
+          Retry
+        </button>
       </div>
-    </div>);
+    </div>
+  );
 }
 
 /** Goes through the edits and retries that stand in one place. */
@@ -98,12 +141,27 @@ function BranchSwitch({ exchange }: { exchange: Exchange }): JSX.Element | null 
   const at = parent.shownBranch;
   return (
     <span class="branches" role="group" aria-label="Versions">
-      <button type="button" class="quiet" aria-label="Earlier version" disabled={at === 0}
-        onClick={() => turnBranch(parent, -1)}>‹</button>
+      <button
+        type="button"
+        class="quiet"
+        aria-label="Earlier version"
+        disabled={at === 0}
+        onClick={() => turnBranch(parent, -1)}
+      >
+        ‹
+      </button>
       {at + 1}/{count}
-      <button type="button" class="quiet" aria-label="Later version" disabled={at === count - 1}
-        onClick={() => turnBranch(parent, 1)}>›</button>
-    </span>);
+      <button
+        type="button"
+        class="quiet"
+        aria-label="Later version"
+        disabled={at === count - 1}
+        onClick={() => turnBranch(parent, 1)}
+      >
+        ›
+      </button>
+    </span>
+  );
 }
 
 function PromptEditor({ exchange, onClose }: { exchange: Exchange; onClose: () => void }): JSX.Element {
@@ -113,14 +171,25 @@ function PromptEditor({ exchange, onClose }: { exchange: Exchange; onClose: () =
     onClose();
   }
   return (
-    <form class="prompt editor" onSubmit={(event) => { event.preventDefault(); send(); }}>
-      <label class="field"><span>Your message, anew</span>
-        <textarea rows={3} value={text} autofocus onInput={(event) => setText(event.currentTarget.value)} /></label>
+    <form
+      class="prompt editor"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <label class="field">
+        <span>Your message, anew</span>
+        <textarea rows={3} value={text} autofocus onInput={(event) => setText(event.currentTarget.value)} />
+      </label>
       <div class="prompt-actions">
-        <button type="button" class="quiet" onClick={onClose}>Cancel</button>
+        <button type="button" class="quiet" onClick={onClose}>
+          Cancel
+        </button>
         <button type="submit">Send as a branch</button>
       </div>
-    </form>);
+    </form>
+  );
 }
 
 function Composer({ hasExchanges }: { hasExchanges: boolean }): JSX.Element {
@@ -142,15 +211,38 @@ function Composer({ hasExchanges }: { hasExchanges: boolean }): JSX.Element {
     }
   }
   return (
-    <form class="composer" onSubmit={(event) => { event.preventDefault(); send(); }}>
-      <textarea ref={area} rows={isChat ? 2 : 4} value={text} aria-label={isChat ? "Message" : "Text to go on with"}
+    <form
+      class="composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <textarea
+        ref={area}
+        rows={isChat ? 2 : 4}
+        value={text}
+        aria-label={isChat ? "Message" : "Text to go on with"}
         placeholder={isChat ? "Message (Enter sends, Shift+Enter begins a line)" : "Text to go on with (Enter sends)"}
-        onInput={(event) => setText(event.currentTarget.value)} onKeyDown={onKeyDown} />
+        onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={onKeyDown}
+      />
       <div class="composer-actions">
-        {hasExchanges && <button type="button" class="quiet" onClick={clear}>New</button>}
-        {isGenerating()
-          ? <button type="button" class="primary" onClick={stop}>Stop</button>
-          : <button type="submit" class="primary" disabled={!text.trim()}>Send</button>}
+        {hasExchanges && (
+          <button type="button" class="quiet" onClick={clear}>
+            New
+          </button>
+        )}
+        {isGenerating() ? (
+          <button type="button" class="primary" onClick={stop}>
+            Stop
+          </button>
+        ) : (
+          <button type="submit" class="primary" disabled={!text.trim()}>
+            Send
+          </button>
+        )}
       </div>
-    </form>);
+    </form>
+  );
 }

@@ -19,7 +19,13 @@ export const mode = signal<Mode>("chat");
 export const chosenModels = signal<string[]>([]);
 export const systemPrompt = signal("");
 export const sampling = signal<SamplingSettings>({
-  temperature: "", top_p: "", top_k: "", max_tokens: "256", seed: "", frequency_penalty: "", presence_penalty: "",
+  temperature: "",
+  top_p: "",
+  top_k: "",
+  max_tokens: "256",
+  seed: "",
+  frequency_penalty: "",
+  presence_penalty: "",
   stop: "",
 });
 export const schemaText = signal("");
@@ -61,7 +67,8 @@ export function makeRequestSettings(): RequestSettings {
 function readNumber(name: string, text: string): number {
   const number = Number(text);
   const isValid = INTEGER_FIELDS.has(name) ? Number.isInteger(number) : Number.isFinite(number);
-  if (!isValid) throw new Error(`${name} must be ${INTEGER_FIELDS.has(name) ? "an integer" : "a number"}, got "${text}".`);
+  if (!isValid)
+    throw new Error(`${name} must be ${INTEGER_FIELDS.has(name) ? "an integer" : "a number"}, got "${text}".`);
   return number;
 }
 

@@ -3,11 +3,24 @@ import { signal } from "@preact/signals";
 import { fetchJson } from "../shell/api";
 import { modelNames } from "../shell/models";
 import {
-  addBranch, listShown, makeExchange, toMessages,
-  type Answer, type Exchange, type Question, type ToolResult,
+  addBranch,
+  listShown,
+  makeExchange,
+  toMessages,
+  type Answer,
+  type Exchange,
+  type Question,
+  type ToolResult,
 } from "./conversation";
 import { generateAnswer } from "./generation";
-import { chosenModels, makeRequestSettings, mode, numAlternatives, systemPrompt, type RequestSettings } from "./sampling";
+import {
+  chosenModels,
+  makeRequestSettings,
+  mode,
+  numAlternatives,
+  systemPrompt,
+  type RequestSettings,
+} from "./sampling";
 import type { SnippetRequest } from "./snippets";
 
 /** Parents of the first exchanges of the chat, and of the texts of raw mode. */
@@ -59,11 +72,12 @@ export function ask(prompt: string, parent?: Exchange, toolResults: ToolResult[]
   }
   settingsError.value = "";
   const root = roots[mode.value];
-  const behind = parent ?? (mode.value === "raw" ? root : listShown(root).at(-1) ?? root);
+  const behind = parent ?? (mode.value === "raw" ? root : (listShown(root).at(-1) ?? root));
   const exchange = makeExchange(prompt, models ?? getModels(), toolResults);
   addBranch(behind, exchange);
   const path = listShown(root);
-  for (const answer of exchange.answers) start(Object.assign(answer, { settings, question: makeQuestion(path, answer.model) }));
+  for (const answer of exchange.answers)
+    start(Object.assign(answer, { settings, question: makeQuestion(path, answer.model) }));
   markChanged();
 }
 
@@ -72,7 +86,9 @@ function getModels(): string[] {
 }
 
 function makeQuestion(path: Exchange[], model: string): Question {
-  return mode.value === "raw" ? { prompt: path.at(-1)!.prompt } : { messages: toMessages(path, model, systemPrompt.value) };
+  return mode.value === "raw"
+    ? { prompt: path.at(-1)!.prompt }
+    : { messages: toMessages(path, model, systemPrompt.value) };
 }
 
 function start(answer: Answer): void {
@@ -90,7 +106,12 @@ export function stop(): void {
 
 /** Ask the same once more; the answers that were there stay as another branch. */
 export function retry(exchange: Exchange): void {
-  ask(exchange.prompt, getParent(exchange), exchange.toolResults, exchange.answers.map((answer) => answer.model));
+  ask(
+    exchange.prompt,
+    getParent(exchange),
+    exchange.toolResults,
+    exchange.answers.map((answer) => answer.model),
+  );
 }
 
 /** Show the branch that stands `offset` places from the one that is shown. */
@@ -106,8 +127,12 @@ export function clear(): void {
 }
 
 /** Return the request of an answer, for "copy as". */
-export async function makeSnippetRequest({ model, question, settings }: Answer, url: string, hasKey: boolean,
-                                         isAdapter: boolean): Promise<SnippetRequest> {
+export async function makeSnippetRequest(
+  { model, question, settings }: Answer,
+  url: string,
+  hasKey: boolean,
+  isAdapter: boolean,
+): Promise<SnippetRequest> {
   const common = { url, hasKey, model, isAdapter, settings };
   if ("prompt" in question) return { ...common, prompt: question.prompt };
   const templated = await fetchJson<{ templated_text: string }>("chat_tokenize", { body: question }).catch(() => null);

@@ -3,8 +3,16 @@ import type { ComponentChildren, JSX } from "preact";
 import { Area, Choice, Field } from "../shell/controls";
 import { modelNames } from "../shell/models";
 import {
-  chosenModels, mode, numAlternatives, sampling, schemaText, systemPrompt, toolChoice, toolsText,
-  type SamplingSettings, type ToolChoice,
+  chosenModels,
+  mode,
+  numAlternatives,
+  sampling,
+  schemaText,
+  systemPrompt,
+  toolChoice,
+  toolsText,
+  type SamplingSettings,
+  type ToolChoice,
 } from "./sampling";
 
 /** Browsers open six connections to a server; one is left for everything else. */
@@ -19,33 +27,81 @@ const FIELDS: Partial<Record<keyof SamplingSettings, [label: string, hint: strin
   presence_penalty: ["Presence penalty", "Makes tokens less likely that came already"],
 };
 const TOOL_CHOICES: Record<ToolChoice, string> = { auto: "may call", required: "must call" };
-const EXAMPLE_SCHEMA = JSON.stringify({
-  type: "object", properties: { name: { type: "string" }, age: { type: "integer" } }, required: ["name", "age"],
-  additionalProperties: false,
-}, null, 2);
-const EXAMPLE_TOOLS = JSON.stringify([{
-  name: "weather", description: "Tells the weather in a city.",
-  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
-}], null, 2);
+const EXAMPLE_SCHEMA = JSON.stringify(
+  {
+    type: "object",
+    properties: { name: { type: "string" }, age: { type: "integer" } },
+    required: ["name", "age"],
+    additionalProperties: false,
+  },
+  null,
+  2,
+);
+const EXAMPLE_TOOLS = JSON.stringify(
+  [
+    {
+      name: "weather",
+      description: "Tells the weather in a city.",
+      parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    },
+  ],
+  null,
+  2,
+);
 
 export function SettingsPanel(): JSX.Element {
   return (
     <details class="settings" open={matchMedia("(min-width: 60rem)").matches}>
       <summary>Settings</summary>
-      <Choice label="Mode" options={{ chat: "Chat", raw: "Raw" }} value={mode.value}
-        onChange={(value) => { mode.value = value; }} />
+      <Choice
+        label="Mode"
+        options={{ chat: "Chat", raw: "Raw" }}
+        value={mode.value}
+        onChange={(value) => {
+          mode.value = value;
+        }}
+      />
       <ModelChoice />
-      {mode.value === "chat" && <Area label="System prompt" value={systemPrompt.value} rows={2}
-        onChange={(value) => { systemPrompt.value = value; }} />}
+      {mode.value === "chat" && (
+        <Area
+          label="System prompt"
+          value={systemPrompt.value}
+          rows={2}
+          onChange={(value) => {
+            systemPrompt.value = value;
+          }}
+        />
+      )}
       <SamplingFields />
-      <JsonBox title="JSON schema of the answer" example={EXAMPLE_SCHEMA} text={schemaText.value}
-        onChange={(value) => { schemaText.value = value; }} />
-      {mode.value === "chat" && <JsonBox title="Tools" example={EXAMPLE_TOOLS} text={toolsText.value}
-        onChange={(value) => { toolsText.value = value; }}>
-        <Choice label="Calls" options={TOOL_CHOICES} value={toolChoice.value}
-          onChange={(value) => { toolChoice.value = value; }} />
-      </JsonBox>}
-    </details>);
+      <JsonBox
+        title="JSON schema of the answer"
+        example={EXAMPLE_SCHEMA}
+        text={schemaText.value}
+        onChange={(value) => {
+          schemaText.value = value;
+        }}
+      />
+      {mode.value === "chat" && (
+        <JsonBox
+          title="Tools"
+          example={EXAMPLE_TOOLS}
+          text={toolsText.value}
+          onChange={(value) => {
+            toolsText.value = value;
+          }}
+        >
+          <Choice
+            label="Calls"
+            options={TOOL_CHOICES}
+            value={toolChoice.value}
+            onChange={(value) => {
+              toolChoice.value = value;
+            }}
+          />
+        </JsonBox>
+      )}
+    </details>
+  );
 }
 
 function ModelChoice(): JSX.Element {
@@ -61,8 +117,10 @@ function ModelChoice(): JSX.Element {
       {modelNames.value.map((name) => (
         <label key={name}>
           <input type="checkbox" checked={chosen.includes(name)} onChange={() => toggle(name)} /> {name}
-        </label>))}
-    </fieldset>);
+        </label>
+      ))}
+    </fieldset>
+  );
 }
 
 function SamplingFields(): JSX.Element {
@@ -72,18 +130,38 @@ function SamplingFields(): JSX.Element {
   return (
     <div class="sampling">
       {Object.entries(FIELDS).map(([name, [label, hint]]) => (
-        <Field key={name} label={label} hint={hint} value={sampling.value[name as keyof SamplingSettings]}
-          onChange={(value) => set(name as keyof SamplingSettings, value)} />))}
+        <Field
+          key={name}
+          label={label}
+          hint={hint}
+          value={sampling.value[name as keyof SamplingSettings]}
+          onChange={(value) => set(name as keyof SamplingSettings, value)}
+        />
+      ))}
       <label class="field" title="Likely tokens that are shown beside each of the answer">
         <span>Probabilities</span>
-        <select value={numAlternatives.value}
-          onChange={(event) => { numAlternatives.value = Number(event.currentTarget.value); }}>
+        <select
+          value={numAlternatives.value}
+          onChange={(event) => {
+            numAlternatives.value = Number(event.currentTarget.value);
+          }}
+        >
           <option value={0}>none</option>
-          {[1, 3, 5].map((count) => <option key={count} value={count}>top {count}</option>)}
+          {[1, 3, 5].map((count) => (
+            <option key={count} value={count}>
+              top {count}
+            </option>
+          ))}
         </select>
       </label>
-      <Area label="Stop strings, one a line" value={sampling.value.stop} rows={2} onChange={(value) => set("stop", value)} />
-    </div>);
+      <Area
+        label="Stop strings, one a line"
+        value={sampling.value.stop}
+        rows={2}
+        onChange={(value) => set("stop", value)}
+      />
+    </div>
+  );
 }
 
 interface JsonBoxProps {
@@ -97,12 +175,20 @@ interface JsonBoxProps {
 function JsonBox({ title, example, text, onChange, children }: JsonBoxProps): JSX.Element {
   return (
     <details class="json-box">
-      <summary>{title}{text.trim() ? " (set)" : ""}</summary>
+      <summary>
+        {title}
+        {text.trim() ? " (set)" : ""}
+      </summary>
       <Area label={title} value={text} rows={8} isCode onChange={onChange} />
       {children}
       <div class="json-actions">
-        <button type="button" class="quiet" onClick={() => onChange(example)}>Example</button>
-        <button type="button" class="quiet" onClick={() => onChange("")}>Clear</button>
+        <button type="button" class="quiet" onClick={() => onChange(example)}>
+          Example
+        </button>
+        <button type="button" class="quiet" onClick={() => onChange("")}>
+          Clear
+        </button>
       </div>
-    </details>);
+    </details>
+  );
 }

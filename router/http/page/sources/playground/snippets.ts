@@ -1,12 +1,16 @@
 /** "Copy as": an answer's request as a program of several clients, which runs as it is shown.
  *
- * The key is never shown: programs read it from WEFT_API_KEY. The test tests/clients/test_page_snippets.py runs each. */
+ * The key is never shown: programs read it from WEFT_API_KEY. tests/clients/test_page_snippets.py runs each. */
 import type { Message } from "./conversation";
 import type { RequestSettings } from "./sampling";
 
 export const CLIENT_TITLES = {
-  curl: "curl", openai: "Python: openai", huggingface_hub: "Python: huggingface_hub",
-  text_generation: "Python: text_generation", lorax: "Python: lorax", javascript: "JavaScript",
+  curl: "curl",
+  openai: "Python: openai",
+  huggingface_hub: "Python: huggingface_hub",
+  text_generation: "Python: text_generation",
+  lorax: "Python: lorax",
+  javascript: "JavaScript",
 };
 export type ClientName = keyof typeof CLIENT_TITLES;
 
@@ -40,7 +44,11 @@ export function makeSnippet(client: ClientName, request: SnippetRequest): Snippe
 type Made = string | { reason: string };
 
 const MAKERS: Record<ClientName, (request: SnippetRequest) => Made> = {
-  curl: makeCurl, openai: makeOpenAI, huggingface_hub: makeHub, text_generation: makeTextGeneration, lorax: makeLorax,
+  curl: makeCurl,
+  openai: makeOpenAI,
+  huggingface_hub: makeHub,
+  text_generation: makeTextGeneration,
+  lorax: makeLorax,
   javascript: makeJavaScript,
 };
 
@@ -62,8 +70,11 @@ function makeCurl(request: SnippetRequest): string {
 function makeJavaScript(request: SnippetRequest): string {
   const key = request.hasKey ? `, authorization: \`Bearer \${process.env.${KEY_NAME}}\`` : "";
   const choice = "answer.choices[0]";
-  const text = !request.messages ? `${choice}.text` : request.settings.tools
-    ? `${choice}.message.content ?? JSON.stringify(${choice}.message.tool_calls)` : `${choice}.message.content`;
+  const text = !request.messages
+    ? `${choice}.text`
+    : request.settings.tools
+      ? `${choice}.message.content ?? JSON.stringify(${choice}.message.tool_calls)`
+      : `${choice}.message.content`;
   return `const response = await fetch("${getRoute(request)}", {
   method: "POST",
   headers: { "content-type": "application/json"${key} },
@@ -75,12 +86,24 @@ console.log(${text});
 }
 
 /** Names of settings that a client's function takes as arguments, by OpenAI's name. Others go into \`extra_body\`. */
-const OPENAI_ARGUMENTS = ["temperature", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "stop",
-  "tools", "tool_choice", "response_format"];
+const OPENAI_ARGUMENTS = [
+  "temperature",
+  "top_p",
+  "max_tokens",
+  "seed",
+  "frequency_penalty",
+  "presence_penalty",
+  "stop",
+  "tools",
+  "tool_choice",
+  "response_format",
+];
 
 function makeOpenAI(request: SnippetRequest): string {
-  const settings = splitOff(request.settings, request.messages ? OPENAI_ARGUMENTS
-    : OPENAI_ARGUMENTS.filter((name) => name !== "response_format"));
+  const settings = splitOff(
+    request.settings,
+    request.messages ? OPENAI_ARGUMENTS : OPENAI_ARGUMENTS.filter((name) => name !== "response_format"),
+  );
   const question = request.messages ? { messages: request.messages } : { prompt: request.prompt };
   const call = request.messages ? "chat.completions" : "completions";
   const key = request.hasKey ? `os.environ["${KEY_NAME}"]` : '"none"';
@@ -113,9 +136,10 @@ print(${pickText(request)})
   if ("reason" in settings) return settings as { reason: string };
   const adapter = request.isAdapter ? { adapter_id: request.model } : {};
   const schema = request.settings.response_format ? { grammar: { type: "json", value: getSchema(request) } } : {};
+  const prompt = { prompt: request.prompt, return_full_text: false };
   return `${head}
 client = InferenceClient("${request.url}"${key})
-print(client.text_generation(${toArguments({ prompt: request.prompt, ...adapter, ...settings, ...schema, return_full_text: false })}))
+print(client.text_generation(${toArguments({ ...prompt, ...adapter, ...settings, ...schema })}))
 `;
 }
 
@@ -127,8 +151,16 @@ function makeTextGeneration(request: SnippetRequest): Made {
 client = Client("${request.url}", ${key}timeout=60)
 `;
   if (request.messages) {
-    const known = ["temperature", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "tools",
-      "tool_choice"];
+    const known = [
+      "temperature",
+      "top_p",
+      "max_tokens",
+      "seed",
+      "frequency_penalty",
+      "presence_penalty",
+      "tools",
+      "tool_choice",
+    ];
     const unknown = Object.keys(request.settings).filter((name) => !known.includes(name));
     if (unknown.length) return { reason: `chats of text_generation have no ${unknown.join(", ")}` };
     return `${head}answer = client.chat(${toArguments({ messages: request.messages, ...request.settings })})
@@ -143,8 +175,8 @@ print(answer.generated_text)
 `;
 }
 
-/** LoRAX's client has no chats: a chat is sent as the text that the model's template makes of it. It understands details
- * of servers with --compat lorax only. */
+/** LoRAX's client has no chats: a chat is sent as the text that the model's template makes of it. The client
+ * understands details of servers with --compat lorax only. */
 function makeLorax(request: SnippetRequest): Made {
   if (request.settings.tools) return { reason: "lorax has no tools" };
   if (request.settings.response_format) return { reason: "schemas of lorax need a server with --compat lorax" };
@@ -165,7 +197,11 @@ function getSchema(request: SnippetRequest): unknown {
 }
 
 const TGI_NAMES: Record<string, string> = {
-  max_tokens: "max_new_tokens", top_p: "top_p", top_k: "top_k", seed: "seed", frequency_penalty: "frequency_penalty",
+  max_tokens: "max_new_tokens",
+  top_p: "top_p",
+  top_k: "top_k",
+  seed: "seed",
+  frequency_penalty: "frequency_penalty",
 };
 
 /** Return the settings under the names of TGI's clients, which sample only when asked to; or why they have none. */

@@ -16,14 +16,29 @@ export function TokenView({ tokens }: { tokens: Token[] }): JSX.Element {
   }
   return (
     <div class="token-view">
-      <div class="tokens" tabIndex={0} role="group" aria-label="Tokens; the arrow keys go through them"
-        onKeyDown={onKeyDown} onMouseLeave={() => setAt(-1)}>
+      <div
+        class="tokens"
+        tabIndex={0}
+        role="group"
+        aria-label="Tokens; the arrow keys go through them"
+        onKeyDown={onKeyDown}
+        onMouseLeave={() => setAt(-1)}
+      >
         {tokens.map((token, index) => (
-          <span key={index} class={`token p${getLevel(token.logprob)}${index === at ? " at" : ""}`}
-            onMouseEnter={() => setAt(index)}>{showBreaks(token.text)}</span>))}
+          <span
+            key={index}
+            class={`token p${getLevel(token.logprob)}${index === at ? " at" : ""}`}
+            onMouseEnter={() => setAt(index)}
+          >
+            {showBreaks(token.text)}
+          </span>
+        ))}
       </div>
-      <div class="token-detail" role="status">{at >= 0 && tokens[at] ? <Detail token={tokens[at]} /> : HINT}</div>
-    </div>);
+      <div class="token-detail" role="status">
+        {at >= 0 && tokens[at] ? <Detail token={tokens[at]} /> : HINT}
+      </div>
+    </div>
+  );
 }
 
 const HINT = "Point at a token, or use the arrow keys, to see how likely it was.";
@@ -33,8 +48,11 @@ function Detail({ token }: { token: Token }): JSX.Element {
   return (
     <>
       <Probability text={token.text} logprob={token.logprob} />
-      {others.map((other) => <Probability key={other.text} text={other.text} logprob={other.logprob} />)}
-    </>);
+      {others.map((other) => (
+        <Probability key={other.text} text={other.text} logprob={other.logprob} />
+      ))}
+    </>
+  );
 }
 
 function Probability({ text, logprob }: { text: string; logprob: number }): JSX.Element {
@@ -44,7 +62,8 @@ function Probability({ text, logprob }: { text: string; logprob: number }): JSX.
       <code>{JSON.stringify(text).slice(1, -1) || "(empty)"}</code>
       <meter min={0} max={100} value={percent} aria-label={`probability of ${text}`} />
       {percent >= 0.1 ? `${percent.toFixed(1)} %` : "< 0.1 %"}
-    </span>);
+    </span>
+  );
 }
 
 /** Return 0 for a token that was nearly sure, up to 4 for one that was unlikely. */

@@ -14,20 +14,29 @@ export function RequestDetail({ id }: { id: string }): JSX.Element {
   return (
     <>
       <dl class="facts">
-        {listFacts(value).map(([name, text]) => <div key={name}><dt>{name}</dt><dd>{text}</dd></div>)}
+        {listFacts(value).map(([name, text]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{text}</dd>
+          </div>
+        ))}
       </dl>
       <p class="decision">{describeDecision(value)}</p>
       <Timeline explanation={value} />
-    </>);
+    </>
+  );
 }
 
 function listFacts(value: Explanation): [string, string][] {
   const end = value.error_type ?? value.finish_reason;
   return [
-    ["state", end ? `${value.state}, ${end}` : value.state], ["adapter", value.adapter ?? "none"],
+    ["state", end ? `${value.state}, ${end}` : value.state],
+    ["adapter", value.adapter ?? "none"],
     ["time", formatMs(value.total_ms)],
-    ["first token", value.first_token_ms == null ? "–" : formatMs(value.first_token_ms)], ["prompt", `${value.prompt_tokens} tokens`],
-    ["of it cached", String(value.cached_tokens)], ["generated", `${value.generated_tokens} tokens`],
+    ["first token", value.first_token_ms == null ? "–" : formatMs(value.first_token_ms)],
+    ["prompt", `${value.prompt_tokens} tokens`],
+    ["of it cached", String(value.cached_tokens)],
+    ["generated", `${value.generated_tokens} tokens`],
   ];
 }
 

@@ -44,17 +44,29 @@ export function RequestsPane(): JSX.Element {
   return (
     <div class="requests">
       <section class="request-list" aria-label="Requests">
-        <h2>Requests <small>the last {MAX_REQUESTS} of your key</small></h2>
+        <h2>
+          Requests <small>the last {MAX_REQUESTS} of your key</small>
+        </h2>
         <FilterBar filters={filters} onChange={setFilters} />
         {error && <Notice kind="error">{error}</Notice>}
         {value && requests.length === 0 && <p class="hint">None, or none that these filters let through.</p>}
         {requests.length > 0 && <RequestTable requests={requests} shownId={id} onCancelled={refresh} />}
       </section>
-      {id && <aside class="request-detail card" aria-label="Request">
-        <div class="card-head"><h3><code>{id}</code></h3><a class="button quiet" href="#requests" aria-label="Close">✕</a></div>
-        <RequestDetail key={id} id={id} />
-      </aside>}
-    </div>);
+      {id && (
+        <aside class="request-detail card" aria-label="Request">
+          <div class="card-head">
+            <h3>
+              <code>{id}</code>
+            </h3>
+            <a class="button quiet" href="#requests" aria-label="Close">
+              ✕
+            </a>
+          </div>
+          <RequestDetail key={id} id={id} />
+        </aside>
+      )}
+    </div>
+  );
 }
 
 function makePath(filters: Filters): string {
@@ -73,22 +85,35 @@ function FilterBar({ filters, onChange }: { filters: Filters; onChange: (filters
   }
   return (
     <form class="filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
-      <label class="field"><span>State</span>
+      <label class="field">
+        <span>State</span>
         <select value={filters.state} onChange={change("state")}>
           <option value="">any</option>
-          {["waiting", "running", "over"].map((name) => <option key={name}>{name}</option>)}
-        </select></label>
-      <label class="field"><span>End</span>
+          {["waiting", "running", "over"].map((name) => (
+            <option key={name}>{name}</option>
+          ))}
+        </select>
+      </label>
+      <label class="field">
+        <span>End</span>
         <select value={filters.outcome} onChange={change("outcome")}>
           <option value="">any</option>
-          {OUTCOMES.map((name) => <option key={name}>{name}</option>)}
+          {OUTCOMES.map((name) => (
+            <option key={name}>{name}</option>
+          ))}
           <option value="error">an error</option>
-        </select></label>
-      <label class="field"><span>Adapter</span>
-        <input type="text" value={filters.adapter} placeholder="any" onChange={change("adapter")} /></label>
-      <label class="field"><span>Slower than, ms</span>
-        <input type="text" inputMode="numeric" value={filters.slower} placeholder="0" onChange={change("slower")} /></label>
-    </form>);
+        </select>
+      </label>
+      <label class="field">
+        <span>Adapter</span>
+        <input type="text" value={filters.adapter} placeholder="any" onChange={change("adapter")} />
+      </label>
+      <label class="field">
+        <span>Slower than, ms</span>
+        <input type="text" inputMode="numeric" value={filters.slower} placeholder="0" onChange={change("slower")} />
+      </label>
+    </form>
+  );
 }
 
 interface TableProps {
@@ -101,16 +126,38 @@ function RequestTable({ requests, shownId, onCancelled }: TableProps): JSX.Eleme
   return (
     <div class="table-scroll" tabIndex={0} role="region" aria-label="Table of requests">
       <table>
-        <thead><tr>
-          <th scope="col">request</th><th scope="col">at</th><th scope="col">state</th><th scope="col">adapter</th>
-          <th scope="col" class="number">time</th><th scope="col" class="number">first token</th>
-          <th scope="col" class="number">prompt</th><th scope="col" class="number">generated</th>
-          <th scope="col">where the time went</th><th scope="col"><span class="hidden">Actions</span></th>
-        </tr></thead>
-        <tbody>{requests.map((entry) => (
-          <RequestRow key={entry.id} entry={entry} isShown={entry.id === shownId} onCancelled={onCancelled} />))}</tbody>
+        <thead>
+          <tr>
+            <th scope="col">request</th>
+            <th scope="col">at</th>
+            <th scope="col">state</th>
+            <th scope="col">adapter</th>
+            <th scope="col" class="number">
+              time
+            </th>
+            <th scope="col" class="number">
+              first token
+            </th>
+            <th scope="col" class="number">
+              prompt
+            </th>
+            <th scope="col" class="number">
+              generated
+            </th>
+            <th scope="col">where the time went</th>
+            <th scope="col">
+              <span class="hidden">Actions</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {requests.map((entry) => (
+            <RequestRow key={entry.id} entry={entry} isShown={entry.id === shownId} onCancelled={onCancelled} />
+          ))}
+        </tbody>
       </table>
-    </div>);
+    </div>
+  );
 }
 
 interface RowProps {
@@ -127,18 +174,36 @@ function RequestRow({ entry, isShown, onCancelled }: RowProps): JSX.Element {
   const end = entry.error_type ?? entry.finish_reason ?? "";
   return (
     <tr class={isShown ? "shown" : ""}>
-      <td><a href={linkToRequest(entry.id)}><code>{shortenId(entry.id)}</code></a></td>
+      <td>
+        <a href={linkToRequest(entry.id)}>
+          <code>{shortenId(entry.id)}</code>
+        </a>
+      </td>
       <td>{new Date(entry.arrived_at * 1000).toLocaleTimeString()}</td>
-      <td class={entry.error_type ? "failed" : ""}>{entry.state}{end && `, ${end}`}</td>
+      <td class={entry.error_type ? "failed" : ""}>
+        {entry.state}
+        {end && `, ${end}`}
+      </td>
       <td>{entry.adapter ?? "–"}</td>
       <td class="number">{formatMs(entry.total_ms)}</td>
       <td class="number">{entry.first_token_ms === null ? "–" : formatMs(entry.first_token_ms)}</td>
-      <td class="number">{entry.prompt_tokens}{entry.cached_tokens > 0 && <small> ({entry.cached_tokens} cached)</small>}</td>
+      <td class="number">
+        {entry.prompt_tokens}
+        {entry.cached_tokens > 0 && <small> ({entry.cached_tokens} cached)</small>}
+      </td>
       <td class="number">{entry.generated_tokens}</td>
-      <td><ShareBar entry={entry} /></td>
-      <td>{entry.state !== "over" && <button type="button" class="quiet" onClick={cancel}
-        aria-label={`Cancel ${shortenId(entry.id)}`}>Cancel</button>}</td>
-    </tr>);
+      <td>
+        <ShareBar entry={entry} />
+      </td>
+      <td>
+        {entry.state !== "over" && (
+          <button type="button" class="quiet" onClick={cancel} aria-label={`Cancel ${shortenId(entry.id)}`}>
+            Cancel
+          </button>
+        )}
+      </td>
+    </tr>
+  );
 }
 
 /** Return the beginning of an id, and behind a dot the number of its prompt or choice. */
@@ -158,6 +223,12 @@ function ShareBar({ entry }: { entry: RequestEntry }): JSX.Element {
     x += (ms / total) * 100;
     return rect;
   });
-  const words = Object.entries(sums).map(([kind, ms]) => `${kind} ${formatMs(ms)}`).join(", ");
-  return <svg class="share-bar" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={words}>{rects}</svg>;
+  const words = Object.entries(sums)
+    .map(([kind, ms]) => `${kind} ${formatMs(ms)}`)
+    .join(", ");
+  return (
+    <svg class="share-bar" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={words}>
+      {rects}
+    </svg>
+  );
 }

@@ -46,11 +46,20 @@ export function Timeline({ explanation }: { explanation: Explanation }): JSX.Ele
             <i class={`cell ${getKind(cause)}`} />
             <b>{cause}</b> <span class="figure-small">{formatMs(ms)}</span> {explanation.causes[cause]}
             <Meanwhile explanation={explanation} cause={cause} />
-          </li>))}
+          </li>
+        ))}
       </ul>
-      {explanation.meanwhile_prompts.length > 0 && <p class="hint">Longest prompts of other requests in this time:{" "}
-        {explanation.meanwhile_prompts.map(({ id, prompt_tokens, ms }) => `${id.slice(0, 8)} (${prompt_tokens} tokens, ${formatMs(ms)})`).join(", ")}.</p>}
-    </div>);
+      {explanation.meanwhile_prompts.length > 0 && (
+        <p class="hint">
+          Longest prompts of other requests in this time:{" "}
+          {explanation.meanwhile_prompts
+            .map(({ id, prompt_tokens, ms }) => `${id.slice(0, 8)} (${prompt_tokens} tokens, ${formatMs(ms)})`)
+            .join(", ")}
+          .
+        </p>
+      )}
+    </div>
+  );
 }
 
 function Meanwhile({ explanation, cause }: { explanation: Explanation; cause: string }): JSX.Element | null {
@@ -58,19 +67,35 @@ function Meanwhile({ explanation, cause }: { explanation: Explanation; cause: st
   if (others.length === 0) return null;
   return (
     <ul>
-      {others.map(([other, ms]) => <li key={other}>of it {formatMs(ms)}: {explanation.meanwhile_causes[other]}</li>)}
-    </ul>);
+      {others.map(([other, ms]) => (
+        <li key={other}>
+          of it {formatMs(ms)}: {explanation.meanwhile_causes[other]}
+        </li>
+      ))}
+    </ul>
+  );
 }
 
-/** Each interval as a stretch of a bar, as wide as it was long. SVG, since the page's policy allows no inline styles. */
+/** Each interval as a stretch of a bar, as wide as it was long. SVG, since the policy allows no inline styles. */
 export function IntervalBar({ intervals, totalMs }: { intervals: Interval[]; totalMs: number }): JSX.Element {
   const scale = 1000 / Math.max(totalMs, 0.001);
   const words = intervals.map(({ cause, ms }) => `${cause} ${formatMs(ms)}`).join(", ");
   return (
     <svg class="interval-bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label={words}>
       {intervals.map(({ cause, start_ms, ms }, index) => (
-        <rect key={index} class={getKind(cause)} x={start_ms * scale} y={0} width={Math.max(ms * scale, 0.5)} height={24}>
-          <title>{cause}: {formatMs(ms)}</title>
-        </rect>))}
-    </svg>);
+        <rect
+          key={index}
+          class={getKind(cause)}
+          x={start_ms * scale}
+          y={0}
+          width={Math.max(ms * scale, 0.5)}
+          height={24}
+        >
+          <title>
+            {cause}: {formatMs(ms)}
+          </title>
+        </rect>
+      ))}
+    </svg>
+  );
 }

@@ -28,32 +28,82 @@ export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
     void loadModels();
   }
   const adapters = value?.data ?? [];
-  const loadable = modelNames.value.filter((name) => name !== serverInfo.value?.model_id && !adapters.some(({ id }) => id === name));
+  const loadable = modelNames.value.filter(
+    (name) => name !== serverInfo.value?.model_id && !adapters.some(({ id }) => id === name),
+  );
   return (
     <section class="card" aria-label="Adapters">
-      <h3>Adapters <small>loaded when a request names them{isAdmin ? ", or here" : ""}</small></h3>
+      <h3>
+        Adapters <small>loaded when a request names them{isAdmin ? ", or here" : ""}</small>
+      </h3>
       {(error || failure) && <Notice kind="error">{asSentence(failure || error)}</Notice>}
-      {adapters.length > 0 && <div class="table-scroll" tabIndex={0} role="region" aria-label="Loaded adapters"><table>
-        <thead><tr><th scope="col">name</th><th scope="col">source</th><th scope="col">state</th>
-          {isAdmin && <th scope="col"><span class="hidden">Actions</span></th>}</tr></thead>
-        <tbody>{adapters.map((adapter) => (
-          <tr key={adapter.id}><td>{adapter.id}</td><td>{adapter.source ?? "–"}</td><td>{adapter.state ?? "–"}</td>
-            {isAdmin && <td><button type="button" class="quiet" aria-label={`Unload ${adapter.id}`}
-              onClick={() => act(`v1/adapters/${encodeURIComponent(adapter.id)}`, { method: "DELETE" })}>Unload</button></td>}
-          </tr>))}</tbody>
-      </table></div>}
+      {adapters.length > 0 && (
+        <div class="table-scroll" tabIndex={0} role="region" aria-label="Loaded adapters">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">name</th>
+                <th scope="col">source</th>
+                <th scope="col">state</th>
+                {isAdmin && (
+                  <th scope="col">
+                    <span class="hidden">Actions</span>
+                  </th>
+                )}
+              </tr>
+            </thead>
+            <tbody>
+              {adapters.map((adapter) => (
+                <tr key={adapter.id}>
+                  <td>{adapter.id}</td>
+                  <td>{adapter.source ?? "–"}</td>
+                  <td>{adapter.state ?? "–"}</td>
+                  {isAdmin && (
+                    <td>
+                      <button
+                        type="button"
+                        class="quiet"
+                        aria-label={`Unload ${adapter.id}`}
+                        onClick={() => act(`v1/adapters/${encodeURIComponent(adapter.id)}`, { method: "DELETE" })}
+                      >
+                        Unload
+                      </button>
+                    </td>
+                  )}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
       {adapters.length === 0 && <p class="hint">None is loaded.</p>}
       {isAdmin && <LoadForm names={loadable} onLoad={(id) => act("v1/adapters", { method: "POST", body: { id } })} />}
-    </section>);
+    </section>
+  );
 }
 
 function LoadForm({ names, onLoad }: { names: string[]; onLoad: (id: string) => void }): JSX.Element {
   const [id, setId] = useState("");
   return (
-    <form class="load-adapter" onSubmit={(event) => { event.preventDefault(); if (id.trim()) onLoad(id.trim()); }}>
-      <label class="field"><span>Adapter, by its name in its source</span>
-        <input type="text" list="loadable" value={id} onInput={(event) => setId(event.currentTarget.value)} /></label>
-      <datalist id="loadable">{names.map((name) => <option key={name} value={name} />)}</datalist>
-      <button type="submit" disabled={!id.trim()}>Load</button>
-    </form>);
+    <form
+      class="load-adapter"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (id.trim()) onLoad(id.trim());
+      }}
+    >
+      <label class="field">
+        <span>Adapter, by its name in its source</span>
+        <input type="text" list="loadable" value={id} onInput={(event) => setId(event.currentTarget.value)} />
+      </label>
+      <datalist id="loadable">
+        {names.map((name) => (
+          <option key={name} value={name} />
+        ))}
+      </datalist>
+      <button type="submit" disabled={!id.trim()}>
+        Load
+      </button>
+    </form>
+  );
 }

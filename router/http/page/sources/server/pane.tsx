@@ -6,7 +6,16 @@ import { asSentence, formatCount } from "../shell/format";
 import { usePolled } from "../shell/poll";
 import { AdapterList } from "./adapters";
 
-const SHOWN_ABOVE = new Set(["model_id", "notice", "model_dtype", "model_device_type", "num_shard", "exact", "router", "version"]);
+const SHOWN_ABOVE = new Set([
+  "model_id",
+  "notice",
+  "model_dtype",
+  "model_device_type",
+  "num_shard",
+  "exact",
+  "router",
+  "version",
+]);
 
 export function ServerPane(): JSX.Element {
   const { value, error } = usePolled<EngineState>("v1/engine/state", 5);
@@ -15,44 +24,82 @@ export function ServerPane(): JSX.Element {
     <div class="server">
       <h2>Server</h2>
       {error && <Notice kind="error">{asSentence(error)}</Notice>}
-      {value && <div class="server-columns">
-        <ModelCard state={value} />
-        <CacheCard state={value} />
-        <HealthCard state={value} />
-      </div>}
+      {value && (
+        <div class="server-columns">
+          <ModelCard state={value} />
+          <CacheCard state={value} />
+          <HealthCard state={value} />
+        </div>
+      )}
       {value?.server.adapters && <AdapterList isAdmin={value.server.role === "admin"} />}
       {info && <SettingsCard info={info} />}
-      <p class="hint">Parts of this page have <a href="ui/licenses.txt">licences of their own</a>.</p>
-    </div>);
+      <p class="hint">
+        Parts of this page have <a href="ui/licenses.txt">licences of their own</a>.
+      </p>
+    </div>
+  );
 }
 
-function Facts({ title, facts, children }: { title: string; facts: [string, ComponentChildren][]; children?: ComponentChildren }): JSX.Element {
+function Facts({
+  title,
+  facts,
+  children,
+}: {
+  title: string;
+  facts: [string, ComponentChildren][];
+  children?: ComponentChildren;
+}): JSX.Element {
   return (
     <section class="card" aria-label={title}>
       <h3>{title}</h3>
-      <dl class="fact-list">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>
+      <dl class="fact-list">
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
       {children}
-    </section>);
+    </section>
+  );
 }
 
 function ModelCard({ state: { server } }: { state: EngineState }): JSX.Element {
   return (
-    <Facts title="Model" facts={[
-      ["name", server.model], ["number type", server.dtype], ["device", server.device],
-      ["shards", String(server.num_shard)], ["kinds", server.kinds.join(", ")],
-      ["longest request", `${formatCount(server.max_total_tokens)} tokens, of which prompt ${formatCount(server.max_input_tokens)}`],
-      ["same answer in any batch", server.exact ? "yes, bit for bit" : "no"],
-    ]}>{server.notice && <p class="hint">{asSentence(server.notice)}</p>}</Facts>);
+    <Facts
+      title="Model"
+      facts={[
+        ["name", server.model],
+        ["number type", server.dtype],
+        ["device", server.device],
+        ["shards", String(server.num_shard)],
+        ["kinds", server.kinds.join(", ")],
+        [
+          "longest request",
+          `${formatCount(server.max_total_tokens)} tokens, of which prompt ${formatCount(server.max_input_tokens)}`,
+        ],
+        ["same answer in any batch", server.exact ? "yes, bit for bit" : "no"],
+      ]}
+    >
+      {server.notice && <p class="hint">{asSentence(server.notice)}</p>}
+    </Facts>
+  );
 }
 
 function CacheCard({ state: { server, blocks } }: { state: EngineState }): JSX.Element {
   return (
-    <Facts title="Cache" facts={[
-      ["size", `${formatCount(server.max_batch_total_tokens)} tokens in ${formatCount(server.num_blocks)} blocks of ${server.block_size}`],
-      ["memory", formatBytes(server.cache_bytes)], ["why this size", server.cache_size_note],
-      ["held now", `${formatCount(blocks.used)} blocks, ${formatCount(blocks.shared)} of them shared`],
-      ["kept for later prompts", `${formatCount(blocks.cached)} blocks`],
-    ]} />);
+    <Facts
+      title="Cache"
+      facts={[
+        ["size", `${formatCount(server.max_batch_total_tokens)} tokens, ${formatCount(server.num_blocks)} blocks`],
+        ["memory", formatBytes(server.cache_bytes)],
+        ["why this size", server.cache_size_note],
+        ["held now", `${formatCount(blocks.used)} blocks, ${formatCount(blocks.shared)} of them shared`],
+        ["kept for later prompts", `${formatCount(blocks.cached)} blocks`],
+      ]}
+    />
+  );
 }
 
 function formatBytes(bytes: number | null): string {
@@ -63,14 +110,19 @@ function formatBytes(bytes: number | null): string {
 function HealthCard({ state }: { state: EngineState }): JSX.Element {
   const { server, watch } = state;
   return (
-    <Facts title="Health" facts={[
-      ["requests are served", server.ready ? "yes" : `no: ${server.not_ready_reason}`],
-      ["shards", server.has_shards ? "there" : "being started"],
-      ["running, waiting", `${state.running.length}, ${state.queue.length}`],
-      ["steps since the start", formatCount(state.step)], ["pages that watch", `${watch.viewers} of at most ${watch.max_viewers}`],
-      ["your key", server.keys ? `tenant ${server.tenant || "(none)"}, role ${server.role}` : "none needed"],
-      ["version", `weft ${server.version}`],
-    ]} />);
+    <Facts
+      title="Health"
+      facts={[
+        ["requests are served", server.ready ? "yes" : `no: ${server.not_ready_reason}`],
+        ["shards", server.has_shards ? "there" : "being started"],
+        ["running, waiting", `${state.running.length}, ${state.queue.length}`],
+        ["steps since the start", formatCount(state.step)],
+        ["pages that watch", `${watch.viewers} of at most ${watch.max_viewers}`],
+        ["your key", server.keys ? `tenant ${server.tenant || "(none)"}, role ${server.role}` : "none needed"],
+        ["version", `weft ${server.version}`],
+      ]}
+    />
+  );
 }
 
 function SettingsCard({ info }: { info: Record<string, unknown> }): JSX.Element {
@@ -79,7 +131,13 @@ function SettingsCard({ info }: { info: Record<string, unknown> }): JSX.Element 
     <section class="card" aria-label="Settings">
       <h3>Settings and limits</h3>
       <dl class="fact-list columns">
-        {settings.map(([name, value]) => <div key={name}><dt>{name.replaceAll("_", " ")}</dt><dd>{String(value)}</dd></div>)}
+        {settings.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name.replaceAll("_", " ")}</dt>
+            <dd>{String(value)}</dd>
+          </div>
+        ))}
       </dl>
-    </section>);
+    </section>
+  );
 }

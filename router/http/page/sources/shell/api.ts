@@ -21,7 +21,10 @@ export function setApiKey(key: string): void {
 
 /** A request that the server answered with an error, or that did not reach it. */
 export class RequestFailed extends Error {
-  constructor(message: string, readonly status: number) {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
     super(message);
   }
 }
@@ -37,7 +40,9 @@ export async function send(path: string, { method, body, signal }: RequestOption
   const headers: Record<string, string> = apiKey.value ? { Authorization: `Bearer ${apiKey.value}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(new URL(path, SERVER_URL), {
-    method: method ?? (body === undefined ? "GET" : "POST"), headers, signal: signal ?? null,
+    method: method ?? (body === undefined ? "GET" : "POST"),
+    headers,
+    signal: signal ?? null,
     body: body === undefined ? null : JSON.stringify(body),
   }).catch((error: Error) => {
     if (error.name === "AbortError") throw error;

@@ -5,10 +5,14 @@ import { useState } from "preact/hooks";
 export function CopyButton({ text, label }: { text: string; label: string }): JSX.Element {
   const [said, setSaid] = useState("");
   async function copy(): Promise<void> {
-    setSaid(await copyText(text) ? "Copied" : "Not copied");
+    setSaid((await copyText(text)) ? "Copied" : "Not copied");
     setTimeout(() => setSaid(""), 1500);
   }
-  return <button type="button" class="quiet" onClick={copy}><span role="status">{said || label}</span></button>;
+  return (
+    <button type="button" class="quiet" onClick={copy}>
+      <span role="status">{said || label}</span>
+    </button>
+  );
 }
 
 /** Copy a text; return whether the browser let us. It has a clipboard for pages on this machine or over HTTPS. */
@@ -44,9 +48,17 @@ export function Field({ label, value, onChange, hint, placeholder, inputMode }: 
   return (
     <label class="field" title={hint}>
       <span>{label}</span>
-      <input type="text" value={value} placeholder={placeholder ?? "default"} inputMode={inputMode ?? "decimal"}
-        autocomplete="off" spellcheck={false} onInput={(event) => onChange(event.currentTarget.value)} />
-    </label>);
+      <input
+        type="text"
+        value={value}
+        placeholder={placeholder ?? "default"}
+        inputMode={inputMode ?? "decimal"}
+        autocomplete="off"
+        spellcheck={false}
+        onInput={(event) => onChange(event.currentTarget.value)}
+      />
+    </label>
+  );
 }
 
 interface AreaProps {
@@ -62,9 +74,16 @@ export function Area({ label, value, onChange, placeholder, rows, isCode }: Area
   return (
     <label class="field">
       <span>{label}</span>
-      <textarea value={value} rows={rows ?? 3} placeholder={placeholder} spellcheck={!isCode} class={isCode ? "code" : ""}
-        onInput={(event) => onChange(event.currentTarget.value)} />
-    </label>);
+      <textarea
+        value={value}
+        rows={rows ?? 3}
+        placeholder={placeholder}
+        spellcheck={!isCode}
+        class={isCode ? "code" : ""}
+        onInput={(event) => onChange(event.currentTarget.value)}
+      />
+    </label>
+  );
 }
 
 interface ChoiceProps<T extends string> {
@@ -79,10 +98,18 @@ export function Choice<T extends string>({ label, options, value, onChange }: Ch
   return (
     <div class="choice" role="group" aria-label={label}>
       {Object.entries<string>(options).map(([name, title]) => (
-        <button key={name} type="button" aria-pressed={name === value} onClick={() => onChange(name as T)}>{title}</button>))}
-    </div>);
+        <button key={name} type="button" aria-pressed={name === value} onClick={() => onChange(name as T)}>
+          {title}
+        </button>
+      ))}
+    </div>
+  );
 }
 
 export function Notice({ kind, children }: { kind: "error" | "note"; children: ComponentChildren }): JSX.Element {
-  return <p class={`notice ${kind}`} role={kind === "error" ? "alert" : undefined}>{children}</p>;
+  return (
+    <p class={`notice ${kind}`} role={kind === "error" ? "alert" : undefined}>
+      {children}
+    </p>
+  );
 }

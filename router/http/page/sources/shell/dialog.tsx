@@ -15,14 +15,23 @@ export function Dialog({ title, onClose, children }: DialogProps): JSX.Element {
     dialog.current?.showModal();
   }, []);
   return (
-    <dialog ref={dialog} aria-labelledby={titleId} onClose={onClose}
-      onClick={(event) => { if (event.target === dialog.current) dialog.current?.close(); }}>
+    <dialog
+      ref={dialog}
+      aria-labelledby={titleId}
+      onClose={onClose}
+      onClick={(event) => {
+        if (event.target === dialog.current) dialog.current?.close();
+      }}
+    >
       <div class="dialog-content">
         <header>
           <h2 id={titleId}>{title}</h2>
-          <button type="button" class="quiet" aria-label="Close" onClick={() => dialog.current?.close()}>✕</button>
+          <button type="button" class="quiet" aria-label="Close" onClick={() => dialog.current?.close()}>
+            ✕
+          </button>
         </header>
         {children}
       </div>
-    </dialog>);
+    </dialog>
+  );
 }

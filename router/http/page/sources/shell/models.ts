@@ -28,7 +28,9 @@ export const modelNames = signal<string[]>([]);
 
 export async function loadModels(): Promise<void> {
   const [info, models] = await Promise.all([
-    fetchJson<ServerInfo>("info"), fetchJson<{ data: ModelEntry[] }>("v1/models")]);
+    fetchJson<ServerInfo>("info"),
+    fetchJson<{ data: ModelEntry[] }>("v1/models"),
+  ]);
   serverInfo.value = info;
   modelNames.value = models.data.map((entry) => entry.id);
 }

@@ -4,7 +4,10 @@ import { computed, signal } from "@preact/signals";
 export const PANES = ["playground", "batch", "requests", "server"] as const;
 export type Pane = (typeof PANES)[number];
 export const PANE_TITLES: Record<Pane, string> = {
-  playground: "Playground", batch: "Live batch", requests: "Requests", server: "Server",
+  playground: "Playground",
+  batch: "Live batch",
+  requests: "Requests",
+  server: "Server",
 };
 
 const fragment = signal(location.hash.slice(1));
@@ -18,7 +21,8 @@ export const pane = computed<Pane>(() => {
 });
 /** Id of the request that the pane of requests shows whole; empty for none. */
 export const shownRequestId = computed(() =>
-  pane.value === "requests" ? decodeURIComponent(fragment.value.split("/").slice(1).join("/")) : "");
+  pane.value === "requests" ? decodeURIComponent(fragment.value.split("/").slice(1).join("/")) : "",
+);
 
 export function linkToRequest(id: string): string {
   return `#requests/${encodeURIComponent(id)}`;
