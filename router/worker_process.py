@@ -6,6 +6,7 @@ The standard input of the process is a socket, on which it answers each line of 
 
 import json
 import logging
+import os
 import resource
 import signal
 import socket
@@ -191,10 +192,12 @@ class ProcessWorker:
 # In the process
 
 
-def enter_worker_process() -> socket.socket:
-    """Take this process from the network, where the system allows that, and return the socket to its parent."""
+def enter_worker_process(niceness: int = 0) -> socket.socket:
+    """Take this process from the network, where the system allows that, let others have more of the processor by
+    `niceness`, and return the socket to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
     leave_network()
+    os.nice(niceness)
     return socket.socket(fileno=0)
 
 
