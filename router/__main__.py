@@ -47,6 +47,8 @@ from shard.telemetry.tracing import SpanSender, make_span_sender
 
 # seconds that new connections wait unanswered while a restarted router connects to warm shards
 WARM_START_GRACE_SECONDS = 10.0
+# seconds after which a thread that computes lets the event loop go on; 5 ms by default, at each of the loop's turns
+SWITCH_INTERVAL_SECONDS = 0.0005
 
 logger = logging.getLogger(__name__)
 
@@ -228,6 +230,7 @@ async def wait_for_either(first: Coroutine[Any, Any, object], second: Coroutine[
 def main() -> None:
     args = RouterProcessArgs.from_json(sys.argv[1], os.environ.get(API_KEY_ENV, ""), os.environ.pop(HUB_TOKEN_ENV, ""))
     start_logging("router", args.logs)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with suppress(asyncio.CancelledError):
         raise SystemExit(uvloop.run(serve(args)))
 

@@ -238,10 +238,12 @@ def shorten_reason(reason: str) -> str:
 # In the process
 
 
-def enter_worker_process() -> socket.socket:
-    """Take this process from the network, where the system allows that, and return the socket to its parent."""
+def enter_worker_process(niceness: int = 0) -> socket.socket:
+    """Take this process from the network, where the system allows that, let others have more of the processor by
+    `niceness`, and return the socket to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
     leave_network()
+    os.nice(niceness)
     return socket.socket(fileno=0)
 
 

@@ -29,14 +29,15 @@ from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
     InvalidRequest,
-    Overloaded,
     RetryableStartupError,
     TimedOut,
 )
-from router.request import ADAPTER, LoadableResource
+from router.fair_semaphore import FairSemaphore
+from router.request import ADAPTER, DEFAULT_TENANT, LoadableResource, Tenant
 
 LOCAL_NAMES_SECONDS = 2.0  # for which the names of local adapters are kept
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached
+MAX_CONCURRENT_FETCHES = 8  # as many as the store runs at once from one source
 MAX_KNOWN_ADAPTERS = 4096  # names, aliases, and cached grants of access, each
 now = time.monotonic
 logger = logging.getLogger(__name__)
@@ -82,7 +83,11 @@ class AdapterRegistry:
         self.aliases: dict[str, AdapterReference] = {}  # aliases with the adapters that they name
         # named in the server's settings: every client may use them
         self._operator_references: set[AdapterReference] = set()
-        self._fetch_tasks: dict[tuple[AdapterReference, str], asyncio.Task[AdapterEntry]] = {}
+        self._fetch_tasks: dict[tuple[AdapterReference, str, str], asyncio.Task[AdapterEntry]] = {}  # with the tenant
+        self._fetch_turns = FairSemaphore(MAX_CONCURRENT_FETCHES, config.max_concurrent_requests,
+                                          "{} other adapters are being fetched".format)
+        self._merge_turns = FairSemaphore(1, config.max_concurrent_requests,  # the store merges one at a time
+                                          "{} other adapters are being merged".format)
         self._access_granted_until: OrderedDict[tuple[AdapterReference, bytes], float] = OrderedDict()
         self._default_adapter: ResolvedAdapter | None = None
         self._local_names: list[str] = []
@@ -95,14 +100,14 @@ class AdapterRegistry:
 
     # -- for requests
 
-    async def resolve(self, requested: RequestedAdapter | None,
-                      deadline: float | None = None) -> ResolvedAdapter | None:
-        """Resolve the adapter of a request; None resolves to the server's default adapter, if there is one. Raises
-        InvalidRequest, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
+    async def resolve(self, requested: RequestedAdapter | None, deadline: float | None = None,
+                      tenant: Tenant = DEFAULT_TENANT) -> ResolvedAdapter | None:
+        """Resolve the adapter of a request; None resolves to the server's default adapter, if there is one. Tenants
+        take turns. Raises InvalidRequest, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut."""
         if requested is None:
             return self._default_adapter
-        resolving = (self._resolve_merge(requested) if isinstance(requested, MergedAdapterReference)
-                     else self._resolve_single(requested))
+        resolving = (self._resolve_merge(requested, tenant) if isinstance(requested, MergedAdapterReference)
+                     else self._resolve_single(requested, tenant))
         try:
             return await asyncio.wait_for(resolving, None if deadline is None else max(deadline - now(), 0.0))
         except TimeoutError:
@@ -182,7 +187,7 @@ class AdapterRegistry:
 
     def references_being_fetched(self) -> set[AdapterReference]:
         """Return the adapters whose fetch is under way, known before or not."""
-        return {named for named, _ in self._fetch_tasks}
+        return {named for named, _, _ in self._fetch_tasks}
 
     # -- at start
 
@@ -215,11 +220,11 @@ class AdapterRegistry:
 
     # -- internals
 
-    async def _resolve_single(self, requested: AdapterReference) -> ResolvedAdapter:
+    async def _resolve_single(self, requested: AdapterReference, tenant: Tenant) -> ResolvedAdapter:
         reference = self.canonicalize(requested)
         entry = self._entries.get(reference)
         if entry is None or not self._resources.is_in_use(ADAPTER, entry.version.folder):
-            entry = await self._fetch_shared(reference, requested.source_token)
+            entry = await self._fetch_shared(reference, requested.source_token, tenant)
         if entry.version.is_private and reference not in self._operator_references:
             granted_until = self._access_granted_until.get((reference, hash_access_token(requested.source_token)))
             if granted_until is None or granted_until < now():
@@ -239,15 +244,14 @@ class AdapterRegistry:
         is_private = version.is_private and reference not in self._operator_references
         return ResolvedAdapter(resource, version.digest, reference.name, reference.source or "", is_private)
 
-    async def _fetch_shared(self, reference: AdapterReference, source_token: str, *,
+    async def _fetch_shared(self, reference: AdapterReference, source_token: str, tenant: Tenant = DEFAULT_TENANT, *,
                             fresh: bool = False) -> AdapterEntry:
-        """Fetch a version in a task that callers with the same name and token share; `fresh` always starts a new one.
-        The cancellation of a caller does not cancel the task. Raises Overloaded if too many fetches are under way."""
-        key = (reference, source_token)
+        """Fetch a version in a task that a tenant's callers with the same name and token share; `fresh` always starts a
+        new one. The cancellation of a caller does not cancel the task. Raises Overloaded if too many fetches of the
+        tenant are under way."""
+        key = (reference, source_token, tenant.name)
         if key not in self._fetch_tasks or fresh:
-            if len(self._fetch_tasks) >= self._config.max_concurrent_requests:
-                raise Overloaded(f"{len(self._fetch_tasks)} other adapters are being fetched")
-            task = asyncio.create_task(self._fetch(reference, source_token, fresh=fresh))
+            task = asyncio.create_task(self._fetch_in_turn(reference, source_token, tenant, fresh=fresh))
             self._fetch_tasks[key] = task
 
             def forget_task(_: object) -> None:
@@ -257,6 +261,11 @@ class AdapterRegistry:
                     task.exception()  # mark the exception as retrieved: all callers may have been cancelled
             task.add_done_callback(forget_task)
         return await asyncio.shield(self._fetch_tasks[key])
+
+    async def _fetch_in_turn(self, reference: AdapterReference, source_token: str, tenant: Tenant, *,
+                             fresh: bool) -> AdapterEntry:
+        async with self._fetch_turns.acquire(tenant.name):
+            return await self._fetch(reference, source_token, fresh=fresh)
 
     async def _fetch(self, reference: AdapterReference, source_token: str, *, fresh: bool) -> AdapterEntry:
         request = {"op": "fetch", "source": reference.source, "name": reference.name, "token": source_token,
@@ -272,16 +281,17 @@ class AdapterRegistry:
             self._cache_granted_access(reference, source_token)
         return entry
 
-    async def _resolve_merge(self, merge: MergedAdapterReference) -> ResolvedAdapter:
+    async def _resolve_merge(self, merge: MergedAdapterReference, tenant: Tenant) -> ResolvedAdapter:
         check_merge(merge)
-        resolved_parts = await asyncio.gather(*map(self._resolve_single, merge.adapters))
+        resolved_parts = await asyncio.gather(*(self._resolve_single(part, tenant) for part in merge.adapters))
         name, source = ",".join(part.name for part in resolved_parts), resolved_parts[0].source
         if len(resolved_parts) == 1:
             return resolved_parts[0]
-        version = FetchedAdapter.from_store(await self._send_store_request(
-            name, op="merge", digests=[part.digest for part in resolved_parts], weights=list(merge.weights),
-            strategy=merge.merge_strategy, density=1.0 if merge.merge_strategy == "linear" else merge.density,
-            sign=merge.majority_sign_method))
+        async with self._merge_turns.acquire(tenant.name):
+            version = FetchedAdapter.from_store(await self._send_store_request(
+                name, op="merge", digests=[part.digest for part in resolved_parts], weights=list(merge.weights),
+                strategy=merge.merge_strategy, density=1.0 if merge.merge_strategy == "linear" else merge.density,
+                sign=merge.majority_sign_method))
         resource = self._resources.get_or_register(ADAPTER, version.folder, version.max_shard_bytes)
         return ResolvedAdapter(resource, version.digest, name, source, any(part.is_private for part in resolved_parts))
 

@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from router.grammars.output_grammar_writer import OutputGrammarWriter
 from router.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
 
+NICENESS = 5  # a third of the share of a processor that router and shards have: a grammar delays its own request
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
 # Same limits as on the shards: a grammar that needs more in a single step would delay all sequences of the batch.
 PARSER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
@@ -101,7 +102,7 @@ def serve_requests(parent: socket.socket) -> None:
 
 
 def main() -> None:
-    with enter_worker_process() as parent:
+    with enter_worker_process(NICENESS) as parent:
         try:
             serve_requests(parent)
         except GrammarCompileError as unusable:

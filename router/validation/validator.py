@@ -155,7 +155,8 @@ class RequestValidator:
         sampling = self._validate_parameters(generation_input)
         adapter = None
         if self.adapter_registry is not None:
-            adapter = await self.adapter_registry.resolve(generation_input.adapter, generation_input.deadline)
+            adapter = await self.adapter_registry.resolve(generation_input.adapter, generation_input.deadline,
+                                                          generation_input.tenant)
         elif generation_input.adapter is not None:
             name = "merged_adapters" if isinstance(generation_input.adapter, MergedAdapterReference) else "adapter_id"
             raise InvalidRequest(f"`{name}` is given, but this model is served without adapters (--adapters); "

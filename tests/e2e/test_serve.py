@@ -138,6 +138,26 @@ def test_second_signal_ends_requests_with_an_error_and_a_line_in_the_log(tmp_pat
         assert "POST /generate_stream 200 overloaded: " in errors
 
 
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_within_milliseconds_end_requests_and_the_server_cleanly(
+        tmp_path: Path, second: signal.Signals) -> None:
+    """The second one reaches the launcher before it has asked the router to stop."""
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "5") as weft:
+        events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))
+        next(events)
+        weft.send_signal(signal.SIGTERM)
+        if second is signal.SIGTERM:
+            sleep(0.005)
+        weft.send_signal(second)
+        assert "shutting down" in list(events)[-1]["error"]
+        code, errors = weft.wait_for_exit()
+        assert code == 0
+        assert "Traceback" not in errors
+        assert errors.endswith("weft: stopped\n")
+        # Two of the same kind count as one for the system if the process had no time in between.
+        assert errors.count("weft: the second signal ends requests that still run, ") == 1 or second is signal.SIGTERM
+
+
 def test_further_signals_stop_the_server_at_once(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "3600") as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))

@@ -47,7 +47,8 @@ class OllamaModelRoutes(ServiceRoutes):
 
     async def show(self, request: web.Request) -> web.Response:
         show_request = await read_body(request, OllamaShowRequest, any_media_type=True)
-        adapter = await show_request.load_adapter(self._services, request[CLIENT].source_token)
+        client = request[CLIENT]
+        adapter = await show_request.load_adapter(self._services, client.source_token, client.tenant)
         name = self._services.served_model.name if adapter is None else show_request.model_name
         template = self._services.validator.chat_template
         return json_response({

@@ -22,6 +22,7 @@ from router.http.openai.requests import (
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.transport.body import BodyModel, Int32, ReportingBodyModel, TextsOrTokens, UInt32
 from router.http.transport.services import Services
+from router.request import Tenant
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
 
@@ -98,13 +99,13 @@ class OllamaModelRequest(ReportingBodyModel):
     def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
         return OpenAIBaseRequest(model=self.model_name).adapter_reference(services, source_token)
 
-    async def load_adapter(self, services: Services, source_token: str,
+    async def load_adapter(self, services: Services, source_token: str, tenant: Tenant,
                            deadline: float | None = None) -> AdapterReference | None:
         """Load the adapter that the model is, and return it; None if it is the served model. Raises AdapterNotFound."""
         adapter, registry = self.adapter_reference(services, source_token), services.validator.adapter_registry
         if adapter is not None and registry is not None:
             with self.report_missing_model():
-                await registry.resolve(adapter, deadline)
+                await registry.resolve(adapter, deadline, tenant)
         return adapter
 
     @contextmanager

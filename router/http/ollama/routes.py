@@ -107,7 +107,7 @@ class OllamaRoutes(ServiceRoutes):
             body.get_echoed_name(services), context.arrived_at, is_chat=isinstance(body, OllamaChatRequest),
             logprob_tokenizer=services.validator.tokenizer if body.logprobs or body.top_logprobs else None)
         if body.is_empty:
-            await body.load_adapter(services, context.source_token, context.deadline)
+            await body.load_adapter(services, context.source_token, context.tenant, context.deadline)
             return json_text_response(response.to_json(LOADED), request_headers(request))
         chat_request = await context.run(body.to_chat_request)
         with body.report_missing_model():

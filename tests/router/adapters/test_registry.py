@@ -22,7 +22,7 @@ from router.errors import (
     TimedOut,
 )
 from router.model_info import ModelInfo
-from router.request import LoadableResource
+from router.request import DEFAULT_TENANT, LoadableResource, Tenant
 from router.shards.handshake import HandshakeResult
 from router.shards.resource_loader import ResourceLoader
 
@@ -40,8 +40,10 @@ class RegistrySetup:
         self.resource_loader = ResourceLoader(FakeShardRanks(), lambda *_: None, lambda _: None, lambda *_: None)
         self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
-    async def resolve(self, name: str, token: str = "", **reference_fields: Any) -> ResolvedAdapter:
-        borrowed = await self.registry.resolve(AdapterReference(name, source_token=token, **reference_fields))
+    async def resolve(self, name: str, token: str = "", tenant: Tenant = DEFAULT_TENANT,
+                      **reference_fields: Any) -> ResolvedAdapter:
+        borrowed = await self.registry.resolve(AdapterReference(name, source_token=token, **reference_fields),
+                                               tenant=tenant)
         assert borrowed is not None
         return borrowed
 
@@ -188,6 +190,25 @@ def test_too_many_concurrent_fetches_are_rejected() -> None:
         setup.adapter_store.may_answer.set()
         await first
     run_scenario(scenario, max_concurrent_requests=1)
+
+
+def test_tenants_fetch_adapters_in_turns_and_none_keeps_another_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant's fetches could be as many as there may be of all, and another's waited behind them."""
+    monkeypatch.setattr(registry, "MAX_CONCURRENT_FETCHES", 1)
+
+    async def scenario(setup: RegistrySetup) -> None:
+        setup.adapter_store.digest_by_name |= {name: name for name in ("a0", "a1", "a2")}
+        setup.adapter_store.may_answer.clear()
+        flood = [asyncio.create_task(setup.resolve(f"a{number}")) for number in range(3)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(setup.resolve("b", tenant=Tenant("other")))
+        await asyncio.sleep(0)
+        await setup.expect_resolve_error(Overloaded, "a")
+        setup.adapter_store.may_answer.set()
+        await asyncio.gather(*flood, other)
+        assert [question["name"] for question in setup.adapter_store.requests_of("fetch")] == ["a0", "a1", "b", "a2"]
+        assert setup.registry._fetch_turns.is_unused
+    run_scenario(scenario, max_concurrent_requests=3)
 
 
 def test_forgotten_name_is_fetched_again() -> None:
