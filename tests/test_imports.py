@@ -37,10 +37,10 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "model_info", "pydantic_errors", "api_keys", "launcher_protocol",
-               "network_isolation", "worker_process", "fair_semaphore", "adapters", "scheduler", "text", "grammars",
-               "shards", "validation", "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
-               "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax", "http.field_descriptions",
-               "http.docs", "http", "__main__"],
+               "network_isolation", "memory", "worker_process", "fair_semaphore", "adapters", "scheduler", "text",
+               "grammars", "shards", "validation", "recording", "simulation", "telemetry", "engine", "http.transport",
+               "http.tgi", "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax",
+               "http.field_descriptions", "http.docs", "http", "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",
               "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
