@@ -37,7 +37,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "model_info", "pydantic_errors", "api_keys", "launcher_protocol",
-               "network_isolation", "worker_process", "fair_semaphore", "adapters", "scheduler", "text", "grammars",
+               "network_isolation", "memory", "worker_process", "adapters", "scheduler", "text", "grammars",
                "shards", "validation", "recording", "simulation", "telemetry", "monitor", "engine", "http.transport",
                "http.tgi", "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax",
                "http.field_descriptions", "http.docs_examples", "http.docs", "http.page", "http", "__main__"],

@@ -32,8 +32,7 @@ from router.errors import (
     RetryableStartupError,
     TimedOut,
 )
-from router.fair_semaphore import FairSemaphore
-from router.request import ADAPTER, DEFAULT_TENANT, LoadableResource, Tenant
+from router.request import ADAPTER, DEFAULT_TENANT, FairSemaphore, LoadableResource, Tenant
 
 LOCAL_NAMES_SECONDS = 2.0  # for which the names of local adapters are kept
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached

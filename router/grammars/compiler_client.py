@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from router.errors import InvalidRequest, Overloaded
-from router.fair_semaphore import FairSemaphore, Turn
 from router.grammars.parameters import Grammar
+from router.request import FairSemaphore, Turn
 from router.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
 COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")

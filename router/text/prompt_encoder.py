@@ -10,9 +10,8 @@ from typing import Self, TypeVar
 
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, RetryableStartupError
-from router.fair_semaphore import FairSemaphore
 from router.model_info import ModelInfo
-from router.request import DEFAULT_TENANT, RequestKind, Tenant, hash_blocks
+from router.request import DEFAULT_TENANT, FairSemaphore, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.infill import InfillEncoder, InfillPrompt, require_infill
 from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning

@@ -1,4 +1,4 @@
-"""Tests of router/fair_semaphore.py."""
+"""Tests of the turns of tenants in router/request.py."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import Overloaded
-from router.fair_semaphore import FairSemaphore
+from router.request import FairSemaphore
 
 
 class Acquisitions:
