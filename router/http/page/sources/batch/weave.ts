@@ -82,7 +82,7 @@ export class WeavePainter {
     private readonly palette: Palette,
   ) {
     this.context = prepareCanvas(canvas, layout.width, getHeight(layout, weave.numLanes));
-    this.gap = layout.columnWidth >= 6 ? 1.5 : layout.columnWidth >= 4 ? 1 : 0;
+    this.gap = layout.columnWidth >= 6 ? 1.5 : layout.columnWidth >= 3 ? 1 : 0;
   }
 
   paint(): void {
