@@ -10,7 +10,7 @@
 #include "phases.h"
 #include "int16_rows.h"
 
-enum { PANEL_OUTPUTS = 16, GROUP_INPUTS = 128, READ_AHEAD_BYTES = 1024 };
+enum { PANEL_OUTPUTS = 16, GROUP_INPUTS = 128, READ_AHEAD_BYTES = 1024, WIDE_PANELS = 4 };
 
 typedef struct {
     Int16Rows rows; /* first, for quantize_row; with groups of GROUP_INPUTS */
@@ -26,6 +26,7 @@ typedef void (*Int8Tile)(const Int8Product *product, ptrdiff_t row, ptrdiff_t pa
 typedef struct {
     const Int8Tile *by_rows; /* by number of rows - 1 */
     ptrdiff_t max_rows;
+    void (*wide)(const Int8Product *product, ptrdiff_t panel); /* WIDE_PANELS panels for a single row, or NULL */
 } Int8Tiles;
 
 /* Products before their sums: otherwise compilers compute many products first, and run out of registers. */
@@ -36,6 +37,7 @@ typedef struct {
 #define VECTOR __m256
 #define INTEGERS __m256i
 #define PARTS 2
+#define HAS_WIDE_TILE 1
 #define MAX_TILE_ROWS 6 /* sixteen registers: two sums for each row, and a few more */
 #define ZERO _mm256_setzero_ps
 #define ZERO_INTEGERS _mm256_setzero_si256
@@ -53,6 +55,7 @@ typedef struct {
 #undef VECTOR
 #undef INTEGERS
 #undef PARTS
+#undef HAS_WIDE_TILE
 #undef MAX_TILE_ROWS
 #undef ZERO
 #undef ZERO_INTEGERS
@@ -70,6 +73,7 @@ typedef struct {
 #define VECTOR __m512
 #define INTEGERS __m512i
 #define PARTS 1
+#define HAS_WIDE_TILE 0
 #define MAX_TILE_ROWS 12
 #define ZERO _mm512_setzero_ps
 #define ZERO_INTEGERS _mm512_setzero_si512
@@ -93,15 +97,22 @@ typedef struct {
 
 enum { ROWS_PER_CHUNK = 48 };
 
+static ptrdiff_t count_panels_at_once(const Int8Product *product, const Int8Tiles *tiles) {
+    return product->rows.num_rows == 1 && tiles->wide != NULL ? WIDE_PANELS : 1;
+}
+
 static void multiply_part(const Phase *phase, ptrdiff_t part) {
     const Int8Product *p = phase->arguments;
     const Int8Tiles *tiles = phase->kernels;
-    const ptrdiff_t first_panel = p->panels * part / phase->num_parts;
-    const ptrdiff_t last_panel = p->panels * (part + 1) / phase->num_parts;
+    const ptrdiff_t panels_at_once = count_panels_at_once(p, tiles);
+    const PartRange range = cut_panels(p->panels, panels_at_once, part, phase->num_parts);
+    ptrdiff_t first_panel = range.first;
+    for (; panels_at_once > 1 && first_panel + panels_at_once <= range.end; first_panel += panels_at_once)
+        tiles->wide(p, first_panel);
     for (ptrdiff_t chunk = 0; chunk < p->rows.num_rows; chunk += ROWS_PER_CHUNK) {
         const ptrdiff_t rows = p->rows.num_rows - chunk < ROWS_PER_CHUNK ? p->rows.num_rows - chunk : ROWS_PER_CHUNK;
         const ptrdiff_t num_tiles = divide_up(rows, tiles->max_rows);
-        for (ptrdiff_t panel = first_panel; panel < last_panel; panel++)
+        for (ptrdiff_t panel = first_panel; panel < range.end; panel++)
             for (ptrdiff_t tile = 0; tile < num_tiles; tile++) {
                 const ptrdiff_t first = rows * tile / num_tiles, end = rows * (tile + 1) / num_tiles;
                 tiles->by_rows[end - first - 1](p, chunk + first, panel);
@@ -113,6 +124,7 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
 EXPORT int weft_prepare_int8_product(const Int8Product *product, int instruction_set, unsigned threads, Phase *phases) {
     static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
     phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
-    phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
+    const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, tiles[instruction_set - 1]));
+    phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(units, threads)};
     return 2;
 }

@@ -59,10 +59,50 @@ DEFINE_TILE(12)
 #endif
 #undef DEFINE_TILE
 
+#if HAS_WIDE_TILE
+/* WIDE_PANELS panels for a single row: several streams of weights, which the processor reads ahead by itself. */
+TARGET static void NAME(int8_wide_tile)(const Int8Product *p, ptrdiff_t panel) {
+    const ptrdiff_t inputs = p->rows.inputs, groups = inputs / GROUP_INPUTS, stride = inputs * PANEL_OUTPUTS;
+    const int8_t *weight = p->weight + panel * stride;
+    VECTOR results[WIDE_PANELS][PARTS];
+    _Pragma("GCC unroll 4") for (int i = 0; i < WIDE_PANELS; i++)
+        _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) results[i][part] = ZERO();
+    for (ptrdiff_t group = 0; group < groups; group++) {
+        const int16_t *x = p->rows.codes + group * GROUP_INPUTS;
+        INTEGERS sums[WIDE_PANELS][PARTS];
+        _Pragma("GCC unroll 4") for (int i = 0; i < WIDE_PANELS; i++)
+            _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) sums[i][part] = ZERO_INTEGERS();
+        for (int k = 0; k < GROUP_INPUTS; k += 2, weight += 2 * PANEL_OUTPUTS) {
+            const INTEGERS pairs = BROADCAST_PAIR(x + k);
+            _Pragma("GCC unroll 4") for (int i = 0; i < WIDE_PANELS; i++)
+                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {
+                    const INTEGERS codes = WIDEN(weight + i * stride + part * (2 * PANEL_OUTPUTS / PARTS));
+                    sums[i][part] = MULTIPLY_ADD_PAIRS(sums[i][part], codes, pairs);
+                    KEEP_ORDER(sums[i][part]);
+                }
+        }
+        const VECTOR scale = BROADCAST(p->rows.scales[group]);
+        _Pragma("GCC unroll 4") for (int i = 0; i < WIDE_PANELS; i++)
+            _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)
+                results[i][part] = MULTIPLY_ADD(TO_FLOAT(sums[i][part]), scale, results[i][part]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < WIDE_PANELS; i++)
+        _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {
+            const ptrdiff_t first = (panel + i) * PANEL_OUTPUTS + part * (PANEL_OUTPUTS / PARTS);
+            const VECTOR bias = p->bias == NULL ? ZERO() : LOAD(p->bias + first);
+            STORE(p->y + first, MULTIPLY_ADD(results[i][part], LOAD(p->scales + first), bias));
+        }
+}
+#endif
+
 static const Int8Tile NAME(INT8_TILES)[] = {
     NAME(int8_tile_1), NAME(int8_tile_2), NAME(int8_tile_3), NAME(int8_tile_4),  NAME(int8_tile_5),  NAME(int8_tile_6),
 #if MAX_TILE_ROWS > 6
     NAME(int8_tile_7), NAME(int8_tile_8), NAME(int8_tile_9), NAME(int8_tile_10), NAME(int8_tile_11), NAME(int8_tile_12),
 #endif
 };
-static const Int8Tiles NAME(INT8) = {NAME(INT8_TILES), MAX_TILE_ROWS};
+#if HAS_WIDE_TILE
+static const Int8Tiles NAME(INT8) = {NAME(INT8_TILES), MAX_TILE_ROWS, NAME(int8_wide_tile)};
+#else
+static const Int8Tiles NAME(INT8) = {NAME(INT8_TILES), MAX_TILE_ROWS, NULL};
+#endif

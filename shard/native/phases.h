@@ -36,6 +36,16 @@ static inline ptrdiff_t count_parts(ptrdiff_t panels, unsigned threads) {
     return panels < most_parts ? panels : most_parts;
 }
 
+typedef struct {
+    ptrdiff_t first, end;
+} PartRange;
+
+/* Returns the panels of a part: a multiple of `panels_at_once`, but for the last part. */
+static inline PartRange cut_panels(ptrdiff_t panels, ptrdiff_t panels_at_once, ptrdiff_t part, ptrdiff_t num_parts) {
+    const ptrdiff_t units = divide_up(panels, panels_at_once), end = units * (part + 1) / num_parts * panels_at_once;
+    return (PartRange){units * part / num_parts * panels_at_once, end < panels ? end : panels};
+}
+
 enum { SPINS_BEFORE_SLEEP = 2000, PHASE_SHIFT = 32 };
 
 typedef struct {

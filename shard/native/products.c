@@ -32,18 +32,33 @@ typedef void (*Tile)(const float *x, ptrdiff_t x_stride, const uint16_t *weight,
                      ptrdiff_t y_stride, ptrdiff_t count, int is_first, ReadAhead ahead);
 
 typedef struct {
+    void (*run)(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride, const float *bias,
+                float *y, ptrdiff_t y_stride, ptrdiff_t inputs);
+    ptrdiff_t panels;
+} WideTile;
+
+typedef struct {
     ptrdiff_t panel_outputs; /* outputs per panel */
     ptrdiff_t block_inputs;  /* inputs of a panel that stay in the cache while row after row uses them */
     ptrdiff_t max_rows;      /* of a tile */
     const Tile *tiles;       /* by number of rows - 1 */
+    const WideTile *wide_tiles; /* the same for few rows, over several panels at once, or NULL */
+    ptrdiff_t max_wide_rows;
 } Kernels;
 
 enum { MAX_ROWS_PER_CHUNK = 96, READ_AHEAD_BYTES = 1024 };
 
-/* Computes panels first_panel to last_panel - 1 for one tile of rows, so that the weights are read once and in their
- * order in memory. Two panels at once would hide more of the latency of additions, and were slower: memory is the limit. */
+/* Computes panels first_panel to last_panel - 1 for one tile of rows, so that the weights are read once. Several panels at
+ * once are several streams, which the processor reads ahead by itself, and faster than one. */
 static void multiply_one_tile(const Product *p, const Kernels *kernels, ptrdiff_t first_panel, ptrdiff_t last_panel) {
     const ptrdiff_t panel_outputs = kernels->panel_outputs, panel_stride = p->inputs * panel_outputs;
+    if (p->rows <= kernels->max_wide_rows) {
+        const WideTile wide = kernels->wide_tiles[p->rows - 1];
+        for (; first_panel + wide.panels <= last_panel; first_panel += wide.panels)
+            wide.run(p->x, p->x_stride, p->weight + first_panel * panel_stride, panel_stride,
+                     p->bias == NULL ? NULL : p->bias + first_panel * panel_outputs, p->y + first_panel * panel_outputs,
+                     p->y_stride, p->inputs);
+    }
     for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
         const uint16_t *weight = p->weight + panel * panel_stride;
         const ReadAhead ahead = {(const char *)weight + READ_AHEAD_BYTES, panel_outputs * (ptrdiff_t)sizeof(uint16_t)};
@@ -114,6 +129,32 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
                 STOREU(y + row * y_stride + part * LANES, sums[row][part]);                                               \
     }
 
+/* Defines the tile of ROWS rows and PANELS panels. The sums are those of DEFINE_TILE. */
+#define DEFINE_WIDE_TILE(NAME, TARGET, VECTOR, LANES, ROWS, PANELS, SET1, LOADU, STOREU, FMADD, ZERO, LOAD_PAIR)           \
+    TARGET static void NAME(const float *x, ptrdiff_t x_stride, const uint16_t *weight, ptrdiff_t panel_stride,           \
+                            const float *bias, float *y, ptrdiff_t y_stride, ptrdiff_t inputs) {                          \
+        VECTOR sums[ROWS][PANELS][2];                                                                                     \
+        _Pragma("GCC unroll 4") for (int row = 0; row < ROWS; row++)                                                      \
+            _Pragma("GCC unroll 4") for (int panel = 0; panel < PANELS; panel++)                                          \
+                _Pragma("GCC unroll 2") for (int part = 0; part < 2; part++)                                              \
+                    sums[row][panel][part] = bias != NULL ? LOADU(bias + (panel * 2 + part) * LANES) : ZERO();            \
+        for (ptrdiff_t k = 0; k < inputs; k++) {                                                                          \
+            _Pragma("GCC unroll 4") for (int panel = 0; panel < PANELS; panel++) {                                        \
+                VECTOR low, high;                                                                                         \
+                LOAD_PAIR(weight + panel * panel_stride + k * 2 * LANES, low, high);                                      \
+                _Pragma("GCC unroll 4") for (int row = 0; row < ROWS; row++) {                                            \
+                    const VECTOR value = SET1(x[row * x_stride + k]);                                                     \
+                    sums[row][panel][0] = FMADD(value, low, sums[row][panel][0]);                                         \
+                    sums[row][panel][1] = FMADD(value, high, sums[row][panel][1]);                                        \
+                }                                                                                                         \
+            }                                                                                                             \
+        }                                                                                                                 \
+        _Pragma("GCC unroll 4") for (int row = 0; row < ROWS; row++)                                                      \
+            _Pragma("GCC unroll 4") for (int panel = 0; panel < PANELS; panel++)                                          \
+                _Pragma("GCC unroll 2") for (int part = 0; part < 2; part++)                                              \
+                    STOREU(y + row * y_stride + (panel * 2 + part) * LANES, sums[row][panel][part]);                      \
+    }
+
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define LOAD_BF16_AVX2(ADDRESS, LOW, HIGH)                                                        \
     do {                                                                                          \
@@ -129,6 +170,10 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
 #define TILE_AVX2(FORMAT, ROWS)                                                                                      \
     DEFINE_TILE(avx2_##FORMAT##_##ROWS, AVX2, __m256, 8, ROWS, _mm256_set1_ps, _mm256_loadu_ps,                      \
                 _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
+
+#define WIDE_TILE_AVX2(FORMAT, ROWS, PANELS)                                                                         \
+    DEFINE_WIDE_TILE(avx2_##FORMAT##_wide_##ROWS, AVX2, __m256, 8, ROWS, PANELS, _mm256_set1_ps, _mm256_loadu_ps,    \
+                     _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 #define LOAD_BF16_AVX512(ADDRESS, LOW, HIGH)                                                      \
@@ -152,7 +197,9 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
     static const Tile avx2_##FORMAT##_tiles[] = {                                                                    \
         avx2_##FORMAT##_1, avx2_##FORMAT##_2, avx2_##FORMAT##_3, avx2_##FORMAT##_4,                                  \
         avx2_##FORMAT##_5, avx2_##FORMAT##_6};                                                                       \
-    static const Kernels avx2_##FORMAT##_kernels = {16, 1024, 6, avx2_##FORMAT##_tiles};
+    WIDE_TILE_AVX2(FORMAT, 1, 4) WIDE_TILE_AVX2(FORMAT, 2, 2)                                                        \
+    static const WideTile avx2_##FORMAT##_wide_tiles[] = {{avx2_##FORMAT##_wide_1, 4}, {avx2_##FORMAT##_wide_2, 2}};  \
+    static const Kernels avx2_##FORMAT##_kernels = {16, 1024, 6, avx2_##FORMAT##_tiles, avx2_##FORMAT##_wide_tiles, 2};
 #define DEFINE_KERNELS_AVX512(FORMAT)                                                                                \
     TILE_AVX512(FORMAT, 1) TILE_AVX512(FORMAT, 2) TILE_AVX512(FORMAT, 3) TILE_AVX512(FORMAT, 4)                      \
     TILE_AVX512(FORMAT, 5) TILE_AVX512(FORMAT, 6) TILE_AVX512(FORMAT, 7) TILE_AVX512(FORMAT, 8)                      \
@@ -161,7 +208,7 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
         avx512_##FORMAT##_1, avx512_##FORMAT##_2, avx512_##FORMAT##_3, avx512_##FORMAT##_4,                          \
         avx512_##FORMAT##_5, avx512_##FORMAT##_6, avx512_##FORMAT##_7, avx512_##FORMAT##_8,                          \
         avx512_##FORMAT##_9, avx512_##FORMAT##_10, avx512_##FORMAT##_11, avx512_##FORMAT##_12};                      \
-    static const Kernels avx512_##FORMAT##_kernels = {32, 1024, 12, avx512_##FORMAT##_tiles};
+    static const Kernels avx512_##FORMAT##_kernels = {32, 1024, 12, avx512_##FORMAT##_tiles, NULL, 0};
 
 DEFINE_KERNELS_AVX2(BF16)
 DEFINE_KERNELS_AVX2(FP16)
@@ -197,18 +244,24 @@ EXPORT int weft_has_amx_bf16(void) {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 22);
 }
 
+/* Returns how many panels are computed at once, of which parts should be multiples. */
+static ptrdiff_t count_panels_at_once(const Product *product, const Kernels *kernels) {
+    return product->rows > 0 && product->rows <= kernels->max_wide_rows ? kernels->wide_tiles[product->rows - 1].panels : 1;
+}
+
 static void multiply_part(const Phase *phase, ptrdiff_t part) {
     const Product *product = phase->arguments;
-    multiply_panels(product, phase->kernels, product->panels * part / phase->num_parts,
-                    product->panels * (part + 1) / phase->num_parts);
+    const PartRange range = cut_panels(product->panels, count_panels_at_once(product, phase->kernels), part, phase->num_parts);
+    multiply_panels(product, phase->kernels, range.first, range.end);
 }
 
 /* Each function `prepare` writes the phases of a computation, and returns how many there are. The arguments must live as
  * long as the phases. */
 EXPORT int weft_prepare_product(const Product *product, int instruction_set, int is_fp16, unsigned threads,
                                 Phase *phases) {
-    phases[0] = (Phase){multiply_part, product, KERNELS[instruction_set - 1][is_fp16],
-                        count_parts(product->panels, threads)};
+    const Kernels *kernels = KERNELS[instruction_set - 1][is_fp16];
+    const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, kernels));
+    phases[0] = (Phase){multiply_part, product, kernels, count_parts(units, threads)};
     return 1;
 }
 

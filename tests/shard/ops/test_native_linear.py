@@ -58,6 +58,26 @@ def test_row_has_the_same_bits_in_any_company(instruction_set: str, dtype: torch
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+@pytest.mark.parametrize("dtype", STORED_DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_panels_computed_at_once_are_those_computed_one_by_one(instruction_set: str, dtype: torch.dtype,
+                                                               threads: int) -> None:
+    """One row or two take several panels at once, where a part has that many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for num_outputs in (16, 48, 64, 80, 130, 500, 1100):
+            linear = NativeLinear(make_weight(num_outputs, 140, dtype), torch.randn(num_outputs),
+                                  get_library(instruction_set))
+            x = torch.randn(7, 140)
+            together = linear(x)
+            for first, last in ((0, 1), (6, 7), (2, 4)):
+                assert torch.equal(linear(x[first:last]), together[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_all_instruction_sets_give_the_same_bits() -> None:
     weight, x = make_weight(100, 900, torch.bfloat16), torch.randn(9, 900)
     results = [NativeLinear(weight, None, get_library(one))(x) for one in AVAILABLE_SETS]
