@@ -77,7 +77,7 @@ class EngineRoutes(ServiceRoutes):
         self._num_simulations = 0  # running or waiting for their turn
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/v1/engine/state", self.state), web.get("/v1/engine/events", self.events),
+        return [web.get("/v1/engine/state", self.state), web.get("/v1/engine/events", self.events, allow_head=False),
                 web.get("/v1/engine/trace", self.trace), web.post("/v1/engine/simulate", self.simulate)]
 
     async def state(self, request: web.Request) -> web.Response:

@@ -75,6 +75,13 @@ def test_invalid_parameters_are_refused(serve, method, path, reason):
     serve(scenario)
 
 
+def test_head_of_events_is_refused_since_they_have_no_end(serve):
+    async def scenario(client, _):
+        assert (await client.head("/v1/engine/events")).status == 405
+        assert (await client.head("/v1/engine/state")).status == 200
+    serve(scenario)
+
+
 def test_trace_without_buffered_steps_is_not_found(serve):
     async def scenario(client, _):
         for answer in (await client.get("/v1/engine/trace"), await client.post("/v1/engine/simulate", json={})):
