@@ -134,15 +134,14 @@ def run_beside_flood(think_seconds, num_streams, num_prompts):
 
 
 @pytest.mark.parametrize("think_seconds", [0.0, 0.3])
-def test_flood_of_long_prompts_costs_another_tenant_a_fifth_and_a_step(think_seconds):
-    """First tokens took 14 times as long, gaps 10 times: unfinished prompts went first, in steps of 170 ms."""
-    step_seconds = 0.0205
-    first_tokens_alone, gaps_alone, _ = run_beside_flood(think_seconds, 4, 0)
+def test_first_tokens_beside_a_flood_of_long_prompts_wait_for_no_prompt_to_end(think_seconds):
+    """An unfinished prompt of 14,400 tokens went first: 0.84 and 1.21 s at the 99th percentile. Three steps are left, two
+    in flight and its own, and the flood loses nothing."""
+    step_seconds = 0.227  # of decodes and the longest chunk beside them
     first_tokens, gaps, num_prompts = run_beside_flood(think_seconds, 4, 16)
-    assert percentile(first_tokens, 99) <= 1.2 * percentile(first_tokens_alone, 99) + step_seconds
-    assert percentile(gaps, 99) <= 1.2 * percentile(gaps_alone, 99) + step_seconds
-    assert len(first_tokens) > 60
-    assert num_prompts >= 7  # of 23 without the other tenant
+    assert percentile(first_tokens, 99) <= 3 * step_seconds
+    assert percentile(gaps, 99) <= step_seconds
+    assert num_prompts == 23  # as many as by themselves
 
 
 def test_long_prompts_of_tenants_run_one_after_the_other():
@@ -155,15 +154,19 @@ def test_long_prompts_of_tenants_run_one_after_the_other():
     assert first < 0.6 * second
 
 
-def test_prompt_of_a_tenant_beside_its_own_decodes_is_not_held_back():
-    def seconds_to_first_token(*other_tenants):
-        world = SchedulerSimulation(BASE_SETTINGS, CPU_HALF_B_COSTS)
-        for tenant in (QUIET, *other_tenants):
-            world.add_arrival(make_request(tenant.name, 16, 300, tenant=tenant))
-        world.add_arrival(make_request("long", 2048, 1, tenant=QUIET), 1.0)
+def test_short_requests_of_a_tenant_hardly_slow_down_the_long_prompts_of_another():
+    """Turns cost no throughput: nobody is held back for those who may come."""
+    def seconds_of_long_prompts(*, with_short_requests):
+        world = SchedulerSimulation(BASE_SETTINGS, GPU_8B_COSTS)
+        for number in range(64):
+            world.add_arrival(make_request(f"long {number}", 2000, 64, tenant=HOSTILE), 0.001 * number)
+        for number in range(20 if with_short_requests else 0):
+            world.add_arrival(make_request(f"short {number}", 20, 16, tenant=QUIET), 0.1 + 0.5 * number)
         world.run()
-        return next(h.seconds_to_first_token for h in world.histories.values() if h.request.id == "long")
-    assert seconds_to_first_token() < 2.5 < 2.0 * seconds_to_first_token() < seconds_to_first_token(HOSTILE)
+        return max(history.token_times[-1] for history in world.histories.values()
+                   if history.request.tenant is HOSTILE)
+    assert (seconds_of_long_prompts(with_short_requests=True)
+            <= 1.05 * seconds_of_long_prompts(with_short_requests=False))
 
 
 # -- the share of waiting prompts

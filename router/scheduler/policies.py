@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # the Scheduler makes its policy, which asks it for what a st
     from router.scheduler.scheduler import Scheduler
 
 EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second of decodes that delayed them
-# The same for prompts of a tenant that delay only one that has received less. A first token waits for two such steps in
-# flight and its own: 3.5 times a step of decodes instead of 3, so 1.2 times as long at most.
-DELAYING_PER_DECODE_SECOND = 0.75
 
 
 @dataclass(slots=True)
@@ -40,37 +37,25 @@ class PrefillBudget:
     first_chunk_seconds: float = 0.0
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
-    has_other_tenants: bool = False  # who may be delayed; if not, the next two fields do not matter
-    delaying_seconds: float = inf
-    delaying_block_seconds: float = 0.0
 
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
-        if self.seconds == inf:
-            return self._round_to_blocks(start, num_left, min(num_left, self.tokens))
-        return self._fit_chunk(start, num_left, max(self.seconds, self.first_chunk_seconds), self.single_block_seconds)
-
-    def max_delaying_chunk_length(self, start: int, num_left: int) -> int:
-        """Return the same for a prompt that delays tenants who have received less than its own."""
-        return self._fit_chunk(start, num_left, min(self.seconds, self.delaying_seconds), self.delaying_block_seconds)
-
-    def _fit_chunk(self, start: int, num_left: int, seconds: float, single_block_seconds: float) -> int:
         limit = min(num_left, self.tokens)
-        within_seconds = self._tokens_within_seconds(seconds, start)
+        if self.cost_model is None or self.seconds == inf:
+            return self._round_to_blocks(start, num_left, limit)
+        within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
         length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
-        if length or not single_block_seconds:
+        if length or not self.single_block_seconds:
             return length
         rest_of_block = self.block_size - start % self.block_size
-        within_seconds = self._tokens_within_seconds(single_block_seconds, start)
+        within_seconds = self._tokens_within_seconds(self.single_block_seconds, start)
         return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
-        if self.cost_model is not None:
-            seconds = predict_chunk_seconds(self.cost_model, start, length)
-            self.seconds -= seconds
-            self.delaying_seconds -= seconds
-            self.first_chunk_seconds = self.single_block_seconds = self.delaying_block_seconds = 0.0
+        if self.cost_model is not None and self.seconds != inf:
+            self.seconds -= predict_chunk_seconds(self.cost_model, start, length)
+            self.first_chunk_seconds = self.single_block_seconds = 0.0
 
     def _tokens_within_seconds(self, seconds: float, start: int) -> int:
         assert self.cost_model is not None
@@ -194,7 +179,7 @@ class StepPolicy:
         sequence may start: by default, if any are left.
         """
         assert draft.batch is not None
-        selector, left_prompt_out = self.scheduler.selector, False
+        selector = self.scheduler.selector
         # If all sequences of the batch decode, no prompt is unfinished.
         prompts = (selector.sort_by_tenant(find_sequences_to_prefill(draft.batch))
                    if len(draft.decoding) < len(draft.batch) else [])
@@ -205,21 +190,17 @@ class StepPolicy:
                 if not self._start_candidate(draft, budget, candidate):
                     return True
             if not self._add_chunk(draft, budget, sequence):
-                if not (budget.has_other_tenants and selector.is_held_back(sequence)):
-                    return True
-                left_prompt_out = True  # the budget may have room for the next tenant's prompt
+                return True
         while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
             if not self._start_candidate(draft, budget, candidate):
                 return True
-        return left_prompt_out
+        return False
 
     def _start_candidate(self, draft: StepDraft, budget: PrefillBudget, candidate: Sequence) -> bool:
         """Start a sequence with a chunk of its prompt, if the budget has room for one."""
         assert draft.batch is not None
         cached = self.scheduler.running.count_prefix_hit_tokens(candidate)
-        num_left = candidate.length - cached
-        if not (self._max_chunk_length(draft, budget, candidate, cached, num_left) if budget.has_other_tenants
-                else budget.max_chunk_length(cached, num_left)):
+        if not budget.max_chunk_length(cached, candidate.length - cached):
             self.scheduler.selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
             draft.has_turned_new_sequence_away = True
             return False
@@ -230,23 +211,11 @@ class StepPolicy:
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
         start = sequence.num_scheduled_tokens
-        num_left = sequence.num_tokens_to_prefill - start
-        length = (self._max_chunk_length(draft, budget, sequence, start, num_left) if budget.has_other_tenants
-                  else budget.max_chunk_length(start, num_left))
+        length = budget.max_chunk_length(start, sequence.num_tokens_to_prefill - start)
         if length:
             budget.spend(start, length)
             draft.chunks.append((sequence, length))
         return length
-
-    def _max_chunk_length(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence, start: int,
-                          num_left: int) -> int:
-        selector = self.scheduler.selector
-        if not selector.is_held_back(sequence):
-            return budget.max_chunk_length(start, num_left)
-        length = budget.max_delaying_chunk_length(start, num_left)
-        # The first token of another does not wait for a part of a prompt that may run in the next step.
-        is_in_the_way = length < num_left and selector.follows_less_served(sequence, [s for s, _ in draft.chunks])
-        return 0 if is_in_the_way else length
 
     def token_budget(self, num_decodes: int = 0) -> PrefillBudget:
         """Return a budget of tokens alone, beside so many decodes."""
@@ -286,15 +255,7 @@ class MixedPolicy(StepPolicy):
                 self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
                                                            self.scheduler.settings.max_stall_seconds,
                                                            budget.cost_model))
-        if self.scheduler.selector.has_other_tenants:
-            self._add_delaying_limits(budget, draft.decode_load)
         return budget
-
-    def _add_delaying_limits(self, budget: PrefillBudget, decode_load: StepLoad | None) -> None:
-        budget.has_other_tenants, budget.cost_model = True, self.scheduler.cost_model
-        decode_seconds = budget.cost_model.predict(decode_load or StepLoad(rows=1))
-        budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * decode_seconds
-        budget.delaying_block_seconds = inf if decode_load is None else budget.single_block_seconds
 
 
 class PausePolicy(StepPolicy):

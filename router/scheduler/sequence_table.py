@@ -187,7 +187,7 @@ class SequenceTable:
             self._fault_isolation.clear_suspicions([sequence.id])
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
-        self._fair_shares.remove_sequence(sequence.request.tenant, now)
+        self._fair_shares.remove_sequence(sequence.request.tenant)
         if sequence.request.needed_resources:
             self._resource_cache.remove_sequence(sequence)
         self.deadlines.discard_finished()

@@ -12,8 +12,6 @@ from router.request import LoadableResource, RequestKind, Tenant
 from router.scheduler.sequence import Sequence
 
 COST_PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
-PRESENCE_SECONDS = 1.0  # after its last request ended, in which the next one of a tenant is expected
-MAX_EQUAL_COST = 4096.0  # by which two tenants may differ that have received about as much
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +25,6 @@ class FairShares:
     _virtual_counters: dict[str, float] = field(default_factory=dict)
     _num_unfinished: dict[str, int] = field(default_factory=dict)  # unfinished sequences, of tenants that have any
     has_competition: bool = False  # whether more than one tenant has unfinished sequences
-    has_other_tenants: bool = False  # whether more than one has, or is expected to have its next request soon
-    _left_at: dict[str, float] = field(default_factory=dict)  # of tenants without any, when the last one ended
 
     def num_unfinished(self, tenant: Tenant) -> int:
         return self._num_unfinished.get(tenant.name, 0)
@@ -38,18 +34,15 @@ class FairShares:
         if tenant.name not in self._num_unfinished:
             least = min((self._virtual_counters[name] for name in self._num_unfinished), default=0.0)
             self._virtual_counters[tenant.name] = max(self._virtual_counters.get(tenant.name, 0.0), least)
-            self._left_at.pop(tenant.name, None)
             self._num_unfinished[tenant.name] = 0
             self.has_competition = len(self._num_unfinished) > 1
-            self.has_other_tenants = len(self._num_unfinished) + len(self._left_at) > 1
         self._num_unfinished[tenant.name] += 1
 
-    def remove_sequence(self, tenant: Tenant, now: float = 0.0) -> None:
+    def remove_sequence(self, tenant: Tenant) -> None:
         self._num_unfinished[tenant.name] -= 1
         if not self._num_unfinished[tenant.name]:
             del self._num_unfinished[tenant.name]
             self.has_competition = len(self._num_unfinished) > 1
-            self._left_at[tenant.name] = now
 
     def charge_tenant(self, tenant: Tenant, cost: float) -> None:
         self._virtual_counters[tenant.name] += cost / tenant.weight
@@ -72,22 +65,10 @@ class FairShares:
         return sorted(tenants, key=self.turn_key)
 
     def turn_key(self, tenant_name: str) -> tuple[float, int, str]:
-        return self._virtual_counters[tenant_name], self._num_unfinished.get(tenant_name, 0), tenant_name
+        return self._virtual_counters[tenant_name], self._num_unfinished[tenant_name], tenant_name
 
     def has_received_less(self, tenant_name: str, other_name: str) -> bool:
         return tenant_name != other_name and self.turn_key(tenant_name) < self.turn_key(other_name)
-
-    def list_present(self, tenant_name: str, now: float) -> list[str]:
-        """Return the other tenants that have not received much more, of those with unfinished sequences and those whose
-        next request is expected."""
-        if self._left_at:
-            self._left_at = {name: at for name, at in self._left_at.items() if now < at + PRESENCE_SECONDS}
-            self.has_other_tenants = len(self._num_unfinished) + len(self._left_at) > 1
-        if not self.has_competition and not self._left_at:
-            return []
-        limit = self._virtual_counters[tenant_name] + MAX_EQUAL_COST
-        return [name for name in (*self._num_unfinished, *self._left_at)
-                if name != tenant_name and self._virtual_counters[name] <= limit]
 
 
 @dataclass(slots=True)

@@ -93,33 +93,17 @@ class WaitingSequenceSelector:
     def has_competition(self) -> bool:
         return self._fair_shares.has_competition
 
-    @property
-    def has_other_tenants(self) -> bool:
-        return self._fair_shares.has_other_tenants
-
     def sort_by_tenant(self, sequences: list[Sequence]) -> list[Sequence]:
         """Sort sequences by tenant, the one that has received least first."""
         if not self._fair_shares.has_competition or len(sequences) < 2:
             return sequences
         return sorted(sequences, key=lambda sequence: self._fair_shares.turn_key(sequence.request.tenant.name))
 
-    def is_held_back(self, sequence: Sequence) -> bool:
-        """Return whether the prompt of a sequence delays a tenant that waits for nothing, because its sequences run or
-        its next request is yet to come, and that has not received much more."""
-        return any(not self._queue.tenant_demand(name).num_sequences for name in
-                   self._fair_shares.list_present(sequence.request.tenant.name, self.now))
-
-    def follows_less_served(self, sequence: Sequence, others: list[Sequence]) -> bool:
-        """Return whether one of the others belongs to a tenant that has received less than that of a sequence."""
-        name = sequence.request.tenant.name
-        return self.has_competition and any(
-            self._fair_shares.has_received_less(other.request.tenant.name, name) for other in others)
-
     def may_overtake(self, candidate: Sequence, unfinished: Sequence) -> bool:
         """Return whether a sequence goes before an unfinished prompt: it has less to compute, and belongs to a tenant
         that has received less."""
         num_left = unfinished.num_tokens_to_prefill - unfinished.num_scheduled_tokens
-        return (self.follows_less_served(unfinished, [candidate])
+        return (self._fair_shares.has_received_less(candidate.request.tenant.name, unfinished.request.tenant.name)
                 and candidate.length - self._running.count_prefix_hit_tokens(candidate) < num_left)
 
     # -- internals
