@@ -6,7 +6,7 @@ comparisons, are in baseline_policies.py. `PoolingPolicy` drafts steps for embed
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -40,36 +40,34 @@ class PrefillBudget:
     first_chunk_seconds: float = 0.0
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
+    takes_turns: bool = False  # whether a prompt may delay other tenants
     delaying_seconds: float = inf
-    delaying_block_seconds: float = 0.0
 
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
-        return self._fit_chunk(start, num_left, max(self.seconds, self.first_chunk_seconds), self.single_block_seconds)
+        limit = min(num_left, self.tokens)
+        if self.cost_model is None or self.seconds == inf:
+            return self._round_to_blocks(start, num_left, limit)
+        within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
+        length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
+        if length or not self.single_block_seconds:
+            return length
+        rest_of_block = self.block_size - start % self.block_size
+        within_seconds = self._tokens_within_seconds(self.single_block_seconds, start)
+        return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
 
     def max_delaying_chunk_length(self, start: int, num_left: int) -> int:
         """Return the same for a prompt that delays tenants who have received less than its own."""
-        return self._fit_chunk(start, num_left, min(self.seconds, self.delaying_seconds), self.delaying_block_seconds)
-
-    def _fit_chunk(self, start: int, num_left: int, seconds: float, single_block_seconds: float) -> int:
-        limit = min(num_left, self.tokens)
-        if self.cost_model is None or seconds == inf:
-            return self._round_to_blocks(start, num_left, limit)
-        within_seconds = self._tokens_within_seconds(seconds, start)
-        length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
-        if length or not single_block_seconds:
-            return length
-        rest_of_block = self.block_size - start % self.block_size
-        within_seconds = self._tokens_within_seconds(single_block_seconds, start)
-        return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
+        delaying = replace(self, seconds=min(self.seconds, self.delaying_seconds), first_chunk_seconds=0.0)
+        return delaying.max_chunk_length(start, num_left)
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
-        if self.cost_model is not None:
+        if self.cost_model is not None and (self.takes_turns or self.seconds != inf):
             seconds = predict_chunk_seconds(self.cost_model, start, length)
             self.seconds -= seconds
             self.delaying_seconds -= seconds
-            self.first_chunk_seconds = self.single_block_seconds = self.delaying_block_seconds = 0.0
+            self.first_chunk_seconds = self.single_block_seconds = 0.0
 
     def _tokens_within_seconds(self, seconds: float, start: int) -> int:
         assert self.cost_model is not None
@@ -216,7 +214,8 @@ class StepPolicy:
         """Start a sequence with a chunk of its prompt, if the budget has room for one."""
         assert draft.batch is not None
         cached = self.scheduler.running.count_prefix_hit_tokens(candidate)
-        if not self._max_chunk_length(draft, budget, candidate, cached, candidate.length - cached):
+        if not (self._max_chunk_length_in_turn(draft, budget, candidate, cached, candidate.length - cached)
+                if budget.takes_turns else budget.max_chunk_length(cached, candidate.length - cached)):
             self.scheduler.selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
             draft.has_turned_new_sequence_away = True
             return False
@@ -226,15 +225,17 @@ class StepPolicy:
         return True
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
-        length = self._max_chunk_length(draft, budget, sequence, sequence.num_scheduled_tokens,
-                                        sequence.num_tokens_to_prefill - sequence.num_scheduled_tokens)
+        start, num_left = (sequence.num_scheduled_tokens,
+                           sequence.num_tokens_to_prefill - sequence.num_scheduled_tokens)
+        length = (self._max_chunk_length_in_turn(draft, budget, sequence, start, num_left) if budget.takes_turns
+                  else budget.max_chunk_length(start, num_left))
         if length:
             budget.spend(sequence.num_scheduled_tokens, length)
             draft.chunks.append((sequence, length))
         return length
 
-    def _max_chunk_length(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence, start: int,
-                          num_left: int) -> int:
+    def _max_chunk_length_in_turn(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence, start: int,
+                                  num_left: int) -> int:
         selector = self.scheduler.selector
         if not selector.is_held_back(sequence):
             return budget.max_chunk_length(start, num_left)
@@ -281,12 +282,12 @@ class MixedPolicy(StepPolicy):
                 self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
                                                            self.scheduler.settings.max_stall_seconds,
                                                            budget.cost_model))
-            decode_seconds = budget.cost_model.predict(draft.decode_load)
-            budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * decode_seconds
-            budget.delaying_block_seconds = budget.single_block_seconds
-        else:
-            budget.cost_model, budget.delaying_block_seconds = self.scheduler.cost_model, inf
-            budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * budget.cost_model.predict(StepLoad(rows=1))
+        if self.scheduler.selector.takes_turns:
+            budget.takes_turns, budget.cost_model = True, self.scheduler.cost_model
+            if not draft.decoding:
+                budget.single_block_seconds = inf  # nothing else would run
+            decode_load = draft.decode_load or StepLoad(rows=1)
+            budget.delaying_seconds = DELAYING_PER_DECODE_SECOND * budget.cost_model.predict(decode_load)
         return budget
 
 

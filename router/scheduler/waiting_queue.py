@@ -27,6 +27,7 @@ class FairShares:
     _virtual_counters: dict[str, float] = field(default_factory=dict)
     _num_unfinished: dict[str, int] = field(default_factory=dict)  # unfinished sequences, of tenants that have any
     has_competition: bool = False  # whether more than one tenant has unfinished sequences
+    has_others: bool = False  # whether more than one tenant has unfinished sequences, or had some lately
     _left_at: dict[str, float] = field(default_factory=dict)  # of tenants without any, when the last one ended
 
     def num_unfinished(self, tenant: Tenant) -> int:
@@ -40,6 +41,7 @@ class FairShares:
             self._left_at.pop(tenant.name, None)
         self._num_unfinished[tenant.name] = self._num_unfinished.get(tenant.name, 0) + 1
         self.has_competition = len(self._num_unfinished) > 1
+        self.has_others = self.has_competition or self._left_at != {}
 
     def remove_sequence(self, tenant: Tenant, now: float = 0.0) -> None:
         self._num_unfinished[tenant.name] -= 1
@@ -47,6 +49,7 @@ class FairShares:
             del self._num_unfinished[tenant.name]
             self.has_competition = len(self._num_unfinished) > 1
             self._left_at[tenant.name] = now
+            self.has_others = True
 
     def charge_tenant(self, tenant: Tenant, cost: float) -> None:
         self._virtual_counters[tenant.name] += cost / tenant.weight
@@ -79,6 +82,7 @@ class FairShares:
         next request is expected."""
         if self._left_at:
             self._left_at = {name: at for name, at in self._left_at.items() if now < at + PRESENCE_SECONDS}
+            self.has_others = self.has_competition or self._left_at != {}
         if not self.has_competition and not self._left_at:
             return []
         limit = self._virtual_counters[tenant_name] + MAX_EQUAL_COST

@@ -93,6 +93,10 @@ class WaitingSequenceSelector:
     def has_competition(self) -> bool:
         return self._fair_shares.has_competition
 
+    @property
+    def takes_turns(self) -> bool:
+        return self._fair_shares.has_others
+
     def sort_by_tenant(self, sequences: list[Sequence]) -> list[Sequence]:
         """Sort sequences by tenant, the one that has received least first."""
         if not self._fair_shares.has_competition or len(sequences) < 2:
