@@ -19,9 +19,10 @@ API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
-                needs_key: bool, adapters: str = "", quantize: str = "") -> str:
+                needs_key: bool, adapters: str = "", quantize: str = "", has_page: bool = False) -> str:
     """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
-    key; `adapters`: which ones requests may name; `quantize`: the value of --quantize."""
+    key; `adapters`: which ones requests may name; `quantize`: the value of --quantize; `has_page`: whether browsers
+    get a page."""
     url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
     flags, path, body = EXAMPLE_REQUESTS[ready_message.get("instead_of_text", "text")]
     example_command = (
@@ -29,7 +30,8 @@ def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, r
     weights = f", weights quantized to {quantize}" if quantize else ""
     rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}{weights}",
             "cache": describe_kv_cache(ready_message), "adapters": adapters,
-            "clients": describe_allowed_clients(listener, needs_key=needs_key), "try": example_command,
+            "clients": describe_allowed_clients(listener, needs_key=needs_key),
+            "page": f"open {url} in a browser" if has_page else "", "try": example_command,
             "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",
                       *(f"  {title:8} {text}" for title, text in rows.items() if text)])

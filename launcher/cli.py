@@ -149,7 +149,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
         def print_banner(ready_message: dict[str, Any]) -> None:
             needs_key = bool(router.api_key or router.api_keys)
             output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key,
-                                            adapters=describe_adapters(launch, router), quantize=shard.quantize))
+                                            adapters=describe_adapters(launch, router), quantize=shard.quantize,
+                                            has_page=router.ui))
 
         with create_runtime_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,

@@ -135,8 +135,8 @@ def run_beside_flood(think_seconds, num_streams, num_prompts):
 
 @pytest.mark.parametrize("think_seconds", [0.0, 0.3])
 def test_first_tokens_beside_a_flood_of_long_prompts_wait_for_no_prompt_to_end(think_seconds):
-    """An unfinished prompt of 14,400 tokens went first: 0.84 and 1.21 s at the 99th percentile. Three steps are left, two
-    in flight and its own, and the flood loses nothing."""
+    """An unfinished prompt of 14,400 tokens went first: 0.84 and 1.21 s at the 99th percentile. Three steps are left,
+    two in flight and its own, and the flood loses nothing."""
     step_seconds = 0.227  # of decodes and the longest chunk beside them
     first_tokens, gaps, num_prompts = run_beside_flood(think_seconds, 4, 16)
     assert percentile(first_tokens, 99) <= 3 * step_seconds

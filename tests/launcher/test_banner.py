@@ -48,6 +48,10 @@ def test_banner_shows_a_command_to_try() -> None:
     assert get_banner_lines()[4].startswith("  try      curl -N http://127.0.0.1:PORT/generate_stream ")
 
 
+def test_banner_names_the_page_if_there_is_one() -> None:
+    assert get_banner_lines(has_page=True)[4] == "  page     open http://127.0.0.1:PORT in a browser"
+
+
 def test_command_includes_a_key_if_needed() -> None:
     assert '-H "Authorization: Bearer $WEFT_API_KEY"' in get_banner_lines(needs_key=True)[4]
 
