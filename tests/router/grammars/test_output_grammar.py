@@ -18,7 +18,7 @@ SYNTAX = OutputSyntax(("(", ")"), thoughts_end="|")
 def test_grammar_of_a_chat_begins_behind_the_reasoning(state: ReasoningState, thoughts: list[object]) -> None:
     grammar = ChatGrammar(ANSWER, SYNTAX, "answer:").behind_reasoning(state)
     assert grammar.kind == "output"
-    assert json.loads(grammar.source) == ["sequence", *thoughts, ["text", "answer:"], ["regex", "a+"]]
+    assert json.loads(grammar.source) == ["sequence", *thoughts, ["sequence", ["text", "answer:"], ["regex", "a+"]]]
 
 
 def test_answer_without_reasoning_is_all_of_the_grammar() -> None:
