@@ -6,6 +6,7 @@ depends on the client: it is served without a key, and asks for one itself.
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,8 @@ from importlib.resources import files
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-CONTENT_TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript",
+INDEX_FILE = "index.html"
+CONTENT_TYPES = {INDEX_FILE: "text/html", "page.css": "text/css", "page.js": "text/javascript",
                  "icon.svg": "image/svg+xml", "licenses.txt": "text/plain"}
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -31,17 +33,24 @@ class PageFile:
     compressed_content: bytes
     etag: str  # of the plain content; without quotes
 
+    @property
+    def compressed_etag(self) -> str:
+        """Tag of the compressed content: other bytes may not have the tag of the plain ones (RFC 9110)."""
+        return f"{self.etag}-gzip"
+
     @classmethod
     def from_content(cls, content_type: str, content: bytes) -> "PageFile":
         return cls(content_type, content, gzip.compress(content, mtime=0), hashlib.sha256(content).hexdigest()[:20])
 
     def respond_to(self, request: web.Request) -> web.Response:
         """Return the file, or 304 if the client has it."""
-        headers = {**PAGE_HEADERS, "Vary": VARIED_BY, "ETag": f'"{self.etag}"'}
-        if any(etag.value in {self.etag, "*"} for etag in request.if_none_match or ()):
+        is_compressed = accepts(request, "Accept-Encoding", "gzip")
+        etag = self.compressed_etag if is_compressed else self.etag
+        headers = {**PAGE_HEADERS, "Vary": VARIED_BY, "ETag": f'"{etag}"'}
+        if any(known.value in {etag, "*"} for known in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         content = self.content
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
+        if is_compressed:
             content, headers["Content-Encoding"] = self.compressed_content, "gzip"
         return web.Response(body=content, content_type=self.content_type, charset="utf-8", headers=headers)
 
@@ -55,7 +64,10 @@ def load_page_files() -> Mapping[str, PageFile]:
 
 
 class PageRoutes:
-    """Handlers of `/`, `/ui` and `/ui/{file}`. Without the page (--no-ui) the last two are not found."""
+    """Handlers of `/`, `/ui` and `/ui/{file}`. Without the page (--no-ui) the last two are not found.
+
+    `/ui/` and `/ui/index.html` lead to `/ui`: the page's relative links are right there only.
+    """
 
     def __init__(self, probe: Handler, *, is_enabled: bool = True) -> None:
         """`probe` answers `/` for clients that do not ask for HTML."""
@@ -63,17 +75,20 @@ class PageRoutes:
         self._is_enabled = is_enabled
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/", self.root), web.get("/ui", self.page), web.get("/ui/{file}", self.file)]
+        return [web.get("/", self.root), web.get("/ui", self.page), web.get("/ui/{file:[^/]*}", self.file)]
 
     async def root(self, request: web.Request) -> web.StreamResponse:
-        return await (self.page if self._is_enabled and accepts_html(request) else self._probe)(request)
+        is_browser = self._is_enabled and accepts(request, "Accept", "text/html")
+        return await (self.page if is_browser else self._probe)(request)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._check_enabled()
-        return load_page_files()["index.html"].respond_to(request)
+        return load_page_files()[INDEX_FILE].respond_to(request)
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         self._check_enabled()
+        if request.match_info["file"] in {"", INDEX_FILE}:
+            return web.Response(status=308, headers={"Location": "../ui"})
         page_file = load_page_files().get(request.match_info["file"])
         if page_file is None:
             raise web.HTTPNotFound(text=f"the page has no file {request.match_info['file'][:100]!a}")
@@ -84,7 +99,13 @@ class PageRoutes:
             raise web.HTTPNotFound(text="this server has no page for browsers (--no-ui)")
 
 
-def accepts_html(request: web.Request) -> bool:
-    """Whether the client names HTML among the types that it accepts, as browsers do and probes and curl do not."""
-    accepted_types = request.headers.get("Accept", "").lower().split(",")
-    return any(kind.partition(";")[0].strip() == "text/html" for kind in accepted_types)
+def accepts(request: web.Request, header: str, name: str) -> bool:
+    """Whether the client names this type or encoding among those that it accepts, and not with `q=0`.
+
+    Browsers name text/html, and probes and curl do not.
+    """
+    for accepted in request.headers.get(header, "").lower().split(","):
+        accepted_name, *parameters = (part.strip() for part in accepted.split(";"))
+        if accepted_name == name:
+            return not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", parameter) for parameter in parameters)
+    return False

@@ -38,6 +38,7 @@ async function checkPlayground() {
   await checkStop();
   await checkSchema();
   await checkTools();
+  await checkHostileAnswers();
   await checkRaw();
 }
 
@@ -136,6 +137,48 @@ async function checkRaw() {
   await tested.waitUntil(() => document.querySelectorAll(".token").length > 3);
   await tested.examine("raw");
   await tested.press("Chat", ".settings");
+}
+
+/** Have the page's next requests to `path` answered with this text, in the place of the server. */
+async function answerWith(path, text) {
+  await page.evaluate(
+    (wanted, body) => {
+      const { fetch } = window;
+      window.fetch = (url, options) => {
+        if (!String(url).includes(wanted)) return fetch(url, options);
+        window.fetch = fetch;
+        return Promise.resolve(new Response(body));
+      };
+    },
+    path,
+    text,
+  );
+}
+
+/** Answers whose marks are nested too deeply, or that are tables of a million cells, are shown all the same. */
+async function checkHostileAnswers() {
+  const table = `${"a|".repeat(1500)}\n${"-|".repeat(1500)}\n${"|b|\n".repeat(800)}`;
+  for (const content of [">".repeat(5000), "- ".repeat(5000), "**a *b ".repeat(2000), table]) {
+    const events = [{ delta: { content } }, { delta: {}, finish_reason: "stop" }].map(
+      (choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`,
+    );
+    await answerWith("v1/chat/completions", events.join(""));
+    await tested.type("Message", "Hello");
+    await tested.press("Send", ".composer");
+    await waitForAnswers(1);
+    assert.ok((await tested.read(".answer :is(.markdown, .raw-text)"))[0].length > 2000);
+    await tested.press("New", ".composer");
+  }
+}
+
+/** A pane that cannot show what the server answered says so, and the others go on. */
+async function checkBrokenPane() {
+  await tested.show("playground");
+  await answerWith("v1/requests?", '{"requests": [{}]}');
+  await tested.show("requests");
+  await tested.waitUntil(() => document.querySelector(".notice.error")?.textContent.includes("cannot be shown"));
+  await tested.press("Try again", "main");
+  await tested.waitFor("tbody tr");
 }
 
 async function checkBatch() {
@@ -241,6 +284,9 @@ async function checkExport() {
 }
 
 async function checkRequests() {
+  await checkBrokenPane();
+  await tested.show("requests/%E0%A4%A");
+  await tested.waitFor(".request-detail .notice.error");
   await tested.show("requests");
   await tested.waitFor("tbody tr");
   const countRows = () => page.$$eval("tbody tr", (rows) => rows.length);
@@ -252,7 +298,7 @@ async function checkRequests() {
   await tested.type("State", "over");
   await tested.type("Slower than", "1");
   await tested.waitUntil(() =>
-    [...document.querySelectorAll("tbody tr")].every((row) => row.textContent.includes("length")),
+    [...document.querySelectorAll("tbody tr")].every((row) => row.textContent.includes("max tokens")),
   );
   await tested.press("", "tbody tr");
   await tested.waitFor(".request-detail .interval-bar rect");
@@ -264,6 +310,7 @@ async function checkRequests() {
 async function checkServer() {
   await tested.show("server");
   await tested.waitFor(".server-columns");
+  await tested.press("Other settings");
   await tested.examine("server");
   await tested.type("Adapter, by its name", "shout");
   await tested.press("Load", ".load-adapter");

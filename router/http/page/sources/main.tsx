@@ -6,6 +6,7 @@ import { PlaygroundPane } from "./playground/pane";
 import { RequestsPane } from "./requests/pane";
 import { ServerPane } from "./server/pane";
 import { apiKey, isKeyNeeded } from "./shell/api";
+import { ErrorBoundary } from "./shell/error_boundary";
 import { KeyDialog } from "./shell/key_dialog";
 import { loadModels, serverInfo } from "./shell/models";
 import { pane, PANES, PANE_TITLES, type Pane } from "./shell/navigation";
@@ -29,7 +30,9 @@ function Page(): JSX.Element {
     <>
       <Header />
       <main id={pane.value} tabIndex={-1} aria-label={PANE_TITLES[pane.value]}>
-        <Content />
+        <ErrorBoundary key={pane.value}>
+          <Content />
+        </ErrorBoundary>
       </main>
     </>
   );

@@ -7,9 +7,9 @@ Object.assign(globalThis, {
     baseURI: "http://127.0.0.1:3000/weft/ui",
     documentElement: { dataset: {} },
   },
-  location: { hash: "" },
+  location: { hash: "#requests/50%" },
   addEventListener: nothing,
   matchMedia: () => ({ matches: false, addEventListener: nothing }),
-  sessionStorage: { getItem: nothing },
+  sessionStorage: { getItem: nothing, setItem: nothing, removeItem: nothing },
   localStorage: { getItem: nothing },
 });

@@ -2,10 +2,12 @@ import "./browser_stubs";
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { toSquares } from "../../../../router/http/page/sources/batch/block_map";
-import { History, MAX_STEPS } from "../../../../router/http/page/sources/batch/history";
+import { History, history, MAX_STEPS } from "../../../../router/http/page/sources/batch/history";
 import { makePrompts } from "../../../../router/http/page/sources/batch/load";
-import type { Frame, Step } from "../../../../router/http/page/sources/batch/protocol";
-import { parseEvent, SERVER_URL } from "../../../../router/http/page/sources/shell/api";
+import type { EngineState, Frame, ServerState, Step } from "../../../../router/http/page/sources/batch/protocol";
+import { selectedId } from "../../../../router/http/page/sources/batch/view_state";
+import { comparison, comparisonError } from "../../../../router/http/page/sources/batch/comparison";
+import { setApiKey } from "../../../../router/http/page/sources/shell/api";
 
 function makeFrame(steps: number[]): Frame {
   return { t: 0, sequences: [], steps: steps.map((step) => ({ step, kind: "decode", rows: [] }) as unknown as Step) };
@@ -19,6 +21,41 @@ test("steps that come again after a lost connection are not drawn twice", () => 
     history.steps.map(({ step }) => step),
     [1, 2, 3],
   );
+});
+
+function makeState(server: Partial<ServerState>): EngineState {
+  const queue = { length: 0, tokens: 0, waiting: [] };
+  return { t: 0, step: 3, server, running: [], queue, causes: {} } as unknown as EngineState;
+}
+
+test("a frame says that the server is no longer ready, or is again", () => {
+  const history = new History();
+  history.addState(makeState({ model: "demo", ready: true, not_ready_reason: null, has_shards: true }));
+  history.addFrame({
+    ...makeFrame([4]),
+    server: { ready: false, not_ready_reason: "the shards are lost", has_shards: false },
+  });
+  assert.deepEqual(
+    [history.server?.model, history.server?.ready, history.server?.not_ready_reason, history.server?.has_shards],
+    ["demo", false, "the shards are lost", false],
+  );
+  history.addFrame(makeFrame([5]));
+  assert.equal(history.server?.ready, false);
+  history.addFrame({ ...makeFrame([6]), server: { ready: true, not_ready_reason: null, has_shards: true } });
+  assert.deepEqual([history.server?.ready, history.server?.not_ready_reason], [true, null]);
+});
+
+test("another key sees nothing of what the last one saw", () => {
+  setApiKey("sk-one");
+  history.addState(makeState({ model: "demo" }));
+  history.addFrame(makeFrame([1, 2]));
+  selectedId.value = 7;
+  comparisonError.value = "Too many requests.";
+  setApiKey("sk-one");
+  assert.equal(history.steps.length, 2);
+  setApiKey("sk-two");
+  assert.deepEqual([history.steps, history.sequences.size, history.server, history.samples], [[], 0, null, []]);
+  assert.deepEqual([selectedId.value, comparison.value, comparisonError.value], [null, null, ""]);
 });
 
 test("the oldest steps are forgotten", () => {
@@ -60,13 +97,4 @@ test("a burst has prompts of mixed length for the model and its adapters", () =>
   assert.equal(prompts.length, 24);
   assert.ok(new Set(prompts.map(({ text }) => text.length)).size > 4);
   assert.deepEqual(new Set(prompts.map(({ model }) => model)), new Set(["base", "pirate"]));
-});
-
-test("events have a name and data, and comments are none", () => {
-  assert.deepEqual(parseEvent("event: frame\nid: 3\ndata: {\ndata: }"), { name: "frame", data: "{\n}" });
-  assert.equal(parseEvent(": ping"), null);
-});
-
-test("the server is where the page came from, behind any prefix", () => {
-  assert.equal(SERVER_URL.href, "http://127.0.0.1:3000/weft/");
 });

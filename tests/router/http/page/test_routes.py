@@ -43,7 +43,20 @@ def test_ui_is_the_page_for_everybody(serve):
     assert get(serve, "/ui", Accept="*/*")[2] == get(serve, "/", Accept=BROWSER_ACCEPT)[2]
 
 
-@pytest.mark.parametrize("name", CONTENT_TYPES)
+@pytest.mark.parametrize("accept", ["text/html;q=0", "text/html; q=0.000, application/json"])
+def test_program_that_refuses_html_does_not_get_the_page(serve, accept):
+    assert get(serve, "/", Accept=accept)[2] == ""
+    assert get(serve, "/", Accept=accept.replace("=0", "=0.1"))[2] != ""
+
+
+@pytest.mark.parametrize("path", ["/ui/", "/ui/index.html"])
+def test_page_is_at_one_address_under_any_prefix(serve, path):
+    """Its links are relative: /ui/index.html would load /ui/ui/page.js."""
+    status, headers, _ = get(serve, path)
+    assert (status, headers["Location"]) == (308, "../ui")
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENT_TYPES if name != "index.html"])
 def test_file_has_its_type_and_is_compressed_for_those_who_take_it(serve, name):
     content = (STATIC_FOLDER / name).read_bytes()
 
@@ -57,9 +70,23 @@ def test_file_has_its_type_and_is_compressed_for_those_who_take_it(serve, name):
     serve(scenario)
 
 
-def test_page_that_is_known_is_not_sent_again(serve):
-    etag = get(serve, "/ui/page.js")[1]["ETag"]
-    status, headers, text = get(serve, "/ui/page.js", If_None_Match=f'"other", {etag}')
+@pytest.mark.parametrize("encodings", ["gzip;q=0", "br, gzip; q=0.0", "identity", "xgzip", ""])
+def test_file_is_plain_for_those_who_do_not_take_gzip(serve, encodings):
+    assert "Content-Encoding" not in get(serve, "/ui/page.css", Accept_Encoding=encodings)[1]
+
+
+def test_each_encoding_has_a_tag_of_its_own(serve):
+    compressed = get(serve, "/ui/page.js", Accept_Encoding="br, gzip;q=0.5")[1]
+    plain = get(serve, "/ui/page.js", Accept_Encoding="identity")[1]
+    assert compressed["ETag"] != plain["ETag"]
+    assert get(serve, "/ui/page.js", Accept_Encoding="identity", If_None_Match=compressed["ETag"])[0] == 200
+
+
+@pytest.mark.parametrize("encodings", ["gzip", "identity"])
+def test_page_that_is_known_is_not_sent_again(serve, encodings):
+    etag = get(serve, "/ui/page.js", Accept_Encoding=encodings)[1]["ETag"]
+    status, headers, text = get(serve, "/ui/page.js", Accept_Encoding=encodings,
+                                If_None_Match=f'"other", {etag}')
     assert (status, text, headers["ETag"]) == (304, "", etag)
     assert get(serve, "/ui/page.js", If_None_Match='"other"')[0] == 200
 
@@ -98,7 +125,7 @@ def test_without_the_page_browsers_get_what_probes_get():
         async with TestClient(TestServer(app)) as client:
             root = await client.get("/", headers={"Accept": BROWSER_ACCEPT})
             assert await root.text() == "probe"
-            for path in ("/ui", "/ui/page.js"):
+            for path in ("/ui", "/ui/", "/ui/index.html", "/ui/page.js"):
                 answer = await client.get(path)
                 assert (answer.status, await answer.text()) == (404, "this server has no page for browsers (--no-ui)")
     asyncio.run(scenario())

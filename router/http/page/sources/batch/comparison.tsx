@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { fetchJson } from "../shell/api";
+import { apiKey, fetchJson, onKeyChange } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { formatNumberOf } from "../shell/format";
 import { redrawOn } from "../shell/redraw";
@@ -28,12 +28,17 @@ export const numPlaces = signal(8);
 /** Share of the longer run that is shown, 0 to 1, while both are played. */
 const shownShare = signal(1);
 const PLAY_SECONDS = 4;
+onKeyChange(() => {
+  comparison.value = null;
+  comparisonError.value = "";
+});
 /** For which the first request of a static group waits for others, so that it does not run alone. */
 const STATIC_WINDOW_MS = 200;
 
 /** Have the server simulate the requests of these steps both ways, and play them. */
 export async function compare(since: number, until: number): Promise<void> {
   comparisonError.value = "";
+  const key = apiKey.value;
   const common = { since, until, max_batch_size: numPlaces.value, static_window_ms: STATIC_WINDOW_MS };
   try {
     const [continuous, fixed] = await Promise.all(
@@ -41,10 +46,11 @@ export async function compare(since: number, until: number): Promise<void> {
         fetchJson<SimulatedRun>("v1/engine/simulate", { body: { ...common, batching } }),
       ),
     );
+    if (apiKey.value !== key) return;
     comparison.value = { continuous: continuous!, static: fixed!, since, until };
     play();
   } catch (error) {
-    comparisonError.value = (error as Error).message;
+    if (apiKey.value === key) comparisonError.value = (error as Error).message;
   }
 }
 
@@ -137,12 +143,12 @@ function describeComparison({ continuous, static: fixed }: Comparison): string {
   );
 }
 
-/** Say what happened on the server, which may have more places. */
+/** Say how many steps the server took, which may have more places. Its seconds would count how requests arrived. */
 function describeRecorded({ continuous: { recorded } }: Comparison): string {
   const numPlacesHere = history.server?.max_batch_size;
   if (!recorded || !numPlacesHere) return "";
-  const took = `${formatNumberOf(recorded.steps, "step")}, ${recorded.seconds.toFixed(1)} s`;
-  return ` Here, with ${formatNumberOf(numPlacesHere, "place")}, it took ${took}.`;
+  const took = formatNumberOf(recorded.steps, "step");
+  return ` This server, with ${formatNumberOf(numPlacesHere, "place")}, took ${took} for them.`;
 }
 
 function describeRun(run: SimulatedRun): string {

@@ -1,6 +1,6 @@
 /** The last steps of the engine and what is known of their sequences, from the server's events. */
 import { signal } from "@preact/signals";
-import { apiKey, readEvents, RequestFailed, send } from "../shell/api";
+import { apiKey, onKeyChange, readEvents, RequestFailed, send } from "../shell/api";
 import type { Blocks, EngineState, Frame, Queue, Rates, Sequence, ServerState, Step } from "./protocol";
 
 export const MAX_STEPS = 2000;
@@ -13,12 +13,14 @@ export interface RateSample {
   queueLength: number;
 }
 
+const EMPTY_QUEUE: Queue = { length: 0, tokens: 0, waiting: [] };
+
 export class History {
   steps: Step[] = [];
   sequences = new Map<number, Sequence>();
   samples: RateSample[] = [];
   server: ServerState | null = null;
-  queue: Queue = { length: 0, tokens: 0, waiting: [] };
+  queue = EMPTY_QUEUE;
   blocks: Blocks | null = null;
   rates: Rates | null = null;
   causes: Record<string, string> = {};
@@ -41,9 +43,26 @@ export class History {
     for (const step of frame.steps)
       if (step.step > last || step.kind === "lost" || step.kind === "idle") this.steps.push(step);
     if (this.steps.length > MAX_STEPS) this.forgetOldSteps();
+    if (frame.server && this.server) this.server = { ...this.server, ...frame.server };
     if (frame.queue) this.queue = frame.queue;
     if (frame.blocks) this.blocks = { ...this.blocks, ...frame.blocks };
     if (frame.rates) this.addRates(frame.t, frame.rates);
+  }
+
+  /** Forget everything: another key may see less. */
+  clear(): void {
+    this.forgetSteps();
+    this.server = null;
+    this.queue = EMPTY_QUEUE;
+    this.blocks = null;
+    this.rates = null;
+  }
+
+  /** Forget all steps, as after a new start of the server, whose steps and sequences are numbered anew. */
+  forgetSteps(): void {
+    this.steps = [];
+    this.sequences.clear();
+    this.samples = [];
   }
 
   /** Forget what is too old, and the sequences that no remaining step, block or waiting entry names. */
@@ -67,6 +86,10 @@ export const historyRevision = signal(0);
 export type WatchState = "connecting" | "watching" | "lost";
 export const watchState = signal<WatchState>("connecting");
 export const watchError = signal("");
+onKeyChange(() => {
+  history.clear();
+  historyRevision.value += 1;
+});
 
 /** Watch the engine until `aborter` says so; after a lost connection go on where it ended. */
 export async function watchEngine(aborter: AbortController): Promise<void> {
@@ -85,8 +108,8 @@ export async function watchEngine(aborter: AbortController): Promise<void> {
 
 async function readStream(aborter: AbortController): Promise<void> {
   const since = history.steps.at(-1)?.step ?? 0;
-  const response = await send(`v1/engine/events?since=${since}`, { signal: aborter.signal });
   const key = apiKey.value;
+  const response = await send(`v1/engine/events?since=${since}`, { signal: aborter.signal });
   for await (const event of readEvents(response)) {
     if (apiKey.value !== key) return;
     if (event.name === "state") readState(JSON.parse(event.data));
@@ -100,9 +123,7 @@ async function readStream(aborter: AbortController): Promise<void> {
 /** Take over a state. A lower step number means that the server was started anew. */
 function readState(state: EngineState): void {
   if (state.step < (history.steps.at(-1)?.step ?? 0)) {
-    history.steps = [];
-    history.sequences.clear();
-    history.samples = [];
+    history.forgetSteps();
   }
   history.addState(state);
 }

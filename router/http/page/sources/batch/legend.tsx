@@ -4,6 +4,7 @@ import { Choice } from "../shell/controls";
 import { redrawOn } from "../shell/redraw";
 import { chooseColour, colourBy, describeSeries, getSeries, type ColourBy } from "./colours";
 import { history, historyRevision } from "./history";
+import { isRecomputed } from "./protocol";
 
 const OPTIONS: Record<ColourBy, string> = { request: "request", adapter: "adapter", tenant: "tenant" };
 
@@ -23,12 +24,16 @@ export function Legend(): JSX.Element {
           ))}
       </div>
       <div class="legend-marks">
-        <span class="swatch">
-          <i class="cell" />a token
-        </span>
+        {!isRecomputed(history.server) && (
+          <span class="swatch">
+            <i class="cell" />a token
+          </span>
+        )}
         <span class="swatch">
           <i class="cell hatched" />
-          part of a prompt
+          {isRecomputed(history.server)
+            ? "a token, with all before it computed anew (--recompute)"
+            : "part of a prompt"}
         </span>
         <span class="swatch">
           <i class="cell ended" />
@@ -42,7 +47,7 @@ export function Legend(): JSX.Element {
           <i class="sign">✕</i>cancelled
         </span>
         <span class="swatch">
-          <i class="sign">▶</i>gave its place back
+          <i class="sign">▶</i>preempted
         </span>
       </div>
     </div>

@@ -6,7 +6,9 @@ import { redrawOn } from "../shell/redraw";
 import { useWidth } from "../shell/size";
 import { theme } from "../shell/theme";
 import { colourBy, describeSeries, readPalette } from "./colours";
+import { describeRow, describeStep } from "./describe";
 import { history, historyRevision, MAX_STEPS } from "./history";
+import { isRecomputed } from "./protocol";
 import {
   COLUMN_WIDTHS,
   columnWidth,
@@ -113,34 +115,24 @@ function selectNeighbour(offset: number, end: number): void {
 function summarize(end: number): string {
   const step = history.steps[end - 1];
   if (!step) return "No steps yet";
-  return `Step ${step.step}: ${step.rows.length} requests in the batch, ${step.waiting} waiting`;
+  return describeStep(step, end === history.steps.length);
 }
 
 function StepWords({ end }: { end: number }): JSX.Element {
   const step = history.steps[end - 1];
-  if (!step) return <>&nbsp;</>;
-  return (
-    <>
-      Step {step.step}: {step.rows.length} in the batch, {step.waiting} waiting, {formatMs(step.wall_ms)}.
-    </>
-  );
+  return <>{step ? describeStep(step, end === history.steps.length) : "\u00a0"}</>;
 }
-
-const KIND_WORDS = { p: "a part of its prompt", f: "the end of its prompt", d: "a token", e: "a text" };
 
 function HitWords({ hit }: { hit: Hit }): JSX.Element {
   const { step, lane, row } = hit;
   const place = `Step ${step.step} (${formatMs(step.wall_ms)}), place ${lane + 1}: `;
   if (!row) return <>{place}free.</>;
   const sequence = history.sequences.get(row[1]);
-  const what =
-    row[3] === "d" ? (row[2] === 1 ? "one token" : `${row[2]} tokens`) : `${KIND_WORDS[row[3]]}, ${row[2]} tokens`;
-  const who = sequence ? ` of request ${sequence.id} (${describeSeries(sequence, history.server?.model ?? "")})` : "";
+  const series = sequence ? ` (${describeSeries(sequence, history.server?.model ?? "")})` : "";
   return (
     <>
       {place}
-      {what}
-      {who}.
+      {describeRow(row, `request ${row[1]}${series}`, isRecomputed(history.server))}.
     </>
   );
 }

@@ -6,7 +6,7 @@ import { Notice } from "../shell/controls";
 import { redrawOn } from "../shell/redraw";
 import { isVisible } from "../shell/visibility";
 import { BlockMap } from "./block_map";
-import { compare, comparison, ComparisonView } from "./comparison";
+import { compare, comparison, ComparisonView, numPlaces } from "./comparison";
 import { history, historyRevision, watchEngine, watchError, watchState } from "./history";
 import { Legend } from "./legend";
 import { LiveWeave, WeaveControls } from "./live_weave";
@@ -57,10 +57,15 @@ export function BatchPane(): JSX.Element {
 }
 
 function Explanation(): JSX.Element {
+  redrawOn(historyRevision);
+  const numPlacesHere = history.server?.max_batch_size ?? 0;
   return (
     <p class="explanation">
       Each row is a place in the batch, each column is a step of the model. A step gives every request in the batch its
       next token. <b>When a request is finished, the next one takes its place at once.</b>
+      {numPlacesHere >= BURST_SIZE &&
+        ` This server has ${numPlacesHere} places, so that none of ${BURST_SIZE} requests waits for one; ` +
+          `they are then shown again with ${numPlaces.value} places, which they take in turn.`}
     </p>
   );
 }

@@ -119,6 +119,14 @@ export interface ServerState {
   role: string;
 }
 
+/** Whether each token recomputes all before it (--recompute). */
+export function isRecomputed(server: ServerState | null): boolean {
+  return server?.policy === "recompute";
+}
+
+/** What frames have anew whenever one of it changes. */
+export type Readiness = Pick<ServerState, "ready" | "not_ready_reason" | "has_shards">;
+
 export interface EngineState {
   t: number;
   step: number;
@@ -135,6 +143,7 @@ export interface Frame {
   t: number;
   steps: Step[];
   sequences: Sequence[];
+  server?: Readiness;
   queue?: Queue;
   blocks?: Blocks;
   rates?: Rates;

@@ -20,8 +20,8 @@ const CAUSE_WORDS: Record<string, string> = {
   adapter: "for their adapter",
   grammar: "for their grammar",
   trial: "behind those tried after a fault",
-  reader: "for their reader",
-  yielded: "to have their place back",
+  reader: "for their client to read",
+  yielded: "again, after they were preempted",
   shards: "for the shards",
 };
 

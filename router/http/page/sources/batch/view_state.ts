@@ -1,5 +1,6 @@
 /** Which part of the history is shown, how large, and which sequence is chosen. */
 import { signal } from "@preact/signals";
+import { onKeyChange } from "../shell/api";
 import { history } from "./history";
 
 /** Step after the last one shown while paused; null while live. */
@@ -7,6 +8,10 @@ export const pausedAt = signal<number | null>(null);
 export const columnWidth = signal(6);
 export const selectedId = signal<number | null>(null);
 export const COLUMN_WIDTHS = [2, 3, 4, 6, 8, 10, 14, 18];
+onKeyChange(() => {
+  pausedAt.value = null;
+  selectedId.value = null;
+});
 
 /** Return the index after the last column that is shown. */
 export function getShownEnd(): number {

@@ -168,7 +168,7 @@ export class WeavePainter {
     context.globalAlpha = 1;
   }
 
-  /** Marks where a request entered, ended, was cancelled, or gave its place back. */
+  /** Marks where a request entered, ended, was cancelled, or was preempted. */
   private paintMarks(index: number): void {
     const step = this.weave.steps[index]!;
     const x = getColumnX(this.layout, this.view, index);
@@ -199,7 +199,7 @@ export class WeavePainter {
     });
   }
 
-  /** A request that gave its place back: a wedge that points away from it. */
+  /** A preempted request: a wedge that points away from it. */
   private paintNotch(x: number, lane: number): void {
     const { context, layout } = this;
     const size = Math.min(5, layout.laneHeight / 2.5);

@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import { Notice } from "../shell/controls";
 import { formatMs, formatRate } from "../shell/format";
 import { linkToRequest } from "../shell/navigation";
+import { describeEnd } from "../shell/outcome";
 import { redrawOn } from "../shell/redraw";
 import type { Answer, ToolCall, ToolResult } from "./conversation";
 import { CodeBlock, Markdown } from "./markdown";
@@ -71,19 +72,16 @@ function AnswerText({ answer, isRaw }: { answer: Answer; isRaw: boolean }): JSX.
   return isRaw ? <pre class="raw-text">{answer.text}</pre> : <Markdown text={answer.text} />;
 }
 
-const FINISH_WORDS: Record<string, string> = {
-  stop: "by itself",
-  length: "max tokens",
-  tool_calls: "a tool call",
-};
-
 function AnswerFooter({ answer }: { answer: Answer }): JSX.Element {
   const { stats } = answer;
-  const finish =
-    answer.state === "stopped" ? "stopped here" : (FINISH_WORDS[answer.finishReason] ?? answer.finishReason);
+  const finish = answer.state === "stopped" ? "stopped here" : describeEnd(answer.finishReason);
+  const [firstTokenName, firstTokenMs] =
+    stats.firstTokenMs === null
+      ? ["first token, seen here", stats.seenFirstTokenMs]
+      : ["first token", stats.firstTokenMs];
   const facts: [string, string | null][] = [
     ["queue", stats.queueMs === null ? null : formatMs(stats.queueMs)],
-    ["first token", stats.firstTokenMs === null ? null : formatMs(stats.firstTokenMs)],
+    [firstTokenName, firstTokenMs === null ? null : formatMs(firstTokenMs)],
     ["tokens/s", stats.tokensPerSecond === null ? null : formatRate(stats.tokensPerSecond)],
     ["tokens", stats.generatedTokens === null ? null : String(stats.generatedTokens)],
     ["prompt", stats.promptTokens === null ? null : String(stats.promptTokens)],

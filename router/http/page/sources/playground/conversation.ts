@@ -20,7 +20,9 @@ export interface ToolCall {
 /** What is shown under an answer; null while it is not known. */
 export interface AnswerStats {
   queueMs: number | null;
+  /** As the server measured it, which is known once the answer has ended, and as this browser did. */
   firstTokenMs: number | null;
+  seenFirstTokenMs: number | null;
   tokensPerSecond: number | null;
   promptTokens: number | null;
   generatedTokens: number | null;
@@ -83,6 +85,7 @@ export function makeAnswer(model: string): Answer {
     stats: {
       queueMs: null,
       firstTokenMs: null,
+      seenFirstTokenMs: null,
       tokensPerSecond: null,
       promptTokens: null,
       generatedTokens: null,

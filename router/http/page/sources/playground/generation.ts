@@ -1,9 +1,11 @@
 /** Generates answers: sends the requests, reads their streams into answers, and asks afterwards where the time went. */
-import { fetchJson, readEvents, RequestFailed, send } from "../shell/api";
+import { fetchJson, findMessage, readEvents, RequestFailed, send } from "../shell/api";
 import type { Answer, Token, ToolCall } from "./conversation";
 
 export interface Explanation {
   total_ms: number;
+  first_token_ms: number | null;
+  finish_reason: string | null;
   cached_tokens: number;
   by_cause: Record<string, number>;
 }
@@ -56,12 +58,12 @@ function describeFailure(error: unknown): string {
 
 /** Add what a chunk of either route says. */
 function readChunk(answer: Answer, chunk: any, startedAt: number): void {
-  if (chunk.error) throw new RequestFailed(chunk.error.message ?? String(chunk.error), 0);
+  if (chunk.error) throw new RequestFailed(findMessage(chunk) ?? JSON.stringify(chunk.error), 0);
   const { stats } = answer;
   if (chunk.usage) readUsage(answer, chunk.usage, startedAt);
   const choice = chunk.choices?.[0];
   if (!choice) return;
-  stats.firstTokenMs ??= performance.now() - startedAt;
+  stats.seenFirstTokenMs ??= performance.now() - startedAt;
   if (choice.finish_reason) answer.finishReason = choice.finish_reason;
   if (choice.delta) readDelta(answer, choice.delta);
   else answer.text += choice.text ?? "";
@@ -73,7 +75,7 @@ function readUsage(answer: Answer, usage: any, startedAt: number): void {
   stats.promptTokens = usage.prompt_tokens;
   stats.generatedTokens = usage.completion_tokens;
   stats.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? stats.cachedTokens;
-  const seconds = (performance.now() - startedAt - (stats.firstTokenMs ?? 0)) / 1000;
+  const seconds = (performance.now() - startedAt - (stats.seenFirstTokenMs ?? 0)) / 1000;
   if (usage.completion_tokens > 1 && seconds > 0) stats.tokensPerSecond = (usage.completion_tokens - 1) / seconds;
 }
 
@@ -113,6 +115,8 @@ async function addExplanation(answer: Answer): Promise<void> {
   const path = `v1/requests/${encodeURIComponent(answer.requestId)}/explain`;
   const explanation = await fetchJson<Explanation>(path).catch(() => null);
   if (!explanation) return;
+  if (answer.finishReason === "stop") answer.finishReason = explanation.finish_reason ?? "stop";
+  answer.stats.firstTokenMs = explanation.first_token_ms;
   answer.stats.cachedTokens = explanation.cached_tokens;
   answer.stats.queueMs = Object.entries(explanation.by_cause).reduce(
     (sum, [cause, ms]) => sum + (BUSY_CAUSES.has(cause) ? 0 : ms),

@@ -1,10 +1,12 @@
 /** Markdown as elements. Nothing becomes HTML: what a model writes can neither run nor load anything. */
 import type { ComponentChildren, JSX } from "preact";
-import { lexer, type Token, type Tokens } from "marked";
+import type { Token, Tokens } from "marked";
 import { CopyButton } from "../shell/controls";
+import { lexBounded } from "./bounded_lexer";
 
 export function Markdown({ text }: { text: string }): JSX.Element {
-  return <div class="markdown">{renderBlocks(lexer(text, { gfm: true }))}</div>;
+  const tokens = lexBounded(text);
+  return tokens ? <div class="markdown">{renderBlocks(tokens)}</div> : <pre class="raw-text">{text}</pre>;
 }
 
 function renderBlocks(tokens: Token[]): ComponentChildren[] {

@@ -2,6 +2,8 @@
 import type { JSX } from "preact";
 import { Notice } from "../shell/controls";
 import { asSentence, formatMs } from "../shell/format";
+import { serverInfo } from "../shell/models";
+import { describeOutcome } from "../shell/outcome";
 import { usePolled } from "../shell/poll";
 import { getKind, Timeline, type Explanation } from "./timeline";
 
@@ -28,10 +30,9 @@ export function RequestDetail({ id }: { id: string }): JSX.Element {
 }
 
 function listFacts(value: Explanation): [string, string][] {
-  const end = value.error_type ?? value.finish_reason;
   return [
-    ["state", end ? `${value.state}, ${end}` : value.state],
-    ["adapter", value.adapter ?? "none"],
+    ["state", describeOutcome(value)],
+    ["model", value.adapter ?? serverInfo.value?.model_id ?? "–"],
     ["time", formatMs(value.total_ms)],
     ["first token", value.first_token_ms == null ? "–" : formatMs(value.first_token_ms)],
     ["prompt", `${value.prompt_tokens} tokens`],

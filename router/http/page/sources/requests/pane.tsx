@@ -4,7 +4,9 @@ import { useState } from "preact/hooks";
 import { send } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { formatMs } from "../shell/format";
+import { serverInfo } from "../shell/models";
 import { linkToRequest, shownRequestId } from "../shell/navigation";
+import { describeEnd, describeOutcome, STATE_WORDS } from "../shell/outcome";
 import { usePolled } from "../shell/poll";
 import { RequestDetail } from "./detail";
 import { getKind } from "./timeline";
@@ -34,7 +36,7 @@ interface Filters {
 const MAX_REQUESTS = 500;
 const POLL_SECONDS = 2;
 const NO_FILTERS: Filters = { state: "", adapter: "", outcome: "", slower: "" };
-const OUTCOMES = ["eos_token", "stop_sequence", "length"];
+const FINISH_REASONS = ["eos_token", "stop_sequence", "length"];
 
 export function RequestsPane(): JSX.Element {
   const [filters, setFilters] = useState(NO_FILTERS);
@@ -89,8 +91,10 @@ function FilterBar({ filters, onChange }: { filters: Filters; onChange: (filters
         <span>State</span>
         <select value={filters.state} onChange={change("state")}>
           <option value="">any</option>
-          {["waiting", "running", "over"].map((name) => (
-            <option key={name}>{name}</option>
+          {Object.entries(STATE_WORDS).map(([name, words]) => (
+            <option key={name} value={name}>
+              {words}
+            </option>
           ))}
         </select>
       </label>
@@ -98,8 +102,10 @@ function FilterBar({ filters, onChange }: { filters: Filters; onChange: (filters
         <span>End</span>
         <select value={filters.outcome} onChange={change("outcome")}>
           <option value="">any</option>
-          {OUTCOMES.map((name) => (
-            <option key={name}>{name}</option>
+          {FINISH_REASONS.map((name) => (
+            <option key={name} value={name}>
+              {describeEnd(name)}
+            </option>
           ))}
           <option value="error">an error</option>
         </select>
@@ -131,7 +137,7 @@ function RequestTable({ requests, shownId, onCancelled }: TableProps): JSX.Eleme
             <th scope="col">request</th>
             <th scope="col">at</th>
             <th scope="col">state</th>
-            <th scope="col">adapter</th>
+            <th scope="col">model</th>
             <th scope="col" class="number">
               time
             </th>
@@ -171,7 +177,6 @@ function RequestRow({ entry, isShown, onCancelled }: RowProps): JSX.Element {
     await send(`v1/requests/${encodeURIComponent(entry.id)}`, { method: "DELETE" }).catch(() => undefined);
     onCancelled();
   }
-  const end = entry.error_type ?? entry.finish_reason ?? "";
   return (
     <tr class={isShown ? "shown" : ""}>
       <td>
@@ -180,11 +185,8 @@ function RequestRow({ entry, isShown, onCancelled }: RowProps): JSX.Element {
         </a>
       </td>
       <td>{new Date(entry.arrived_at * 1000).toLocaleTimeString()}</td>
-      <td class={entry.error_type ? "failed" : ""}>
-        {entry.state}
-        {end && `, ${end}`}
-      </td>
-      <td>{entry.adapter ?? "–"}</td>
+      <td class={entry.error_type ? "failed" : ""}>{describeOutcome(entry)}</td>
+      <td>{entry.adapter ?? serverInfo.value?.model_id ?? "–"}</td>
       <td class="number">{formatMs(entry.total_ms)}</td>
       <td class="number">{entry.first_token_ms === null ? "–" : formatMs(entry.first_token_ms)}</td>
       <td class="number">

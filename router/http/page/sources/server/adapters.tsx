@@ -14,6 +14,8 @@ interface AdapterObject {
   [field: string]: unknown;
 }
 
+const STATE_WORDS: Record<string, string> = { coming: "loading", here: "loaded", leaving: "unloading" };
+
 export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
   const { value, error, refresh } = usePolled<{ data: AdapterObject[] }>("v1/adapters", 5);
   const [failure, setFailure] = useState("");
@@ -57,7 +59,7 @@ export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
                 <tr key={adapter.id}>
                   <td>{adapter.id}</td>
                   <td>{adapter.source ?? "–"}</td>
-                  <td>{adapter.state ?? "–"}</td>
+                  <td>{STATE_WORDS[adapter.state ?? ""] ?? adapter.state ?? "–"}</td>
                   {isAdmin && (
                     <td>
                       <button

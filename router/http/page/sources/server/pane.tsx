@@ -13,6 +13,11 @@ const SHOWN_ABOVE = new Set([
   "model_device_type",
   "num_shard",
   "exact",
+  "max_concurrent_requests",
+  "max_input_tokens",
+  "max_total_tokens",
+  "max_batch_total_tokens",
+  "max_batch_size",
   "router",
   "version",
 ]);
@@ -32,7 +37,7 @@ export function ServerPane(): JSX.Element {
         </div>
       )}
       {value?.server.adapters && <AdapterList isAdmin={value.server.role === "admin"} />}
-      {info && <SettingsCard info={info} />}
+      {value && <LimitsCard state={value} info={info ?? {}} />}
       <p class="hint">
         Parts of this page have <a href="ui/licenses.txt">licences of their own</a>.
       </p>
@@ -65,6 +70,8 @@ function Facts({
   );
 }
 
+const KIND_WORDS: Record<string, string> = { text: "generated text", vector: "embeddings", labels: "labels of tokens" };
+
 function ModelCard({ state: { server } }: { state: EngineState }): JSX.Element {
   return (
     <Facts
@@ -74,11 +81,7 @@ function ModelCard({ state: { server } }: { state: EngineState }): JSX.Element {
         ["number type", server.dtype],
         ["device", server.device],
         ["shards", String(server.num_shard)],
-        ["kinds", server.kinds.join(", ")],
-        [
-          "longest request",
-          `${formatCount(server.max_total_tokens)} tokens, of which prompt ${formatCount(server.max_input_tokens)}`,
-        ],
+        ["answers with", server.kinds.map((kind) => KIND_WORDS[kind] ?? kind).join(", ")],
         ["same answer in any batch", server.exact ? "yes, bit for bit" : "no"],
       ]}
     >
@@ -114,10 +117,10 @@ function HealthCard({ state }: { state: EngineState }): JSX.Element {
       title="Health"
       facts={[
         ["requests are served", server.ready ? "yes" : `no: ${server.not_ready_reason}`],
-        ["shards", server.has_shards ? "there" : "being started"],
+        ["shards", server.has_shards ? "ready" : "starting"],
         ["running, waiting", `${state.running.length}, ${state.queue.length}`],
         ["steps since the start", formatCount(state.step)],
-        ["pages that watch", `${watch.viewers} of at most ${watch.max_viewers}`],
+        ["viewers of the live batch", `${watch.viewers} of at most ${watch.max_viewers}`],
         ["your key", server.keys ? `tenant ${server.tenant || "(none)"}, role ${server.role}` : "none needed"],
         ["version", `weft ${server.version}`],
       ]}
@@ -125,19 +128,38 @@ function HealthCard({ state }: { state: EngineState }): JSX.Element {
   );
 }
 
-function SettingsCard({ info }: { info: Record<string, unknown> }): JSX.Element {
-  const settings = Object.entries(info).filter(([name, value]) => value !== null && !SHOWN_ABOVE.has(name));
+/** What a request may be at most, in words, and folded the rest of `/info`. */
+function LimitsCard({ state: { server }, info }: { state: EngineState; info: Record<string, unknown> }): JSX.Element {
+  const others = Object.entries(info).filter(([name, value]) => value !== null && !SHOWN_ABOVE.has(name));
   return (
-    <section class="card" aria-label="Settings">
-      <h3>Settings and limits</h3>
-      <dl class="fact-list columns">
-        {settings.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name.replaceAll("_", " ")}</dt>
-            <dd>{String(value)}</dd>
-          </div>
-        ))}
-      </dl>
-    </section>
+    <Facts
+      title="Limits"
+      facts={[
+        ["longest prompt", `${formatCount(server.max_input_tokens)} tokens`],
+        ["prompt and answer together", `${formatCount(server.max_total_tokens)} tokens`],
+        ["requests in the batch", formatCount(server.max_batch_size)],
+        ["requests, running and waiting", `${formatCount(server.max_concurrent_requests)}; further ones get 429`],
+      ]}
+    >
+      {others.length > 0 && (
+        <details class="other-settings">
+          <summary>Other settings</summary>
+          <dl class="fact-list columns">
+            {others.map(([name, value]) => (
+              <div key={name}>
+                <dt>
+                  <code>{name}</code>
+                </dt>
+                <dd>{String(value)}</dd>
+              </div>
+            ))}
+          </dl>
+          <p class="hint">
+            By their names in <a href="info">/info</a>. <code>weft serve --help</code> explains the flag of each and has
+            its default.
+          </p>
+        </details>
+      )}
+    </Facts>
   );
 }

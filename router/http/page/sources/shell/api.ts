@@ -12,8 +12,17 @@ export const isKeyNeeded = signal(false);
 /** Key that was refused last: the page asks once for another, not with every request. */
 let refusedKey: string | null = null;
 
+const keyListeners: (() => void)[] = [];
+
+/** Have `forget` called whenever the key has changed, to drop what the last key could see. */
+export function onKeyChange(forget: () => void): void {
+  keyListeners.push(forget);
+}
+
 export function setApiKey(key: string): void {
+  const last = apiKey.value;
   apiKey.value = key.trim();
+  if (apiKey.value !== last) for (const forget of keyListeners) forget();
   isKeyNeeded.value = false;
   if (apiKey.value) sessionStorage.setItem(KEY_NAME, apiKey.value);
   else sessionStorage.removeItem(KEY_NAME);
@@ -50,7 +59,8 @@ export async function send(path: string, { method, body, signal }: RequestOption
   });
   if (response.ok) return response;
   if (response.status === 401) onKeyRefused();
-  throw new RequestFailed(await readErrorMessage(response), response.status);
+  const message = readErrorMessage(await response.text());
+  throw new RequestFailed(message || `${response.status} ${response.statusText}`, response.status);
 }
 
 function onKeyRefused(): void {
@@ -63,15 +73,21 @@ export async function fetchJson<T>(path: string, options?: RequestOptions): Prom
   return (await send(path, options)).json() as Promise<T>;
 }
 
-/** Return the message of an error in any dialect. */
-async function readErrorMessage(response: Response): Promise<string> {
-  const text = await response.text();
+/** Return the message of an answer that is an error in any dialect; the answer itself if it has none. */
+export function readErrorMessage(text: string): string {
   try {
-    const { error, message } = JSON.parse(text);
-    return error?.message ?? error ?? message ?? text;
+    return findMessage(JSON.parse(text)) ?? text;
   } catch {
-    return text || `${response.status} ${response.statusText}`;
+    return text;
   }
+}
+
+/** Return the message of an error: a text, or an object that has it as `message` or as `error`. */
+export function findMessage(error: unknown): string | null {
+  if (typeof error === "string") return error || null;
+  if (typeof error !== "object" || error === null) return null;
+  const { error: inner, message } = error as { error?: unknown; message?: unknown };
+  return findMessage(inner) ?? findMessage(message);
 }
 
 /** An event of a stream; `name` is "message" unless the server gave another. */

@@ -21,8 +21,17 @@ export const pane = computed<Pane>(() => {
 });
 /** Id of the request that the pane of requests shows whole; empty for none. */
 export const shownRequestId = computed(() =>
-  pane.value === "requests" ? decodeURIComponent(fragment.value.split("/").slice(1).join("/")) : "",
+  pane.value === "requests" ? decodeFragment(fragment.value.split("/").slice(1).join("/")) : "",
 );
+
+/** Return the text that a part of the fragment stands for; a link that was cut off or mistyped stands for itself. */
+export function decodeFragment(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
 
 export function linkToRequest(id: string): string {
   return `#requests/${encodeURIComponent(id)}`;

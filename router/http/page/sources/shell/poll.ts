@@ -15,6 +15,10 @@ export function usePolled<T>(path: string, seconds: number): Polled<T> {
   const [turn, setTurn] = useState(0);
   const key = apiKey.value;
   useEffect(() => {
+    setValue(null); // what another key may see
+    setError("");
+  }, [key]);
+  useEffect(() => {
     const aborter = new AbortController();
     let timer = 0;
     async function ask(): Promise<void> {
