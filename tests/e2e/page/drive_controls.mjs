@@ -158,7 +158,7 @@ async function answerWith(path, text) {
 /** Answers whose marks are nested too deeply, or that are tables of a million cells, are shown all the same. */
 async function checkHostileAnswers() {
   const table = `${"a|".repeat(1500)}\n${"-|".repeat(1500)}\n${"|b|\n".repeat(800)}`;
-  for (const content of [">".repeat(5000), "- ".repeat(5000), "**a *b ".repeat(2000), table]) {
+  for (const content of [">".repeat(5000), "+ ".repeat(5000), "**a *b ".repeat(2000), table]) {
     const events = [{ delta: { content } }, { delta: {}, finish_reason: "stop" }].map(
       (choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`,
     );

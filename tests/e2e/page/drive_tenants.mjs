@@ -45,6 +45,17 @@ async function readLastRow(tested) {
   return (await tested.waitFor("section[aria-label^='Request ']")).evaluate((element) => element.textContent);
 }
 
+/** With another key the page shows nothing of what the last one could see. */
+async function checkKeyIsChanged(tested, key) {
+  await tested.show("batch");
+  await tested.waitFor(".comparison");
+  await tested.press("Key", ".page-header");
+  await tested.type("Key", key);
+  await tested.press("Use this key", "dialog");
+  await tested.waitUntil(() => !document.querySelector(".comparison, section[aria-label^='Request ']"));
+  assert.match(await readLastRow(tested), /belongs to another tenant/);
+}
+
 const mine = await openWithKey(admin);
 const theirs = await openWithKey(user);
 await checkKeyIsAskedOnce(theirs);
@@ -62,6 +73,7 @@ assert.equal(await theirs.page.$(".load-adapter"), null);
 await theirs.examine("server-of-user");
 await mine.show("server");
 await mine.waitFor(".load-adapter");
+await checkKeyIsChanged(mine, user);
 await mine.close();
 await theirs.close();
 await checkWrongKey();

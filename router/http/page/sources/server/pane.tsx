@@ -138,7 +138,10 @@ function LimitsCard({ state: { server }, info }: { state: EngineState; info: Rec
         ["longest prompt", `${formatCount(server.max_input_tokens)} tokens`],
         ["prompt and answer together", `${formatCount(server.max_total_tokens)} tokens`],
         ["requests in the batch", formatCount(server.max_batch_size)],
-        ["requests, running and waiting", `${formatCount(server.max_concurrent_requests)}; further ones get 429`],
+        [
+          "requests, running and waiting",
+          `${formatCount(server.max_concurrent_requests)}; further ones are refused (HTTP 429)`,
+        ],
       ]}
     >
       {others.length > 0 && (
