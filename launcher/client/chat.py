@@ -144,6 +144,9 @@ def translate_connection_errors(url: str) -> Iterator[None]:
     except aiohttp.ClientConnectorError as error:
         raise ChatRequestFailed(
             f"cannot reach {url}: {error.os_error.strerror or error}; does the server run?") from error
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
+        raise ChatRequestFailed(f"{url} ended the connection before the answer was complete; does the server still "
+                                "run?") from error
     except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
         raise ChatRequestFailed(f"the connection to {url} broke off: {str(error) or 'it is silent'}") from error
 

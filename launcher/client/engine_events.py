@@ -80,7 +80,8 @@ class EngineView:
 
     def _apply_frame(self, frame: dict[str, Any]) -> None:
         self.state |= {name: frame[name] for name in ("t", "step", "queue", "rates") if name in frame}
-        self.state["blocks"] = self.state.get("blocks", {}) | frame.get("blocks", {})
+        for name in ("blocks", "server"):  # these come in parts
+            self.state[name] = self.state.get(name, {}) | frame.get(name, {})
         self._known |= {entry["id"]: self._known.get(entry["id"], {}) | entry for entry in frame["sequences"]}
         for step in frame["steps"]:
             self._apply_step(step)
@@ -103,6 +104,8 @@ class EngineView:
                 sequence.num_generated += num_tokens
             else:
                 sequence.num_prefilled += num_tokens
-                sequence.num_generated += kind == "f"
+            if kind == "f":
+                sequence.state = "decode"
+                sequence.num_generated += 1
         for _, number, _ in step["finished"]:
             self.running.pop(number, None)

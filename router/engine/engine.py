@@ -17,7 +17,7 @@ from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
-from router.monitor.monitor import EngineMonitor
+from router.monitor.monitor import EngineMonitor, Readiness
 from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
@@ -113,7 +113,7 @@ class Engine:
                                              metrics=self.server_metrics)
         self.monitor = EngineMonitor(self._scheduler, self.server_metrics,
                                      lambda: [sent.plan for sent in self._plans_in_flight],
-                                     self._client_streams.get_text)
+                                     self._client_streams.get_text, self.get_readiness)
         self.resource_controller.attach_scheduler(self._scheduler, self.server_metrics)
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
@@ -163,6 +163,10 @@ class Engine:
     def why_unavailable(self) -> str:
         """Return why the router should get no requests now, or an empty string."""
         return self.health.why_unavailable(now())
+
+    def get_readiness(self) -> Readiness:
+        reason = self.why_unavailable()
+        return {"ready": not reason, "not_ready_reason": reason or None, "has_shards": self.has_shards}
 
     def metrics_page(self) -> str:
         return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards)

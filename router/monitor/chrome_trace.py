@@ -1,7 +1,8 @@
 """Chrome's trace-event format of observed steps, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a track
 for the steps and one for each lane of the batch, instants where sequences leave, and counters."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from json import dumps
 from typing import Any
 
 from router.monitor.observed_steps import CHUNK_ROW, DECODE_ROW, FINAL_CHUNK_ROW, POOLING_ROW
@@ -14,24 +15,34 @@ COUNTERS = {"running": "sequences", "waiting": "sequences", "blocks_used": "bloc
 TraceEvent = dict[str, Any]
 
 
-def make_chrome_trace(steps: Sequence[Mapping[str, Any]], sequences: Mapping[int, Mapping[str, Any]],
-                      metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trace of steps in the form of frames; `sequences` are described by id, as the viewer may see them.
+def iterate_chrome_trace(steps: Iterable[Mapping[str, Any]], sequences: Mapping[int, Mapping[str, Any]],
+                         metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the JSON of the trace, a piece for each step: the whole would be one long call, which lets no other thread
+    run. The steps are in the form of frames and in order; `sequences` are described by id, as the viewer may see them.
     Times begin with the first step, in microseconds."""
-    started_at = min((step["t"] - step["wall_ms"] / 1000 for step in steps), default=0.0)
-    lanes = {lane for step in steps for lane, *_ in step["rows"]}
-    events = [*iterate_metadata(lanes)]
+    events = [{"name": "process_name", "ph": "M", "pid": PROCESS_ID, "tid": STEPS_TRACK, "args": {"name": "weft"}},
+              *iterate_track_events(STEPS_TRACK, "steps")]
+    yield f'{{"displayTimeUnit":"ms","otherData":{dumps(metadata)},"traceEvents":[{dump_items(events)}'
+    started_at: float | None = None
+    named_lanes: set[int] = set()
     for step in steps:
+        if started_at is None:
+            started_at = step["t"] - step["wall_ms"] / 1000
+        new_lanes = {lane for lane, *_ in step["rows"]} - named_lanes
+        named_lanes |= new_lanes
+        events = [event for lane in sorted(new_lanes) for event in iterate_track_events(lane + 1, f"lane {lane}")]
         events += iterate_step_events(step, sequences, started_at)
-    return {"displayTimeUnit": "ms", "otherData": dict(metadata), "traceEvents": events}
+        yield "," + dump_items(events)
+    yield "]}"
 
 
-def iterate_metadata(lanes: Iterable[int]) -> Iterator[TraceEvent]:
-    yield {"name": "process_name", "ph": "M", "pid": PROCESS_ID, "tid": STEPS_TRACK, "args": {"name": "weft"}}
-    names = {STEPS_TRACK: "steps", **{lane + 1: f"lane {lane}" for lane in sorted(lanes)}}
-    for track, name in names.items():
-        yield {"name": "thread_name", "ph": "M", "pid": PROCESS_ID, "tid": track, "args": {"name": name}}
-        yield {"name": "thread_sort_index", "ph": "M", "pid": PROCESS_ID, "tid": track, "args": {"sort_index": track}}
+def dump_items(events: list[TraceEvent]) -> str:
+    return dumps(events, separators=(",", ":"))[1:-1]
+
+
+def iterate_track_events(track: int, name: str) -> Iterator[TraceEvent]:
+    yield {"name": "thread_name", "ph": "M", "pid": PROCESS_ID, "tid": track, "args": {"name": name}}
+    yield {"name": "thread_sort_index", "ph": "M", "pid": PROCESS_ID, "tid": track, "args": {"sort_index": track}}
 
 
 def iterate_step_events(step: Mapping[str, Any], sequences: Mapping[int, Mapping[str, Any]],

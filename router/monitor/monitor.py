@@ -4,13 +4,13 @@ makes no call for it."""
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from json import dumps
-from typing import Any
+from typing import Any, TypedDict
 
 from router.errors import MonitorBusy
 from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepEncoder, round_seconds
@@ -19,7 +19,7 @@ from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import SequenceRenderer, Viewer
 from router.scheduler.block_pool import SHARED_BLOCK
 from router.scheduler.cost_model import CostTerms
-from router.scheduler.messages import StepPlan
+from router.scheduler.messages import Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
@@ -27,16 +27,26 @@ from router.telemetry.server_metrics import ServerMetrics
 
 MAX_FRAMES_PER_SECOND = 20
 MAX_SECONDS_WITHOUT_FRAME = 1.0
-SECONDS_BETWEEN_RATES = 0.5  # also between two maps of the cache's blocks, or more if they take long
-MAP_COST_FRACTION = 0.005  # of the time, that maps may take
+SECONDS_BETWEEN_RATES = 0.5  # of frames; also between two maps of the cache's blocks, or more if they take long
+MAP_COST_FRACTION = 0.005  # of a processor's time, that maps may take
 MAX_BUFFERED_STEPS = 2000
 BUFFER_SECONDS = 300.0  # for which steps are kept after the last viewer has left
 MAX_VIEWERS = 16
+# Fewer for keys that are not an admin's, so that no tenant has all places and an admin key finds one.
+MAX_USER_VIEWERS, MAX_TENANT_VIEWERS = 12, 8
 MAX_SHOWN_WAITING = 100  # waiting sequences of a frame or state
 MAX_TEXT_CHARACTERS = 200  # of a running sequence's text, with --ui-show-text
 
 logger = logging.getLogger(__name__)
 clock = time.monotonic
+
+
+class Readiness(TypedDict):
+    """What of the server's facts changes while it runs."""
+
+    ready: bool
+    not_ready_reason: str | None
+    has_shards: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class ViewerFeed:
     def __init__(self, viewer: Viewer, render_state: Callable[[], bytes], history: Callable[[], bytes | None]) -> None:
         self.viewer = viewer
         self.is_new = True  # it has got no frame since its last state
+        self.num_steps_in_state = 0  # of the steps that no frame has had yet: those that its last state counts
+        self.readiness: Readiness | None = None  # that it was told last
         self._render_state, self._render_history = render_state, history
         self._needs_state = True
         self._is_closed = False
@@ -100,48 +112,58 @@ class ViewerFeed:
 
 
 class BlockMap:
-    """Map of the cache's blocks, made anew at most every SECONDS_BETWEEN_RATES and for MAP_COST_FRACTION of the
-    time."""
+    """Map of the cache's blocks, for MAP_COST_FRACTION of a processor's time at most: until a new one is due, states
+    have the one before."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._next_at = 0.0
+        self._next_at = self._next_frame_at = 0.0
         self._num_shared = 0
         self._runs: list[tuple[int, int]] = []
+        self._was_in_frame = False  # these runs were
 
     def describe_counts(self) -> dict[str, Any]:
         blocks = self._scheduler.running.block_pool
-        return {"total": blocks.num_blocks, "used": blocks.num_blocks - blocks.num_free, "cached": blocks.num_evictable,
-                "free": blocks.num_free - blocks.num_evictable, "shared": self._num_shared}
+        num_used = blocks.num_blocks - blocks.num_free
+        return {"total": blocks.num_blocks, "used": num_used, "cached": blocks.num_evictable,
+                "free": blocks.num_free - blocks.num_evictable, "shared": min(self._num_shared, num_used)}
 
     def describe(self) -> dict[str, Any]:
-        """Return the counts and the map as it is now."""
-        started_at, running = clock(), self._scheduler.running
+        """Return the counts and the map."""
+        self._update_if_due(clock())
+        return self.describe_counts() | {"map": self._runs}
+
+    def describe_for_frame(self, now: float) -> dict[str, Any]:
+        """Return the counts, with the map if it is due and has changed."""
+        if now < self._next_frame_at:
+            return self.describe_counts()
+        self._update_if_due(now)
+        if self._was_in_frame:
+            return self.describe_counts()
+        self._was_in_frame, self._next_frame_at = True, now + SECONDS_BETWEEN_RATES
+        return self.describe_counts() | {"map": self._runs}
+
+    def _update_if_due(self, now: float) -> None:
+        if now < self._next_at:
+            return
+        started_at, running, runs_before = time.thread_time(), self._scheduler.running, self._runs
         holders = running.block_pool.list_holders(running.list_block_tables())
         self._runs = [(holder, len([*blocks])) for holder, blocks in groupby(holders)]
         self._num_shared = sum(length for holder, length in self._runs if holder == SHARED_BLOCK)
-        now = clock()
-        self._next_at = now + max(SECONDS_BETWEEN_RATES, (now - started_at) / MAP_COST_FRACTION)
-        return self.describe_counts() | {"map": self._runs}
-
-    def describe_if_due(self, now: float) -> dict[str, Any]:
-        """Return the counts, with the map if it is due and has changed."""
-        if now < self._next_at:
-            return self.describe_counts()
-        runs_before = self._runs
-        described = self.describe()
-        return self.describe_counts() if described["map"] == runs_before else described
+        self._was_in_frame = self._was_in_frame and self._runs == runs_before
+        self._next_at = now + (time.thread_time() - started_at) / MAP_COST_FRACTION
 
 
 class EngineMonitor:
     """The engine as viewers see it. The engine notes answers in `observer` if there is one."""
 
     def __init__(self, scheduler: Scheduler, metrics: ServerMetrics, list_plans_in_flight: Callable[[], list[StepPlan]],
-                 get_text: Callable[[int], str]) -> None:
+                 get_text: Callable[[int], str], get_readiness: Callable[[], Readiness]) -> None:
         """`get_text` returns the text that a sequence has generated so far."""
         self.observer: StepObserver | None = None
         self._scheduler, self._metrics = scheduler, metrics
         self._list_plans_in_flight, self._get_text = list_plans_in_flight, get_text
+        self._get_readiness = get_readiness
         self.clock_offset = time.time() - clock()
         self._renderer, self._step_encoder = SequenceRenderer(self.clock_offset), StepEncoder(self.clock_offset)
         self._block_map = BlockMap(scheduler)
@@ -151,7 +173,8 @@ class EngineMonitor:
         self._sequences: dict[int, ObservedSequence] = {}  # of the buffered steps, while there is no observer
         self._buffer_timer: asyncio.TimerHandle | None = None
         self._shown_ids: set[int] = set()  # sequences that were in a frame
-        self._last_queue: list[tuple[int, RequestPhase]] = []
+        self._unsent_steps: list[tuple[ObservedStep, str]] = []  # each with its JSON; observed since the last frame
+        self._last_queue: tuple[object, ...] = ()
         self._last_frame_at = self._next_rates_at = 0.0
         self._max_sequences = MAX_BUFFERED_STEPS  # beyond, those that no buffered step names are dropped
 
@@ -171,10 +194,9 @@ class EngineMonitor:
               since: int | None = None) -> Iterator[ViewerFeed]:
         """Watch the engine while the block runs. The first event is what `render_state` returns; the next one has the
         buffered steps after number `since`. Raises MonitorBusy."""
-        if len(self._feeds) >= MAX_VIEWERS:
-            raise MonitorBusy(f"{MAX_VIEWERS} viewers watch the engine already, as many as may at once; try again "
-                                 "when one has left, or poll /v1/engine/state")
-        feed = ViewerFeed(viewer, render_state, lambda: None if since is None else self._render_history(viewer, since))
+        self._check_place(viewer)
+        feed = ViewerFeed(viewer, lambda: self._render_state(feed, render_state),
+                          lambda: None if since is None else self._render_history(viewer, since))
         self._feeds.add(feed)
         if self._frame_task is None:
             self._start_observing()
@@ -184,6 +206,25 @@ class EngineMonitor:
             self._feeds.discard(feed)
             if not self._feeds:
                 self._stop_observing()
+
+    def _check_place(self, viewer: Viewer) -> None:
+        """Raises MonitorBusy if there is no place for another viewer with these rights."""
+        watching = [feed.viewer for feed in self._feeds]
+        users = [other for other in watching if not other.is_admin]
+        tenant_users = [other for other in users if other.tenant_name == viewer.tenant_name]
+        limits = [(watching, MAX_VIEWERS, "viewers")]
+        if not viewer.is_admin:
+            limits += [(tenant_users, MAX_TENANT_VIEWERS, "viewers of this tenant"),
+                       (users, MAX_USER_VIEWERS, "viewers without an admin key")]
+        for others, most, name in limits:
+            if len(others) >= most:
+                raise MonitorBusy(f"{most} {name} watch the engine already, as many as may at once; try again when one "
+                                  "has left, or poll /v1/engine/state")
+
+    def _render_state(self, feed: ViewerFeed, render_state: Callable[[], bytes]) -> bytes:
+        self._observe_steps()
+        feed.num_steps_in_state, feed.readiness = len(self._unsent_steps), self._get_readiness()
+        return render_state()
 
     def close(self) -> None:
         """End the events of all viewers."""
@@ -195,7 +236,7 @@ class EngineMonitor:
             self._buffer_timer.cancel()
         self.observer = StepObserver(self._scheduler, self._list_plans_in_flight(), now=clock(),
                                      num_steps=self._metrics.steps.num_answered, known_sequences=self._sequences)
-        self._last_queue = []
+        self._last_queue, self._unsent_steps = (), []
         self._frame_task = asyncio.create_task(self._send_frames(), name="frames")
         self._frame_task.add_done_callback(self._on_frames_ended)
 
@@ -228,57 +269,68 @@ class EngineMonitor:
     def send_frame(self) -> None:
         """Send what has happened since the last frame to the viewers that wait for it, if anything has."""
         assert self.observer is not None
-        now, steps = clock(), self.observer.observe_pending()
-        queue = [(sequence.id, sequence.timeline.phase) for sequence in islice(self._scheduler.waiting,
-                                                                               MAX_SHOWN_WAITING)]
+        self._observe_steps()
+        now, queue, readiness = clock(), self._get_queue_key(), self._get_readiness()
         has_queue_changed = queue != self._last_queue
-        if not steps and not has_queue_changed and now < self._last_frame_at + MAX_SECONDS_WITHOUT_FRAME:
+        if (not self._unsent_steps and not has_queue_changed and now < self._last_frame_at + MAX_SECONDS_WITHOUT_FRAME
+                and not any(feed.is_waiting and feed.readiness != readiness for feed in self._feeds)):
             return
         self._last_queue, self._last_frame_at = queue, now
-        texts = self._buffer_steps(steps)
-        step_ids = {sequence_id for step in steps for _, sequence_id, _, _ in step.rows}
-        new_ids = step_ids - self._shown_ids
+        steps, self._unsent_steps = self._unsent_steps, []
+        new_ids = list_row_ids(steps) - self._shown_ids
         self._shown_ids |= new_ids
         head = f'{{"t":{round_seconds(now + self.clock_offset)},"step":{self.observer.num_steps},"steps":['
-        head += ",".join(texts) + "]"
         tail = self._render_common_parts(now)
-        rendered: dict[tuple[Viewer, bool], bytes] = {}
+        rendered: dict[tuple[Viewer, bool, int, bool], bytes] = {}
         for feed in self._feeds:
             if not feed.is_waiting:
                 feed.skip_frame()
                 continue
-            key = (feed.viewer, feed.is_new)
+            has_readiness_changed = feed.readiness != readiness
+            key = (feed.viewer, feed.is_new, feed.num_steps_in_state, has_readiness_changed)
             if key not in rendered:
-                shown_ids = step_ids if feed.is_new else new_ids
+                feed_steps = steps[feed.num_steps_in_state:]
+                shown_ids = list_row_ids(feed_steps) if feed.is_new else new_ids
                 own_parts: dict[str, Any] = {"sequences": self._describe_sequences(shown_ids, feed.viewer)}
                 if has_queue_changed or feed.is_new:
                     own_parts["queue"] = self._describe_queue(feed.viewer)
-                frame = f"{head},{dump_members(own_parts)},{tail}}}"
-                rendered[key] = render_event("frame", frame, self.observer.num_steps)
+                if has_readiness_changed:
+                    own_parts["server"] = readiness
+                texts = ",".join([text for _, text in feed_steps])
+                rendered[key] = render_event("frame", f"{head}{texts}],{dump_members(own_parts)},{tail}}}",
+                                             self.observer.num_steps)
+            feed.num_steps_in_state, feed.readiness = 0, readiness
             feed.put(rendered[key])
+
+    def _get_queue_key(self) -> tuple[object, ...]:
+        """Return what changes with the shown queue."""
+        waiting = self._scheduler.waiting
+        return (len(waiting), waiting.demand.num_tokens, [(sequence.id, sequence.timeline.phase) for sequence in
+                                                          islice(waiting, MAX_SHOWN_WAITING)])
 
     def _render_common_parts(self, now: float) -> str:
         assert self.observer is not None
-        parts: dict[str, Any] = {"blocks": self._block_map.describe_if_due(now)}
+        parts: dict[str, Any] = {"blocks": self._block_map.describe_for_frame(now)}
         if now >= self._next_rates_at:
             self._next_rates_at = now + SECONDS_BETWEEN_RATES
             parts["rates"] = self.observer.rates.describe(now)
         return dump_members(parts)
 
-    def _buffer_steps(self, steps: Iterable[ObservedStep]) -> list[str]:
-        """Keep the steps and return their JSON."""
-        texts = []
-        for step in steps:
-            texts.append(text := self._step_encoder.encode(step))
+    def _observe_steps(self) -> None:
+        """Buffer the steps that were noted since the last call."""
+        if (observer := self.observer) is None:
+            return
+        for step in observer.observe_pending():
+            text = self._step_encoder.encode(step)
+            self._unsent_steps.append((step, text))
             self._buffered_steps.append(BufferedStep(step.number, text))
-        observer = self.observer
-        if observer is not None and len(observer.sequences) > self._max_sequences:
+        if len(observer.sequences) > self._max_sequences:
             observer.drop_sequences_before(self._buffered_steps[0].number if self._buffered_steps else 0)
             self._shown_ids &= observer.sequences.keys()
             self._max_sequences = max(MAX_BUFFERED_STEPS, 2 * len(observer.sequences))
-        return texts
 
     def _render_history(self, viewer: Viewer, since: int) -> bytes | None:
+        self._observe_steps()
         stretch = self.get_buffered_stretch(since)
         if not stretch.steps:
             return None
@@ -311,12 +363,14 @@ class EngineMonitor:
 
     def describe_state(self, viewer: Viewer) -> dict[str, Any]:
         """Return the JSON of the state, without what the HTTP layer adds."""
-        now, observer = clock(), self.observer
+        self._observe_steps()
+        now, observer, num_sent_tokens = clock(), self.observer, self._count_prompt_tokens_in_flight()
         running = [sequence for sequence in self._scheduler.sequences if sequence.state is not SequenceState.WAITING]
         return {
             "t": round_seconds(now + self.clock_offset),
             "step": self._metrics.steps.num_answered if observer is None else observer.num_steps,
-            "running": [self._describe_running(place, sequence, viewer) for place, sequence in enumerate(running)],
+            "running": [self._describe_running(place, sequence, num_sent_tokens[sequence.id], viewer)
+                        for place, sequence in enumerate(running)],
             "queue": self._describe_queue(viewer), "blocks": self._block_map.describe(),
             "rates": (describe_rates_since_start(self._metrics, now + self.clock_offset) if observer is None
                       else observer.rates.describe(now)),
@@ -325,15 +379,25 @@ class EngineMonitor:
                       "last_step": self._buffered_steps[-1].number if self._buffered_steps else None,
                       "max_steps": MAX_BUFFERED_STEPS}}
 
-    def _describe_running(self, place: int, sequence: Sequence, viewer: Viewer) -> dict[str, Any]:
+    def _count_prompt_tokens_in_flight(self) -> Counter[int]:
+        """Return the prompt tokens, by sequence, of steps that are not answered: frames will count them."""
+        counts = Counter[int]()
+        for plan in self._list_plans_in_flight():
+            if isinstance(step := plan.messages[-1], Prefill):
+                counts.update({chunk.sequence_id: chunk.length for chunk in step.chunks})
+        return counts
+
+    def _describe_running(self, place: int, sequence: Sequence, num_tokens_in_flight: int,
+                          viewer: Viewer) -> dict[str, Any]:
         observed = ObservedSequence.from_request(sequence.id, sequence.request, sequence.submitted_at)
         state = ("preempted" if sequence.state is SequenceState.PREEMPTED
                  else "prefill" if sequence.timeline.phase is RequestPhase.PREFILL else "decode")
+        num_prefilled = min(sequence.num_scheduled_tokens, sequence.num_tokens_to_prefill) - num_tokens_in_flight
         text = ({"text": self._get_text(sequence.id)[-MAX_TEXT_CHARACTERS:]} if viewer.may_read_text(observed) else {})
         return {**self._renderer.describe(observed, viewer), **text,
                 "lane": place if self.observer is None else self.observer.get_lane(sequence.id), "state": state,
                 "cached_tokens": sequence.timeline.num_prefix_hit_tokens,
-                "prefilled_tokens": min(sequence.num_scheduled_tokens, observed.num_prompt_tokens),
+                "prefilled_tokens": min(num_prefilled, observed.num_prompt_tokens),
                 "generated_tokens": len(sequence.generated), "blocks": len(sequence.blocks),
                 "preemptions": sequence.num_preemptions}
 
@@ -347,6 +411,11 @@ class EngineMonitor:
         observed = ObservedSequence.from_request(sequence.id, sequence.request, sequence.submitted_at)
         return {**self._renderer.describe(observed, viewer), "generated_tokens": len(sequence.generated),
                 "preemptions": sequence.num_preemptions, "cause": str(sequence.timeline.phase)}
+
+
+def list_row_ids(steps: Iterable[tuple[ObservedStep, str]]) -> set[int]:
+    """Return the ids of the sequences that have a row in steps."""
+    return {sequence_id for step, _ in steps for _, sequence_id, _, _ in step.rows}
 
 
 def dump_members(members: Mapping[str, Any]) -> str:

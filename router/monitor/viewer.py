@@ -1,9 +1,9 @@
 """What one viewer of the live view may see: its own tenant's sequences whole, those of others without a name.
 
 Own sequences have a `request_id`, by which a client can explain or cancel them; those of others have only the number
-that the scheduler gave them, which no route takes. Tenants and adapters are numbered for colours, and named where the
-viewer may know the name: an admin key all of them, other keys their own tenant, the adapters that they use and those
-that the list of models names to everybody.
+that the scheduler gave them, which no route takes. Tenants and adapters are numbered for colours. An admin key sees
+the names of all tenants, other keys that of their own. Adapters that are not private are named to everybody, as by
+`GET /v1/adapters`.
 """
 
 from collections.abc import Hashable, Iterable
@@ -19,7 +19,6 @@ class Viewer:
 
     tenant_name: str
     is_admin: bool
-    public_adapter_names: frozenset[str] = frozenset()
     shows_text: bool = False  # --ui-show-text
 
     def owns(self, sequence: ObservedSequence) -> bool:
@@ -27,9 +26,6 @@ class Viewer:
 
     def may_read_text(self, sequence: ObservedSequence) -> bool:
         return self.shows_text and (self.is_admin or self.owns(sequence))
-
-    def may_name_adapter(self, sequence: ObservedSequence) -> bool:
-        return self.is_admin or self.owns(sequence) or sequence.adapter_name in self.public_adapter_names
 
 
 class Ordinals:
@@ -55,7 +51,7 @@ class SequenceRenderer:
             "id": sequence.id, "own": is_own, "request_id": sequence.request_id if is_own else None,
             "kind": str(sequence.kind), "tenant": sequence.tenant_name if is_own or viewer.is_admin else None,
             "tenant_ordinal": self._tenants.get(sequence.tenant_name),
-            "adapter": (sequence.adapter_name or None) if viewer.may_name_adapter(sequence) else None,
+            "adapter": sequence.adapter_name or None,  # a request for a private adapter has no name of it
             "adapter_ordinal": self._adapters.get(sequence.adapter and sequence.adapter.id),
             "submitted_at": round_seconds(sequence.submitted_at + self.clock_offset),
             "prompt_tokens": sequence.num_prompt_tokens, "max_new_tokens": sequence.max_new_tokens}

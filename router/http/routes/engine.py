@@ -2,7 +2,12 @@
 the buffered steps as a trace, and a simulation of the same requests under another way of batching."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from json import dumps
 from typing import Annotated, Any, Literal
 
@@ -28,14 +33,18 @@ from router.monitor.batching_simulation import (
     simulate_batching,
     summarize_steps,
 )
-from router.monitor.chrome_trace import make_chrome_trace
+from router.monitor.chrome_trace import iterate_chrome_trace
 from router.monitor.monitor import BufferedStretch, render_event
 from router.monitor.observed_steps import round_seconds
 from router.monitor.viewer import Viewer
 from router.scheduler.sequence import RequestPhase
 from router.simulation.trace import RequestArrival, parse_plain_arrival
 
-MAX_WAITING_SIMULATIONS = 4
+MAX_WAITING_SIMULATIONS = 4  # also of exports
+MAX_TRACE_ROWS = 2048  # of the steps that one call in a thread renders, unless it is a single step
+# Bytes of events that the system holds for a viewer. Its own bound of megabytes would hide for minutes that it does not
+# read.
+VIEWER_BUFFER_BYTES = 64 * 1024
 TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="weft-trace.json"'}
 CAUSES = {str(phase): description for phase, description in PHASE_DESCRIPTIONS.items() if phase in {*RequestPhase}}
 STRETCH_PARAMETERS = {"since": parse_whole_number, "until": parse_whole_number}
@@ -73,8 +82,9 @@ class EngineRoutes(ServiceRoutes):
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._simulation_lock = asyncio.Lock()
-        self._num_simulations = 0  # running or waiting for their turn
+        # Simulations and pieces of exports run one after the other, so that they leave the engine its time.
+        self._thread_lock = asyncio.Lock()
+        self._num_running: Counter[str] = Counter()  # or waiting for their turn, by what they are
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/v1/engine/state", self.state), web.get("/v1/engine/events", self.events, allow_head=False),
@@ -94,6 +104,7 @@ class EngineRoutes(ServiceRoutes):
             return render_event("state", dumps(self._describe_state(viewer), separators=(",", ":")))
 
         with self._services.engine.monitor.watch(viewer, render_state, since) as feed:
+            limit_send_buffer(request.transport)
             async with open_response_stream(
                     request, {}, self._services.config.slow_client_timeout,
                     lambda error: f"event: error\ndata: {reply_type.from_exception(error).to_json()}\n\n") as stream:
@@ -103,15 +114,33 @@ class EngineRoutes(ServiceRoutes):
                         await stream.drain()
         return stream.response
 
-    async def trace(self, request: web.Request) -> web.Response:
-        """Send the buffered steps in Chrome's trace-event format."""
+    async def trace(self, request: web.Request) -> web.StreamResponse:
+        """Send the buffered steps in Chrome's trace-event format, rendered as fast as the client reads."""
         stretch = self._get_stretch(**read_query(request, STRETCH_PARAMETERS))
         described = self._services.engine.monitor.describe_sequences(stretch.sequences.values(),
                                                                      self._make_viewer(request))
         metadata = {"server": f"weft {VERSION}", "model": self._services.served_model.name,
                     "first_step": stretch.steps[0].number, "last_step": stretch.steps[-1].number}
-        # In a thread, since a long stretch has some hundred thousand events.
-        return json_text_response(await asyncio.to_thread(render_trace, stretch, described, metadata), TRACE_HEADERS)
+        pieces = iterate_chrome_trace((json.loads(step.json_text) for step in stretch.steps),
+                                      {entry["id"]: entry for entry in described}, metadata)
+        num_steps = max(MAX_TRACE_ROWS // self._services.engine.monitor.settings.max_batch_size, 1)
+        response = web.StreamResponse(headers=TRACE_HEADERS)
+        response.content_type = "application/json"
+        with self._take_place("exports"):
+            await response.prepare(request)
+            while text := await self._run_in_turn(lambda: "".join(islice(pieces, num_steps))):
+                await self._limit_time(response.write(text.encode()))
+            await self._limit_time(response.write_eof())
+        return response
+
+    async def _limit_time(self, writing: Coroutine[Any, Any, None]) -> None:
+        """Write to a client. Raises ConnectionResetError if it does not read for --slow-client-timeout seconds."""
+        seconds = self._services.config.slow_client_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await writing
+        except TimeoutError:
+            raise ConnectionResetError(f"the client did not read for {seconds} seconds") from None
 
     async def simulate(self, request: web.Request) -> web.Response:
         """Simulate requests under another way of batching, by the scheduler and the cost model of this server."""
@@ -126,35 +155,40 @@ class EngineRoutes(ServiceRoutes):
         settings = BatchingSettings(body.batching, body.max_batch_size, body.static_window_ms).apply(
             self._services.config, engine.model_info)
         coefficients = engine.monitor.cost_coefficients
+        described = (engine.monitor.describe_sequences(sequences, viewer) if sequences
+                     else [describe_given_request(arrival) for arrival in arrivals])
 
-        def run() -> dict[str, Any]:
+        def run() -> str:
             steps = parse_steps(stretch)
             simulated = simulate_batching(arrivals, settings, engine.model_info, measure_timing(steps, coefficients))
             submitted_at = {sequence.id: sequence.submitted_at + engine.monitor.clock_offset for sequence in sequences}
-            return {"batching": body.batching, "max_batch_size": settings.max_batch_size, "requests": len(arrivals),
-                    "steps": simulated.steps, "summary": simulated.summary, "cached_tokens": simulated.cached_tokens,
-                    "recorded": None if given else summarize_steps(steps, submitted_at)}
+            for number, (entry, arrival, num_cached) in enumerate(
+                    zip(described, arrivals, simulated.cached_tokens, strict=True), 1):
+                entry |= {"source_id": entry["id"] or None, "id": number, "cached_tokens": num_cached,
+                          "submitted_at": round_seconds(arrival.arrived_at)}
+            return render_simulation(simulated.steps, {
+                "batching": body.batching, "max_batch_size": settings.max_batch_size, "requests": len(arrivals),
+                "summary": simulated.summary, "recorded": None if given else summarize_steps(steps, submitted_at),
+                "sequences": described})
 
-        answer = await self._run_simulation(run)
-        described = (engine.monitor.describe_sequences(sequences, viewer) if sequences
-                     else [describe_given_request(arrival) for arrival in arrivals])
-        for number, (entry, arrival, num_cached) in enumerate(
-                zip(described, arrivals, answer.pop("cached_tokens"), strict=True), 1):
-            entry |= {"source_id": entry["id"] or None, "id": number, "cached_tokens": num_cached,
-                      "submitted_at": round_seconds(arrival.arrived_at)}
-        text = await asyncio.to_thread(dumps, answer | {"sequences": described})
+        with self._take_place("simulations"):
+            text = await self._run_in_turn(run)
         return json_text_response(text, request_headers(request))
 
-    async def _run_simulation(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run simulations one after the other in a thread, so that they leave the engine's its time."""
-        if self._num_simulations > MAX_WAITING_SIMULATIONS:
-            raise MonitorBusy(f"{MAX_WAITING_SIMULATIONS} simulations wait already, as many as may")
-        self._num_simulations += 1
+    @contextmanager
+    def _take_place(self, name: str) -> Iterator[None]:
+        """Count what is under way by this name. Raises MonitorBusy."""
+        if self._num_running[name] > MAX_WAITING_SIMULATIONS:
+            raise MonitorBusy(f"{MAX_WAITING_SIMULATIONS} {name} wait already, as many as may")
+        self._num_running[name] += 1
         try:
-            async with self._simulation_lock:
-                return await asyncio.to_thread(run)
+            yield
         finally:
-            self._num_simulations -= 1
+            self._num_running[name] -= 1
+
+    async def _run_in_turn(self, run: Callable[[], str]) -> str:
+        async with self._thread_lock:
+            return await asyncio.to_thread(run)
 
     def _check_simulation(self, body: SimulateRequest) -> None:
         """Raises InvalidRequest for what the server could not serve either."""
@@ -175,11 +209,8 @@ class EngineRoutes(ServiceRoutes):
         return stretch
 
     def _make_viewer(self, request: web.Request) -> Viewer:
-        client, registry = request[CLIENT], self._services.validator.adapter_registry
-        # As in the list of models, which is open to everybody.
-        public_names = () if registry is None else (reference.name for reference in registry.aliases.values())
-        return Viewer(client.tenant.name, client.is_admin, frozenset(public_names),
-                      shows_text=self._services.config.ui_show_text)
+        client = request[CLIENT]
+        return Viewer(client.tenant.name, client.is_admin, shows_text=self._services.config.ui_show_text)
 
     def _describe_state(self, viewer: Viewer) -> dict[str, Any]:
         state = self._services.engine.monitor.describe_state(viewer)
@@ -189,7 +220,7 @@ class EngineRoutes(ServiceRoutes):
     def _describe_server(self, viewer: Viewer) -> dict[str, Any]:
         services, engine = self._services, self._services.engine
         config, model_info, limits = services.config, engine.model_info, services.validator.limits
-        settings, not_ready_reason = engine.monitor.settings, engine.why_unavailable()
+        settings = engine.monitor.settings
         return {
             "model": services.served_model.name, "notice": services.served_model.notice or None, "version": VERSION,
             "policy": settings.policy_name, "batching": "static" if settings.static else
@@ -203,15 +234,19 @@ class EngineRoutes(ServiceRoutes):
             "device": model_info.device, "dtype": model_info.dtype, "num_shard": model_info.world_size,
             "exact": model_info.exact, "kinds": [*map(str, model_info.supported_kinds)],
             "adapters": services.validator.adapter_registry is not None,
-            "max_active_adapters": settings.max_active_adapters, "ready": not not_ready_reason,
-            "not_ready_reason": not_ready_reason or None, "has_shards": engine.has_shards,
+            "max_active_adapters": settings.max_active_adapters, **engine.get_readiness(),
             "show_text": config.ui_show_text, "keys": bool(config.api_key or config.api_keys),
             "tenant": viewer.tenant_name, "role": "admin" if viewer.is_admin else "user"}
 
 
-def render_trace(stretch: BufferedStretch, described: list[dict[str, Any]], metadata: Mapping[str, Any]) -> str:
-    return dumps(make_chrome_trace(parse_steps(stretch), {entry["id"]: entry for entry in described}, metadata),
-                 separators=(",", ":"))
+def limit_send_buffer(transport: asyncio.Transport | None) -> None:
+    if transport is not None and (connection := transport.get_extra_info("socket")) is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, VIEWER_BUFFER_BYTES)
+
+
+def render_simulation(steps: Sequence[Mapping[str, Any]], members: Mapping[str, Any]) -> str:
+    """Return the JSON of a simulation, made step by step: one call for all would let no other thread run."""
+    return f'{dumps(members)[:-1]},"steps":[{",".join([dumps(step) for step in steps])}]}}'
 
 
 def make_given_arrivals(requests: Any) -> list[RequestArrival]:

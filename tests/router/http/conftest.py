@@ -20,7 +20,7 @@ from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
-from router.monitor.monitor import EngineMonitor
+from router.monitor.monitor import EngineMonitor, Readiness
 from router.request import LoadableResource, Request, RequestKind, Tenant, TokenClassificationOutput
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
@@ -42,7 +42,7 @@ class ScriptedEngine:
                                     num_blocks=100, exact=True)
         scheduler = Scheduler(SchedulerSettings(), self.model_info)
         self.server_metrics = ServerMetrics(scheduler, TokenLimits(1599, 1600), 1)
-        self.monitor = EngineMonitor(scheduler, self.server_metrics, list, lambda _: "")
+        self.monitor = EngineMonitor(scheduler, self.server_metrics, list, lambda _: "", self.get_readiness)
         self.has_shards = True
         self.scripts = [*scripts]
         self.submit_errors: list[Exception] = []
@@ -91,6 +91,10 @@ class ScriptedEngine:
 
     def why_unavailable(self) -> str:
         return self.unavailable_reason
+
+    def get_readiness(self) -> Readiness:
+        return {"ready": not self.unavailable_reason, "not_ready_reason": self.unavailable_reason or None,
+                "has_shards": self.has_shards}
 
     def metrics_page(self) -> str:
         return self.server_metrics.render(is_ready=not self.unavailable_reason, has_shards=True)

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 from numbers import Real
 
-from router.monitor.chrome_trace import make_chrome_trace
+from router.monitor.chrome_trace import iterate_chrome_trace
 from router.monitor.observed_steps import ObservedStep
 
 STEPS = [
@@ -17,8 +17,12 @@ STEPS = [
 SEQUENCES = {1: {"request_id": "r-1", "tenant": "a", "adapter": None}, 2: {"request_id": None, "tenant": None}}
 
 
-def make_trace():
-    return json.loads(json.dumps(make_chrome_trace([step.to_json(0.0) for step in STEPS], SEQUENCES, {"model": "m"})))
+def make_pieces(steps=STEPS):
+    return [*iterate_chrome_trace([step.to_json(0.0) for step in steps], SEQUENCES, {"model": "m"})]
+
+
+def make_trace(steps=STEPS):
+    return json.loads("".join(make_pieces(steps)))
 
 
 def check_event(event):
@@ -85,4 +89,18 @@ def test_ends_are_instants():
 
 
 def test_trace_of_no_steps_is_a_trace():
-    assert [event["ph"] for event in make_chrome_trace([], {}, {})["traceEvents"]] == ["M", "M", "M"]
+    assert [event["ph"] for event in make_trace([])["traceEvents"]] == ["M", "M", "M"]
+
+
+def test_each_step_is_a_piece():
+    """Regression: the whole was one call of json.dumps, which stopped the event loop for seconds."""
+    pieces = make_pieces()
+    assert len(pieces) == len(STEPS) + 2
+    assert [f'"step":{step.number},' in piece for piece, step in zip(pieces[1:], STEPS, strict=False)] == [
+        True, True, False, True]
+
+
+def test_track_is_named_in_the_step_that_uses_it_first():
+    pieces = make_pieces([STEPS[3], STEPS[0]])
+    assert ["lane 0" in piece for piece in pieces] == [False, True, False, False]
+    assert ["lane 1" in piece for piece in pieces] == [False, False, True, False]

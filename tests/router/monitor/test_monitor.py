@@ -3,21 +3,32 @@ viewers."""
 
 import asyncio
 import json
-from contextlib import ExitStack, asynccontextmanager
+import time
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from copy import deepcopy
+from random import Random
 
 import pytest
 from support.hops import HopCounter
 from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import play_scenario
 
+from launcher.client.engine_events import EngineView
 from router.engine.engine import Engine
 from router.errors import MonitorBusy
 from router.monitor import monitor as monitor_module
-from router.monitor.monitor import MAX_SHOWN_WAITING, MAX_VIEWERS, render_event
+from router.monitor.monitor import (
+    MAX_SHOWN_WAITING,
+    MAX_TENANT_VIEWERS,
+    MAX_USER_VIEWERS,
+    MAX_VIEWERS,
+    render_event,
+)
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import Viewer
 from router.recording.file import Recording, RecordingFolder
 from router.recording.replay import Replay
+from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import Prefill, StepPlan
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer
@@ -152,7 +163,7 @@ def test_state_follows_from_state_and_frames(tmp_path):
     play_scenario(scenario, tmp_path, gated=True, max_batch_size=3)
 
 
-def test_block_map_covers_all_blocks_and_names_their_holders(tmp_path):
+def test_block_map_covers_all_blocks_and_names_their_holders(tmp_path, monkeypatch):
     async def scenario(weft):
         streams = [weft.submit("the same long beginning of a prompt " * 4 + f"{number}", 40) for number in range(3)]
         for _ in range(4):
@@ -173,7 +184,169 @@ def test_block_map_covers_all_blocks_and_names_their_holders(tmp_path):
         blocks = weft.engine.monitor.describe_state(VIEWER)["blocks"]
         assert (blocks["used"], blocks["shared"]) == (0, 0)
         assert {who for who, _ in blocks["map"]} <= {-1, 0}
+    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))  # a new map for each state
     play_scenario(scenario, tmp_path, gated=True, num_blocks=64)
+
+
+def count_maps(monkeypatch):
+    """Return a list that grows with each map of the blocks."""
+    maps = []
+    list_holders = BlockPool.list_holders
+
+    def list_and_count(pool, tables):
+        maps.append(tables)
+        return list_holders(pool, tables)
+
+    monkeypatch.setattr(BlockPool, "list_holders", list_and_count)
+    return maps
+
+
+def test_states_share_a_map_of_blocks_until_a_new_one_is_due(tmp_path, monkeypatch):
+    """Regression: each state made one, 0.1 s for a large cache."""
+    async def scenario(weft):
+        maps = count_maps(monkeypatch)
+        described = [weft.engine.monitor.describe_state(VIEWER)["blocks"] for _ in range(20)]
+        assert len(maps) == 1
+        assert described == described[:1] * 20
+        monkeypatch.setattr(monitor_module, "clock", lambda: time.monotonic() + 1e7)
+        weft.engine.monitor.describe_state(VIEWER)
+        assert len(maps) == 2
+    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", 1e-9)
+    play_scenario(scenario, tmp_path)
+
+
+def test_states_do_not_take_the_map_from_frames(tmp_path, monkeypatch):
+    """Regression: the map of a state counted as sent, so that no frame had it while somebody asked for states."""
+    async def scenario(weft):
+        monitor, shift, holder = weft.engine.monitor, 0.0, 0
+        monkeypatch.setattr(monitor_module, "clock", lambda: time.monotonic() + shift)
+        monkeypatch.setattr(BlockPool, "list_holders", lambda *_: [holder] * 256)
+        async with watching(weft.engine) as events:
+            for holder in range(1, 5):  # noqa: B007 - the pool has it
+                monitor.describe_state(VIEWER)
+                shift += 1.0
+                monitor.send_frame()
+                await asyncio.sleep(0)
+        maps = [data["blocks"]["map"] for name, data in events if name == "frame" and "map" in data["blocks"]]
+        assert maps == [[[holder, 256]] for holder in range(1, 5)]
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))
+    play_scenario(scenario, tmp_path)
+
+
+def test_map_is_in_a_frame_only_when_it_is_due_and_has_changed(tmp_path, monkeypatch):
+    async def scenario(weft):
+        monitor, now, holder = weft.engine.monitor, 100.0, 0
+        monkeypatch.setattr(monitor_module, "clock", lambda: now)
+        monkeypatch.setattr(BlockPool, "list_holders", lambda *_: [holder] * 256)
+        async with watching(weft.engine) as events:
+            for holder, now in ((1, 101.0), (1, 102.0), (2, 103.0), (3, 103.4), (3, 103.6), (4, 103.8)):  # noqa: B007
+                monitor._last_frame_at = 0.0  # so that one is due
+                monitor.send_frame()
+                await asyncio.sleep(0)
+        maps = [data["blocks"].get("map") for name, data in events if name == "frame"]
+        assert maps[:6] == [[[1, 256]], None, [[2, 256]], None, [[3, 256]], None]
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))
+    play_scenario(scenario, tmp_path)
+
+
+def test_shared_blocks_are_never_more_than_used_ones(tmp_path):
+    """Regression: "0 used (4 shared)", as the map was older than the counts."""
+    async def scenario(weft):
+        block_map = weft.engine.monitor._block_map
+        block_map._num_shared = 4
+        assert (block_map.describe_counts()["used"], block_map.describe_counts()["shared"]) == (0, 0)
+    play_scenario(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{}, {"prefill_policy": "pause"}, {"look_ahead": 1}])
+def test_viewers_that_join_later_see_what_the_first_one_sees(tmp_path, monkeypatch, settings):
+    """Regression: a state counted the steps that the next frame had, too, and chunks of prompts in flight."""
+    async def scenario(weft):
+        monitor, random = weft.engine.monitor, Random(1)
+        async with AsyncExitStack() as stack:
+            viewers = [await stack.enter_async_context(watching(weft.engine))]
+            streams = [weft.submit(f"{number} looms " * (3 * number + 1), 60 + number) for number in range(9)]
+            for number in range(45):
+                await weft.gate.wait_for_step()
+                weft.gate.release_steps(1)
+                for _ in range(random.randrange(30)):
+                    await asyncio.sleep(0)
+                if number % 3 == 0:
+                    viewers.append(await stack.enter_async_context(watching(weft.engine)))
+                if number == 20:
+                    streams[0].close()
+                if random.random() < 0.4:
+                    monitor.send_frame()
+            await weft.gate.wait_for_step()
+            for _ in range(30):
+                await asyncio.sleep(0)
+            monitor.send_frame()
+            await asyncio.sleep(0)
+            first, *others = [summarize_view(events) for events in viewers]
+            assert len(first) == 4
+            assert [other for other in others if other != first] == []
+            assert any(num_generated > 5 for _, _, _, num_generated in first.values())
+            for stream in streams[1:]:
+                stream.close()
+            weft.gate.release_all()
+            await weft.engine.wait_until_drained()
+            await weft.wait_for_steps_in_flight()
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    play_scenario(scenario, tmp_path, gated=True, max_batch_size=4, max_batch_prefill_tokens=32, **settings)
+
+
+def summarize_view(events):
+    """Return lane, state, prefilled and generated tokens by sequence, as the events tell."""
+    view = EngineView()
+    for event in deepcopy(events):
+        view.apply(event)
+    return {number: (sequence.lane, sequence.state, sequence.num_prefilled, sequence.num_generated)
+            for number, sequence in view.running.items()}
+
+
+def test_frames_tell_when_the_server_gets_or_loses_its_shards(tmp_path, monkeypatch):
+    """Regression: a viewer that had come while the shards were lost was shown a server that is not ready for ever."""
+    async def scenario(weft):
+        monitor, health = weft.engine.monitor, weft.engine.health
+        async with watching(weft.engine) as one:
+            async def send():
+                monitor.send_frame()
+                await asyncio.sleep(0)
+                return [data.get("server") for _, data in one if "steps" in data][-1]
+
+            assert await send() is None
+            health.set_unready("the shards are lost")
+            weft.engine.has_shards = False
+            assert await send() == {"ready": False, "not_ready_reason": "the shards are lost", "has_shards": False}
+            async with watching(weft.engine) as two:
+                health.set_ready()
+                weft.engine.has_shards = True
+                ready = {"ready": True, "not_ready_reason": None, "has_shards": True}
+                assert await send() == ready
+            num_events = len(one)
+            monitor.send_frame()
+            await asyncio.sleep(0)
+            assert len(one) == num_events  # nothing has changed
+            assert [data["server"] for name, data in two if "server" in data] == [ready]
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    play_scenario(scenario, tmp_path)
+
+
+def test_readiness_that_only_a_state_had_is_told_again(tmp_path, monkeypatch):
+    async def scenario(weft):
+        monitor, health = weft.engine.monitor, weft.engine.health
+        async with watching(weft.engine) as one:
+            health.set_unready("the shards are lost")
+            async with watching(weft.engine) as two:
+                health.set_ready()
+                monitor.send_frame()
+                await asyncio.sleep(0)
+            assert [data["server"]["ready"] for _, data in two if "server" in data] == [True]
+            assert [data for _, data in one if "server" in data] == []
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    play_scenario(scenario, tmp_path)
 
 
 def test_frame_comes_when_something_has_changed_or_after_a_second(tmp_path, monkeypatch):
@@ -240,6 +413,30 @@ def test_viewers_beyond_the_limit_are_refused_with_the_reason(tmp_path):
         with monitor.watch(VIEWER, lambda: b"state"):
             assert isinstance(monitor.observer, StepObserver)
         assert monitor.observer is None
+    play_scenario(scenario, tmp_path)
+
+
+def test_keys_of_users_leave_places_for_others(tmp_path):
+    """Regression: one tenant could take all places, and an admin key was refused."""
+    async def scenario(weft):
+        monitor = weft.engine.monitor
+
+        def watch_as(name, *, is_admin=False):
+            return monitor.watch(Viewer(name, is_admin), lambda: b"state")
+
+        with ExitStack() as viewers:
+            for _ in range(MAX_TENANT_VIEWERS):
+                viewers.enter_context(watch_as("a"))
+            with pytest.raises(MonitorBusy, match=f"{MAX_TENANT_VIEWERS} viewers of this tenant watch"), watch_as("a"):
+                pass
+            for _ in range(MAX_USER_VIEWERS - MAX_TENANT_VIEWERS):
+                viewers.enter_context(watch_as("b"))
+            with pytest.raises(MonitorBusy, match=f"{MAX_USER_VIEWERS} viewers without an admin key"), watch_as("b"):
+                pass
+            for _ in range(MAX_VIEWERS - MAX_USER_VIEWERS):
+                viewers.enter_context(watch_as("a", is_admin=True))
+            with pytest.raises(MonitorBusy, match=f"{MAX_VIEWERS} viewers watch"), watch_as("a", is_admin=True):
+                pass
     play_scenario(scenario, tmp_path)
 
 
@@ -319,6 +516,28 @@ def test_queue_is_shown_up_to_a_limit(tmp_path):
         for stream in streams:
             stream.close()
     play_scenario(scenario, tmp_path, max_concurrent_requests=500)
+
+
+def test_length_of_the_queue_is_sent_when_no_shown_entry_changes(tmp_path, monkeypatch):
+    """Regression: a request that came behind the shown ones changed nothing for those who watch."""
+    async def scenario(weft):
+        async with watching(weft.engine) as events:
+            lengths, streams = [], [weft.submit("a loom", 5)]
+            await weft.gate.wait_for_step()  # no other one enters before it ends
+            for _ in range(2):
+                streams += [weft.submit("a loom", 5) for _ in range(MAX_SHOWN_WAITING + 5)]
+                weft.engine.monitor.send_frame()
+                await asyncio.sleep(0)
+                lengths.append([data["queue"]["length"] for _, data in events if "queue" in data][-1])
+                assert lengths[-1] == len(weft.scheduler.waiting)
+            assert lengths[1] > lengths[0] > MAX_SHOWN_WAITING
+            for stream in streams:
+                stream.close()
+            weft.gate.release_all()
+            await weft.engine.wait_until_drained()
+            await weft.wait_for_steps_in_flight()
+    monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
+    play_scenario(scenario, tmp_path, gated=True, max_concurrent_requests=500, max_batch_size=1)
 
 
 def test_lost_shards_are_shown(tmp_path):

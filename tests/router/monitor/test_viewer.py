@@ -24,16 +24,19 @@ def test_own_sequence_is_named():
 def test_sequence_of_another_tenant_is_anonymous():
     renderer = SequenceRenderer(0.0)
     described = renderer.describe(FOREIGN, Viewer("a", is_admin=False))
-    assert not {"request-2", "b", "pirate"} & {*described.values()}
-    assert (described["own"], described["request_id"], described["tenant"], described["adapter"]) == (
-        False, None, None, None)
+    assert not {"request-2", "b"} & {*described.values()}
+    assert (described["own"], described["request_id"], described["tenant"]) == (False, None, None)
     assert (described["tenant_ordinal"], described["adapter_ordinal"]) == (1, 1)
     assert renderer.describe(OWN, Viewer("a", is_admin=False))["tenant_ordinal"] == 2
 
 
-def test_adapters_that_the_list_of_models_names_are_named():
-    described = SequenceRenderer(0.0).describe(FOREIGN, Viewer("a", False, frozenset({"pirate"})))
-    assert (described["adapter"], described["tenant"]) == ("pirate", None)
+def test_adapters_are_named_unless_they_are_private():
+    """As by `GET /v1/adapters`. Requests for private ones have no name."""
+    renderer, viewer = SequenceRenderer(0.0), Viewer("a", is_admin=False)
+    named = [renderer.describe(sequence, viewer) for sequence in (
+        OWN, FOREIGN, observe(3, "b", "", LoadableResource(ADAPTER, 8)))]
+    assert [(entry["adapter"], entry["adapter_ordinal"]) for entry in named] == [
+        ("pirate", 1), ("pirate", 1), (None, 2)]
 
 
 def test_admin_sees_names_but_no_ids_of_requests():
