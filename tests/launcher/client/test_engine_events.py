@@ -60,6 +60,31 @@ def receive_events(lines: str, *, content_type: str = "text/event-stream", statu
     return asyncio.run(main()), received
 
 
+def test_server_that_dies_is_reported_without_details_of_the_protocol() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        event = render_events(("state", make_state())).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                     + b"%x\r\n%b\r\n" % (len(event), event))
+        await writer.drain()
+        writer.close()
+
+    async def main() -> str:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            with pytest.raises(ChatRequestFailed) as failure:
+                await collect_events(url)
+        return str(failure.value).removeprefix(url)
+
+    assert asyncio.run(main()) == " ended the connection before the answer was complete; does the server still run?"
+
+
+async def collect_events(url: str) -> list[Any]:
+    async with open_engine_events(url, "") as events:
+        return [event async for event in events]
+
+
 def render_events(*events: tuple[str, Any]) -> str:
     return "".join(f"event: {name}\nid: 1\ndata: {json.dumps(data)}\n\n" for name, data in events)
 
@@ -117,6 +142,12 @@ def test_admission_of_a_sequence_that_waited_keeps_its_facts() -> None:
     view = make_view(("state", make_state(waiting=(make_entry(5, cause="batch"),))),
                      ("frame", make_frame(make_step(5, [0, 5, 20, "f"], admitted=[[0, 5]]))))
     assert view.running[5].facts["prompt_tokens"] == 20
+
+
+def test_readiness_in_a_frame_changes_the_server() -> None:
+    readiness = {"ready": False, "not_ready_reason": "the shards are lost", "has_shards": False}
+    view = make_view(("state", make_state()), ("frame", make_frame(server=readiness)), ("frame", make_frame()))
+    assert view.state["server"] == {**make_state()["server"], **readiness}
 
 
 def test_new_state_replaces_everything() -> None:

@@ -85,6 +85,18 @@ def test_narrow_screen_leaves_out_the_last_columns(width: int) -> None:
     assert ("request" in lines[8]) == (width > 67)
 
 
+def test_screen_follows_the_readiness_of_the_server() -> None:
+    """Regression: it said that the shards are lost until it was started anew."""
+    view = make_view()
+    frame = {"t": 102.0, "step": 4, "steps": [], "sequences": [],
+             "server": {"ready": True, "not_ready_reason": None, "has_shards": True}}
+    view.apply(("frame", frame))
+    assert format_view(view, 120)[0] == "loom on 1 cpu (float32), weft 1.0, ready"
+    reason = {"ready": False, "not_ready_reason": "it stops", "has_shards": True}
+    view.apply(("frame", {**frame, "server": reason}))
+    assert format_view(view, 120)[0].endswith("not ready: it stops")
+
+
 def test_line_has_all_figures() -> None:
     assert format_summary(make_view()) == "  ".join([*LINES[1:5], "cache 30%"])
 

@@ -12,12 +12,15 @@ from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.config import RouterConfig
 from router.http.routes import engine as engine_routes
-from router.http.routes.engine import CAUSES, MAX_WAITING_SIMULATIONS
+from router.http.routes.engine import CAUSES, MAX_WAITING_SIMULATIONS, VIEWER_BUFFER_BYTES, limit_send_buffer
+from router.monitor import chrome_trace
 from router.monitor.batching_simulation import simulate_batching
-from router.monitor.monitor import MAX_VIEWERS
+from router.monitor.monitor import MAX_TENANT_VIEWERS, MAX_USER_VIEWERS, MAX_VIEWERS, BufferedStep
+from router.monitor.observed_steps import ObservedStep
 from router.scheduler.sequence import RequestPhase
 
 KEYS = {"key-a": {"tenant": "a"}, "key-b": {"tenant": "b"}, "key-admin": {"tenant": "operator", "role": "admin"}}
+STEP = ObservedStep(1, "decode", 10.0, 0.01, 0.01, rows=[(lane, lane + 1, 1, "d") for lane in range(64)])
 GIVEN = [{"at": 0.0, "prompt_tokens": 20, "output_tokens": 30}, {"at": 0.5, "prompt_tokens": 9, "output_tokens": 5}]
 
 
@@ -162,6 +165,75 @@ def test_viewers_beyond_the_limit_are_refused_kindly(serve):
     serve(scenario)
 
 
+def test_exports_beyond_the_limit_are_refused_and_take_turns_with_simulations(serve, monkeypatch):
+    release, running = threading.Event(), []
+
+    def render_when_released(*_):
+        running.append("")
+        release.wait(20)
+        yield "{}"
+
+    async def scenario(client, engine):
+        engine.monitor._buffered_steps.append(BufferedStep(1, json.dumps(STEP.to_json(0.0))))
+        tasks = [asyncio.create_task(client.get("/v1/engine/trace")) for _ in range(MAX_WAITING_SIMULATIONS + 4)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # one that is refused
+        simulation = asyncio.create_task(client.post("/v1/engine/simulate", json={"requests": GIVEN}))
+        assert len(running) <= 1
+        release.set()
+        assert (await simulation).status == 200
+        answers = await asyncio.gather(*tasks)
+        assert Counter(answer.status for answer in answers) == {200: MAX_WAITING_SIMULATIONS + 1, 429: 3}
+        refused = next(answer for answer in answers if answer.status == 429)
+        assert "exports wait already" in (await refused.json())["error"]["message"]
+        assert [await answer.text() for answer in answers if answer.status == 200] == ["{}"] * len(running)
+        assert (await client.get("/v1/engine/trace")).status == 200  # their places are free again
+    monkeypatch.setattr(engine_routes, "iterate_chrome_trace", render_when_released)
+    serve(scenario)
+
+
+def test_no_call_renders_a_long_trace_or_simulation_as_a_whole(serve, monkeypatch):
+    """Regression: one call of json.dumps kept the event loop from running for seconds."""
+    lengths = []
+
+    def dump_and_count(*arguments, **options):
+        text = json.dumps(*arguments, **options)
+        lengths.append(len(text))
+        return text
+
+    async def scenario(client, engine):
+        text = json.dumps(STEP.to_json(0.0))
+        engine.monitor._buffered_steps.extend(BufferedStep(number, text) for number in range(1, 301))
+        answer = await client.get("/v1/engine/trace")
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="weft-trace.json"'
+        assert answer.content_type == "application/json"
+        body = await answer.read()
+        assert sum(event["ph"] == "X" for event in json.loads(body)["traceEvents"]) == 65 * 300
+        assert max(lengths) < len(body) / 100
+        lengths.clear()
+        body = {"requests": [{"at": 0.0, "prompt_tokens": 8, "output_tokens": 300}] * 20, "max_batch_size": 64}
+        simulated = await (await client.post("/v1/engine/simulate", json=body)).read()
+        assert len(json.loads(simulated)["steps"]) > 300
+        assert max(lengths) < len(simulated) / 20
+    for module in (engine_routes, chrome_trace):
+        monkeypatch.setattr(module, "dumps", dump_and_count)
+    serve(scenario)
+
+
+def test_readiness_is_in_events(serve):
+    async def scenario(client, engine):
+        engine.unavailable_reason = "the shards are lost"
+        events = await client.get("/v1/engine/events")
+        [(_, state)] = await read_events(events, 1)
+        assert (state["server"]["ready"], state["server"]["not_ready_reason"]) == (False, "the shards are lost")
+        engine.unavailable_reason = ""
+        frames = []
+        while not any("server" in frame for frame in frames):
+            frames += [data for _, data in await read_events(events, 1)]
+        assert frames[-1]["server"] == {"ready": True, "not_ready_reason": None, "has_shards": True}
+        events.close()
+    serve(scenario)
+
+
 # -- with a load
 
 
@@ -219,6 +291,23 @@ def test_tenant_sees_its_own_rows_whole_and_others_without_names(tmp_path):
     serve_two_tenants(scenario, tmp_path)
 
 
+def test_admin_key_finds_a_place_that_tenants_cannot_take(tmp_path):
+    async def scenario(weft):
+        async def watch_as(key, count):
+            return [await weft.http_session.get("/v1/engine/events", headers=authorize(key)) for _ in range(count)]
+
+        viewers = [answer for key in ("key-a", "key-b") for answer in await watch_as(key, MAX_VIEWERS)]
+        assert Counter(answer.status for answer in viewers) == {200: MAX_USER_VIEWERS,
+                                                                429: 2 * MAX_VIEWERS - MAX_USER_VIEWERS}
+        refused = await viewers[MAX_TENANT_VIEWERS].json()
+        assert f"{MAX_TENANT_VIEWERS} viewers of this tenant watch" in refused["error"]["message"]
+        viewers += await watch_as("key-admin", 1)
+        assert viewers[-1].status == 200
+        for answer in viewers:
+            answer.close()
+    serve_two_tenants(scenario, tmp_path)
+
+
 def test_trace_and_simulation_of_two_tenants(tmp_path):
     async def scenario(weft):
         events = await weft.http_session.get("/v1/engine/events", headers=authorize("key-a"))
@@ -258,6 +347,21 @@ def test_viewer_that_does_not_read_is_disconnected_and_slows_nobody(tmp_path):
         writer.close()
         reader.feed_eof()
     play_scenario(scenario, tmp_path, http=True, slow_client_timeout=0.2)
+
+
+def test_system_holds_few_events_for_a_viewer(serve, monkeypatch):
+    """Regression: viewers that did not read kept their places for minutes, until megabytes of buffers were full."""
+    sizes = []
+
+    def limit_and_measure(transport):
+        limit_send_buffer(transport)
+        sizes.append(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+    async def scenario(client, _):
+        (await client.get("/v1/engine/events")).close()
+        assert 0 < sizes[0] <= 2 * VIEWER_BUFFER_BYTES  # Linux doubles what is asked for
+    monkeypatch.setattr(engine_routes, "limit_send_buffer", limit_and_measure)
+    serve(scenario)
 
 
 def test_events_end_when_the_server_stops(tmp_path):
