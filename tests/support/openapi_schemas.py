@@ -77,7 +77,7 @@ class DocumentSchemas:
             return schema["enum"][0]
         if schema["type"] == "object":
             return {name: self.make_sample(schema["properties"][name]) for name in schema.get("required", ())}
-        return {"string": "x", "integer": schema.get("minimum", 0),
+        return {"string": "x", "integer": schema.get("minimum", 0), "number": schema.get("minimum", 0),
                 "array": [self.make_sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
     def iter_fields(self, schema: Schema) -> Iterator[tuple[str, MakeBody]]:

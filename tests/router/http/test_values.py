@@ -21,6 +21,7 @@ from router.http.docs import (
     ADAPTER_ROUTES,
     ANTHROPIC_ROUTES,
     BATCHING_STUDY_ROUTES,
+    ENGINE_ROUTES,
     GENERATE_ROUTES,
     OLLAMA_ROUTES,
     POOLING_ROUTES,
@@ -184,7 +185,7 @@ LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE
 
 ALL_CASES = [case for case in (*RESPONSE_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES) if not case.is_streamed]
 # Routes whose answers depend on more than the schema of the body: on which adapters and models there are.
-STATE_ROUTES = [entry for entry in (*ADAPTER_ROUTES, *OLLAMA_ROUTES, *BATCHING_STUDY_ROUTES)
+STATE_ROUTES = [entry for entry in (*ADAPTER_ROUTES, *ENGINE_ROUTES, *OLLAMA_ROUTES, *BATCHING_STUDY_ROUTES)
                 if entry.body_models and (entry not in OLLAMA_ROUTES or entry.path == "/api/show")]
 
 
@@ -247,8 +248,8 @@ def test_every_route_with_a_body_is_tried():
 
 @pytest.mark.parametrize("entry", STATE_ROUTES, ids=lambda entry: entry.path)
 def test_invalid_values_are_refused_whatever_is_served(serve, entry):
-    """The routes of adapters, of the study and `/api/show`: a value that breaks the schema is refused, with a reason
-    that names the field; any other is not a fault of the server."""
+    """The routes of adapters, of the engine, of the study and `/api/show`: a value that breaks the schema is refused,
+    with a reason that names the field; any other is not a fault of the server."""
     schemas = get_body_schemas(entry)
     documented = {200, 400, 404, 422, 424, *map(int, entry.extra_error_statuses)}
 
