@@ -182,3 +182,9 @@ def get_cache_folder(environment: Mapping[str, str]) -> Path:
     except RuntimeError as error:
         raise CompilationFailed("this user has no home folder; set XDG_CACHE_HOME to a folder") from error
     return base / "weft" / "native"
+
+
+def allocate_result(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor for the results of a kernel, or for what it needs beside them."""
+    recording = ACTIVE_RECORDING.get()
+    return torch.empty(shape, dtype=dtype) if recording is None else recording.memory.allocate(shape, dtype)

@@ -115,9 +115,3 @@ class KernelRecording:
 
 
 ACTIVE_RECORDING: ContextVar[KernelRecording | None] = ContextVar("ACTIVE_RECORDING", default=None)
-
-
-def allocate_result(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a tensor for the results of a kernel, or for what it needs beside them."""
-    recording = ACTIVE_RECORDING.get()
-    return torch.empty(shape, dtype=dtype) if recording is None else recording.memory.allocate(shape, dtype)

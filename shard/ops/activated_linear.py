@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import NativeLibrary
-from shard.native.recording import allocate_result
+from shard.native.library import NativeLibrary, allocate_result
 from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]

@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shard.native.library import load_library
-from shard.native.recording import allocate_result
+from shard.native.library import allocate_result, load_library
 from shard.ops.rotary_arguments import HeadNormArguments, LayerCacheSlots, RotaryArguments
 
 FORMATS = (torch.float32, torch.bfloat16)  # of activations, in the order of rows.h

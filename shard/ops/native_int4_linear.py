@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shard.native.library import NativeLibrary
+from shard.native.library import NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
-from shard.native.recording import allocate_result
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
 from shard.quantization.quantization_format import QuantizedSlice

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import NativeLibrary, load_library
+from shard.native.library import NativeLibrary, allocate_result, load_library
 from shard.native.packed_memory import pack_contiguously
-from shard.native.recording import allocate_result
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference

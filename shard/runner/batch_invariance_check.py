@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
 from shard.attention.encoder import iter_text_slices
-from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import RunnableModel
 from shard.models.encoder import Encoder, build_encoder_inputs
+from shard.runner.model_runner import build_forward_inputs
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step

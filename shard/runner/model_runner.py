@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
-from shard.attention.kv_cache import KVCache
+from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs
+from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
 from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
@@ -95,7 +95,7 @@ class ModelRunner:
 
     def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
-        if self.step_recorder is not None and self.step_recorder.can_run(layout):
+        if self.step_recorder is not None and layout.is_plain_decode:
             self.adapter_routing.set_rows([AdapterRowSpan(NO_ADAPTER, len(layout.spans))])
             if (recorded := self.step_recorder.run(layout, cache)) is not None:
                 return recorded
@@ -230,3 +230,24 @@ def drop_guesses(step: Step, layout: StepLayout, sequence_ids: set[int], cache: 
 
 def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:
     return sequence.blocks[start // block_size:-(-end // block_size)]
+
+
+def build_forward_inputs(layout: StepLayout, cache: KVCache, attention: AttentionBackend,
+                         device: torch.device) -> ForwardInputs:
+    """Return the inputs of a forward pass for the layout of a step."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for sequence, (_, start, length, blocks) in zip(layout.sequences, layout.spans, strict=True):
+        tokens += sequence.tokens[start:start + length]
+        if layout.drafts:
+            tokens += layout.drafts.get(sequence.id, ())
+        positions += range(start, start + length)
+        slots += cache.list_slots(blocks, start, start + length)
+    for _ in range(layout.num_dummy_rows):
+        tokens.append(DUMMY_TOKEN)
+        positions.append(0)
+        slots.append(cache.scratch_slot)
+    columns = make_int64_tensor(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
+    plan = attention.plan(layout.spans[:layout.num_decodes], layout.spans[layout.num_decodes:], len(tokens), cache)
+    return ForwardInputs(columns[0], columns[1], columns[2], make_int64_tensor(layout.sampled_rows).to(device), plan)

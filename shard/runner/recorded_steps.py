@@ -50,15 +50,11 @@ class StepRecorder:
         self._memory = ResultMemory()
         self._is_possible = True  # until a recording fails
 
-    def can_run(self, layout: StepLayout) -> bool:
-        """Return whether the step decodes one token of each of a few sequences, without adapters."""
-        count = len(layout.sequences)
-        return (self._is_possible and 0 < count <= MAX_RECORDED_ROWS and count == layout.num_decodes
-                and not any(sequence.adapter_id for sequence in layout.sequences))
-
     def run(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor] | None:
-        """Return the inputs and the hidden states `[rows, hidden]` of a step for which `can_run` holds, valid until the
-        next step; None if it cannot be recorded."""
+        """Return the inputs and the hidden states `[rows, hidden]` of a plain decode, valid until the next step; None
+        if it cannot be recorded, or has too many rows."""
+        if not self._is_possible or len(layout.spans) > MAX_RECORDED_ROWS:
+            return None
         if cache is not self._cache:
             self._steps.clear()
             self._cache = cache

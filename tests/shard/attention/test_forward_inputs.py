@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
+from shard.runner.model_runner import build_forward_inputs
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shard.native.library import load_library
-from shard.native.recording import KernelRecording, ResultMemory, UnrecordableOperation, allocate_result
+from shard.native.library import allocate_result, load_library
+from shard.native.recording import KernelRecording, ResultMemory, UnrecordableOperation
 from shard.ops.native_fused_ops import rms_norm
 
 library = load_library()

@@ -94,14 +94,15 @@ def test_another_cache_is_recorded_anew(tmp_path: Path) -> None:
 
 def test_only_single_tokens_of_a_few_sequences_without_adapters_are_recorded(tmp_path: Path) -> None:
     loaded = load(tmp_path, "llama")
-    _, [first, second] = prefill(loaded, [9, 40])
+    cache, [first, second] = prefill(loaded, [9, 40])
     recorder = loaded.runner.step_recorder
     assert recorder is not None
-    assert recorder.can_run(lay_out_step(Step(decodes=[first, second])))
+    assert lay_out_step(Step(decodes=[first, second])).is_plain_decode
     for step in (Step(), Step(decodes=[first], chunks=[PrefillChunk(second, 0, 40)]),
-                 Step(decodes=[first, second], drafts={first.id: [3]}), Step(decodes=[replace(first, adapter_id=3)]),
-                 Step(decodes=[replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)])):
-        assert not recorder.can_run(lay_out_step(step))
+                 Step(decodes=[first, second], drafts={first.id: [3]}), Step(decodes=[replace(first, adapter_id=3)])):
+        assert not lay_out_step(step).is_plain_decode
+    many = [replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)]
+    assert recorder.run(lay_out_step(Step(decodes=many)), cache) is None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "olmo2"])
@@ -110,5 +111,5 @@ def test_models_with_other_operations_run_piece_by_piece(family: str, tmp_path: 
     cache, sequences = prefill(loaded, [9, 40])
     outputs = loaded.runner.run(Step(decodes=sequences), cache)
     recorder = loaded.runner.step_recorder
-    assert recorder is None or not recorder.can_run(lay_out_step(Step(decodes=sequences)))
+    assert recorder is None or recorder.run(lay_out_step(Step(decodes=sequences)), cache) is None
     assert outputs == loaded.runner.run(Step(decodes=sequences), cache)

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from shard.attention.backend import AttentionOptions, make_attention_backend
-from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
 from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import RankGroup
+from shard.runner.model_runner import build_forward_inputs
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
