@@ -41,7 +41,8 @@ FIELD_BY_ROUTE = dict.fromkeys(MESSAGE_ROUTES, "messages") | dict.fromkeys(INPUT
     "/v2/rerank": "documents", "/score": "text_2", "/v1/score": "text_2", "/v1/adapters": "id",
     "/v1/load_lora_adapter": "lora_name", "/v1/unload_lora_adapter": "lora_name", "/api/generate": "prompt",
     "/api/embed": "input", "/api/embeddings": "prompt", "/api/show": "model", "/api/pull": "model",
-    "/api/push": "model", "/api/create": "model", "/api/copy": "source"}
+    "/api/push": "model", "/api/create": "model", "/api/copy": "source",
+    "/v1/engine/simulate": "requests"}
 # What the other fields of a body must be.
 OTHER_FIELDS = {
     "/v1/messages": {"max_tokens": 1}, "/api/chat": {"model": "weft"}, "/api/generate": {"model": "weft"},
@@ -66,6 +67,8 @@ def make_legal_body(path: str, text: str) -> bytes:
         value = [{"role": "user", "content": text}]
     elif path == "/vertex":
         value = [{"inputs": text, "parameters": {"max_new_tokens": 1}}]
+    elif field == "requests":
+        value = [{"at": 0.0, "prompt_tokens": 100, "output_tokens": 10}] * 256
     elif field == "tokens":
         value = [1] * len(text)
     elif field in {"documents", "text_2"} or path == "/classify_batch":
