@@ -1,7 +1,6 @@
 """Tests of the progress display of a run."""
 
 import asyncio
-import sys
 from io import StringIO
 
 import pytest
@@ -106,11 +105,6 @@ def test_terminal_shows_one_redrawn_table() -> None:
     assert "answered" in output
     assert "answered 1" not in output
     assert "\x1b[2K" in output  # erases the line drawn before
-
-
-def test_a_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    assert "answered 1" in run_display(FakeTerminal())
 
 
 def test_progress_is_shown_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
