@@ -146,7 +146,8 @@ def list_child_processes() -> set[str]:
 
 
 def list_temporary_files() -> set[str]:
-    return set(os.listdir(tempfile.gettempdir()))
+    """Return the names of temporary files, but for the folder that torch makes once where transformers is imported."""
+    return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith("torchinductor_")}
 
 
 RESOURCE_LISTERS = {"descriptor": list_open_descriptors, "thread": list_threads, "child": list_child_processes,
