@@ -30,7 +30,7 @@ from router.launcher_protocol import (
     send_heartbeats,
     send_to_parent,
 )
-from router.memory import return_free_memory_now_and_then
+from router.memory import return_free_memory_periodically
 from router.model_info import ModelInfo
 from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
@@ -198,7 +198,7 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.set_threshold(50_000, 20, 20)
     signals, tasks = StopSignals(), [asyncio.create_task(send_heartbeats(args.ready_fd)),
                                      asyncio.create_task(process.engine.server_metrics.loop_watch.run()),
-                                     asyncio.create_task(return_free_memory_now_and_then())]
+                                     asyncio.create_task(return_free_memory_periodically())]
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1

@@ -47,7 +47,7 @@ class Overloaded(RequestError):
 
 
 class MonitorBusy(Overloaded):
-    """As many clients watch the engine, or simulate, as may at once."""
+    """The engine is watched, or simulated, by as many clients as may at once."""
 
 
 class AdapterNotFound(RequestError):

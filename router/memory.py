@@ -35,7 +35,7 @@ def return_free_memory(previous_free_bytes: int = 0) -> int:
     return count_free_bytes()
 
 
-async def return_free_memory_now_and_then() -> None:
+async def return_free_memory_periodically() -> None:
     free_bytes = 0
     while True:
         await asyncio.sleep(CHECK_SECONDS)

@@ -32,7 +32,7 @@ BAR_WIDTH = 20
 
 @dataclass(frozen=True, slots=True)
 class TopSettings:
-    """What to watch, and how to show it."""
+    """Settings of `weft top`: the server, and the form of the output."""
 
     url: str
     api_key: str = ""

@@ -8,16 +8,16 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from json import dumps
 from typing import Any, TypedDict
 
 from router.errors import MonitorBusy
+from router.monitor.block_map import BlockMap
 from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepEncoder, round_seconds
 from router.monitor.rates import describe_rates_since_start
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import SequenceRenderer, Viewer
-from router.scheduler.block_pool import SHARED_BLOCK
 from router.scheduler.cost_model import CostTerms
 from router.scheduler.messages import Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
@@ -27,8 +27,7 @@ from router.telemetry.server_metrics import ServerMetrics
 
 MAX_FRAMES_PER_SECOND = 20
 MAX_SECONDS_WITHOUT_FRAME = 1.0
-SECONDS_BETWEEN_RATES = 0.5  # of frames; also between two maps of the cache's blocks, or more if they take long
-MAP_COST_FRACTION = 0.005  # of a processor's time, that maps may take
+SECONDS_BETWEEN_RATES = 0.5  # of frames
 MAX_BUFFERED_STEPS = 2000
 BUFFER_SECONDS = 300.0  # for which steps are kept after the last viewer has left
 MAX_VIEWERS = 16
@@ -42,7 +41,7 @@ clock = time.monotonic
 
 
 class Readiness(TypedDict):
-    """What of the server's facts changes while it runs."""
+    """Facts about the server that change while it runs."""
 
     ready: bool
     not_ready_reason: str | None
@@ -109,49 +108,6 @@ class ViewerFeed:
             if frame := await self._next_frame:
                 self._next_frame = None
                 yield frame
-
-
-class BlockMap:
-    """Map of the cache's blocks, for MAP_COST_FRACTION of a processor's time at most: until a new one is due, states
-    have the one before."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._next_at = self._next_frame_at = 0.0
-        self._num_shared = 0
-        self._runs: list[tuple[int, int]] = []
-        self._was_in_frame = False  # these runs were
-
-    def describe_counts(self) -> dict[str, Any]:
-        blocks = self._scheduler.running.block_pool
-        num_used = blocks.num_blocks - blocks.num_free
-        return {"total": blocks.num_blocks, "used": num_used, "cached": blocks.num_evictable,
-                "free": blocks.num_free - blocks.num_evictable, "shared": min(self._num_shared, num_used)}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the counts and the map."""
-        self._update_if_due(clock())
-        return self.describe_counts() | {"map": self._runs}
-
-    def describe_for_frame(self, now: float) -> dict[str, Any]:
-        """Return the counts, with the map if it is due and has changed."""
-        if now < self._next_frame_at:
-            return self.describe_counts()
-        self._update_if_due(now)
-        if self._was_in_frame:
-            return self.describe_counts()
-        self._was_in_frame, self._next_frame_at = True, now + SECONDS_BETWEEN_RATES
-        return self.describe_counts() | {"map": self._runs}
-
-    def _update_if_due(self, now: float) -> None:
-        if now < self._next_at:
-            return
-        started_at, running, runs_before = time.thread_time(), self._scheduler.running, self._runs
-        holders = running.block_pool.list_holders(running.list_block_tables())
-        self._runs = [(holder, len([*blocks])) for holder, blocks in groupby(holders)]
-        self._num_shared = sum(length for holder, length in self._runs if holder == SHARED_BLOCK)
-        self._was_in_frame = self._was_in_frame and self._runs == runs_before
-        self._next_at = now + (time.thread_time() - started_at) / MAP_COST_FRACTION
 
 
 class EngineMonitor:
@@ -371,7 +327,7 @@ class EngineMonitor:
             "step": self._metrics.steps.num_answered if observer is None else observer.num_steps,
             "running": [self._describe_running(place, sequence, num_sent_tokens[sequence.id], viewer)
                         for place, sequence in enumerate(running)],
-            "queue": self._describe_queue(viewer), "blocks": self._block_map.describe(),
+            "queue": self._describe_queue(viewer), "blocks": self._block_map.describe(now),
             "rates": (describe_rates_since_start(self._metrics, now + self.clock_offset) if observer is None
                       else observer.rates.describe(now)),
             "watch": {"viewers": len(self._feeds), "max_viewers": MAX_VIEWERS,

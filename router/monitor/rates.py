@@ -15,7 +15,7 @@ SHOWN_PERCENTILES = (50, 99)
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What one step adds to the rates."""
+    """Figures that one step adds to the rates."""
 
     answered_at: float
     wall_seconds: float

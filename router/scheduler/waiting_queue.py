@@ -68,7 +68,7 @@ class FairShares:
         return self._virtual_counters[tenant_name], self._num_unfinished[tenant_name], tenant_name
 
     def has_received_less(self, tenant_name: str, other_name: str) -> bool:
-        return tenant_name != other_name and self.turn_key(tenant_name) < self.turn_key(other_name)
+        return self.turn_key(tenant_name) < self.turn_key(other_name)
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class ReasoningState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerBeginning:
-    """What the prompt of a chat has begun of the answer."""
+    """Beginning of an answer that is in the prompt of its chat."""
 
     text: str = ""  # from the format's start anchor on
     reasoning_state: ReasoningState = ReasoningState.CLOSED

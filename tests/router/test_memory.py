@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from router import memory
-from router.memory import MIN_FREE_BYTES, return_free_memory, return_free_memory_now_and_then
+from router.memory import MIN_FREE_BYTES, return_free_memory, return_free_memory_periodically
 
 # Keeps one of 50 blocks, so that the pages of the others stay with the allocator.
 PROGRAM = """
@@ -55,7 +55,7 @@ def test_memory_is_returned_again_and_again(monkeypatch: pytest.MonkeyPatch) -> 
             return 7
         monkeypatch.setattr(memory, "return_free_memory", record)
         monkeypatch.setattr(memory, "CHECK_SECONDS", 0.0)
-        task = asyncio.create_task(return_free_memory_now_and_then())
+        task = asyncio.create_task(return_free_memory_periodically())
         await called_twice.wait()
         task.cancel()
         await asyncio.wait([task])

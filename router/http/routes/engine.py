@@ -61,7 +61,7 @@ class SimulatedRequest(ReportingBodyModel):
 
 
 class SimulateRequest(ReportingBodyModel):
-    """What to simulate: these requests, or else those of the buffered steps."""
+    """Body of `/v1/engine/simulate`. Without `requests`, those of the buffered steps are simulated."""
 
     batching: Annotated[Literal["static", "continuous", "none"], Field(
         description="Way of batching, as --batching.")] = "static"

@@ -16,6 +16,7 @@ from support.servers.in_process_server import play_scenario
 from launcher.client.engine_events import EngineView
 from router.engine.engine import Engine
 from router.errors import MonitorBusy
+from router.monitor import block_map
 from router.monitor import monitor as monitor_module
 from router.monitor.monitor import (
     MAX_SHOWN_WAITING,
@@ -184,7 +185,7 @@ def test_block_map_covers_all_blocks_and_names_their_holders(tmp_path, monkeypat
         blocks = weft.engine.monitor.describe_state(VIEWER)["blocks"]
         assert (blocks["used"], blocks["shared"]) == (0, 0)
         assert {who for who, _ in blocks["map"]} <= {-1, 0}
-    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))  # a new map for each state
+    monkeypatch.setattr(block_map, "MAP_COST_FRACTION", float("inf"))  # a new map for each state
     play_scenario(scenario, tmp_path, gated=True, num_blocks=64)
 
 
@@ -211,7 +212,7 @@ def test_states_share_a_map_of_blocks_until_a_new_one_is_due(tmp_path, monkeypat
         monkeypatch.setattr(monitor_module, "clock", lambda: time.monotonic() + 1e7)
         weft.engine.monitor.describe_state(VIEWER)
         assert len(maps) == 2
-    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", 1e-9)
+    monkeypatch.setattr(block_map, "MAP_COST_FRACTION", 1e-9)
     play_scenario(scenario, tmp_path)
 
 
@@ -230,7 +231,7 @@ def test_states_do_not_take_the_map_from_frames(tmp_path, monkeypatch):
         maps = [data["blocks"]["map"] for name, data in events if name == "frame" and "map" in data["blocks"]]
         assert maps == [[[holder, 256]] for holder in range(1, 5)]
     monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
-    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))
+    monkeypatch.setattr(block_map, "MAP_COST_FRACTION", float("inf"))
     play_scenario(scenario, tmp_path)
 
 
@@ -247,7 +248,7 @@ def test_map_is_in_a_frame_only_when_it_is_due_and_has_changed(tmp_path, monkeyp
         maps = [data["blocks"].get("map") for name, data in events if name == "frame"]
         assert maps[:6] == [[[1, 256]], None, [[2, 256]], None, [[3, 256]], None]
     monkeypatch.setattr(monitor_module, "MAX_FRAMES_PER_SECOND", 0.01)
-    monkeypatch.setattr(monitor_module, "MAP_COST_FRACTION", float("inf"))
+    monkeypatch.setattr(block_map, "MAP_COST_FRACTION", float("inf"))
     play_scenario(scenario, tmp_path)
 
 
