@@ -25,7 +25,7 @@ from shard.pb import shard_pb2 as pb
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 NUM_FURTHER_TOKENS = 100
-NUM_RUNS = 4  # of each request, of which the one with the fewest calls counts: caches warm up, and wake-ups vary
+NUM_RUNS = 8  # of each request, of which the one with the fewest calls counts: caches warm up, and wake-ups vary
 COUNTED_DECODE_STEP = 3  # the decode step that is counted: the ones before warm caches up
 
 
