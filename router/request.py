@@ -5,7 +5,7 @@ only."""
 import asyncio
 import secrets
 from array import array
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as GenericSequence
 from contextlib import asynccontextmanager
@@ -173,8 +173,8 @@ class FairSemaphore:
         self._num_free, self._max_pending_per_tenant = num_places, max_pending_per_tenant
         self._describe_refusal = describe_refusal
         self._num_pending: Counter[str] = Counter()  # held or waited for, by tenant
-        # Turns that have not come, by tenant; the tenant that is next comes first.
-        self._queues: OrderedDict[str, deque[Turn]] = OrderedDict()
+        # Turns that have not come, by tenant, oldest first; the tenant that is next comes first.
+        self._queues: OrderedDict[str, OrderedDict[Turn, None]] = OrderedDict()
 
     @property
     def is_unused(self) -> bool:
@@ -206,7 +206,7 @@ class FairSemaphore:
             self._num_free -= 1
             turn.set_result(None)
         else:
-            self._queues.setdefault(tenant_name, deque()).append(turn)
+            self._queues.setdefault(tenant_name, OrderedDict())[turn] = None
         return turn
 
     def give_back(self, tenant_name: str, turn: Turn) -> None:
@@ -216,18 +216,24 @@ class FairSemaphore:
             del self._num_pending[tenant_name]
         if not turn.done() or turn.cancelled():
             turn.cancel()
-        elif self._queues:
-            self._pass_on()
+            self._remove_from_queue(tenant_name, turn)
         else:
-            self._num_free += 1
+            self._pass_on()
+
+    def _remove_from_queue(self, tenant_name: str, turn: Turn) -> None:
+        if (queue := self._queues.get(tenant_name)) is not None:
+            queue.pop(turn, None)
+            if not queue:
+                del self._queues[tenant_name]
 
     def _pass_on(self) -> None:
         while self._queues:
             tenant_name, queue = self._queues.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._queues[tenant_name] = queue  # behind all others
-            if not turn.done():
-                turn.set_result(None)
-                return
+            while queue:
+                turn, _ = queue.popitem(last=False)
+                if not turn.done():  # else cancelled, and about to be given back
+                    if queue:
+                        self._queues[tenant_name] = queue  # behind all others
+                    turn.set_result(None)
+                    return
         self._num_free += 1

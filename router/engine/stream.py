@@ -96,20 +96,26 @@ class RequestStream:
     _is_closed: bool = False
 
     def put(self, event: StreamEvent) -> None:
-        """Add an event; after the client has left it is dropped."""
+        self.put_all([event])
+
+    def put_all(self, events: Sequence[StreamEvent]) -> None:
+        """Add events; after the client has left they are dropped."""
         if self._is_closed:
             return
         if self._has_ended:
             raise RuntimeError("an event after the last one")
-        self._queued_events.append(event)
-        if type(event) is TokenEvent:
-            self.num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
-        elif isinstance(event, PromptLogprobsEvent):
-            self.num_bytes += (PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
-                               + TOP_TOKEN_OVERHEAD_BYTES * sum(map(len, event.top_logprobs)))
-        else:
-            self._put_last(event)
-        if self.on_event is not None and len(self._queued_events) == 1:
+        was_empty = not self._queued_events
+        self._queued_events += events
+        for event in events:
+            if type(event) is TokenEvent:
+                self.num_bytes += (TOKEN_OVERHEAD_BYTES + len(event.text)
+                                   + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens))
+            elif isinstance(event, PromptLogprobsEvent):
+                self.num_bytes += (PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
+                                   + TOP_TOKEN_OVERHEAD_BYTES * sum(map(len, event.top_logprobs)))
+            else:
+                self._put_last(event)
+        if was_empty and self.on_event is not None:
             self.on_event()
         if self.num_bytes > self.max_bytes and not self._is_full and not self._has_ended:
             self._is_full = True
@@ -222,8 +228,16 @@ class OutputBuilder:
 
     def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenize a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
-        self._row_events = []
         tokens = row.tokens
+        if len(tokens) == 1 and self._stop_strings is None and not row.top_logprobs:
+            [token] = tokens
+            if token not in self._special_tokens and token not in self._stop_tokens:  # nearly always
+                piece = self._detokenizer.step(token)
+                self._text_pieces.append(piece)
+                self._row_events = [TokenEvent(token, piece, row.logprobs[0], False)]
+                self._ends_with_stop_token = False
+                return None
+        self._row_events = []
         if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
             tokens = tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
         for index, token in enumerate(tokens):
@@ -248,8 +262,7 @@ class OutputBuilder:
     def deliver_row(self) -> None:
         """Deliver the row that was detokenized last, which `detokenize_row` has cut by `find_finish_point`, as the
         scheduler did."""
-        for event in self._row_events:
-            self.stream.put(event)
+        self.stream.put_all(self._row_events)
         self.record.num_generated += len(self._row_events)
 
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:

@@ -146,7 +146,8 @@ class Detokenizer:
                 self._pair_texts[pair] = piece
         else:
             window[0] = token
-            self._num_seen_characters = self._token_width(token)
+            width = self._token_widths.get(token)  # as `_token_width`, without the call
+            self._num_seen_characters = self._token_width(token) if width is None else width
         return piece
 
     def _append_token(self, token: int) -> str:

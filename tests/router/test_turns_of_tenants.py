@@ -99,6 +99,26 @@ def test_cancelled_acquisition_is_skipped_and_one_whose_turn_has_come_passes_it_
     run_scenario(scenario)
 
 
+def test_turns_that_a_tenant_gives_up_are_forgotten_and_let_nobody_go_first() -> None:
+    async def scenario() -> None:
+        acquisitions = Acquisitions(1, max_pending_per_tenant=1000)
+        given_up = [f"a{number}" for number in range(100)]
+        await acquisitions.start("c0", *given_up, "a100", "b0", "b1")
+        for name in given_up:
+            acquisitions.tasks[name].cancel()
+        acquisitions._releases["c0"].set()  # the place is passed on before those that gave up have run
+        await acquisitions.settle()
+        assert acquisitions.holding == ["a100"]
+        assert sum(map(len, acquisitions.semaphore._queues.values())) == 2  # b0 and b1
+        await acquisitions.start("a101")
+        await acquisitions.cancel("a101")
+        assert list(acquisitions.semaphore._queues) == ["b"]
+        for name in ("a100", "b0", "b1"):
+            await acquisitions.release(name)
+        assert acquisitions.semaphore.is_unused
+    run_scenario(scenario)
+
+
 def test_close_cancels_those_that_wait() -> None:
     async def scenario() -> None:
         acquisitions = Acquisitions(1)

@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from router.engine.stream import FailedEvent, RequestStream, TokenEvent
 from router.errors import Cancelled, GenerationFailed
 from router.http.tgi.rendering import GenerateStreamRenderer
+from router.http.transport import sse
 from router.http.transport.sse import EventPump, PumpFlusher, open_response_stream
 from router.request import Request
 from router.validation.validator import ValidatedRequest
@@ -194,11 +195,16 @@ class TextRenderer:
         return text.encode()
 
 
+def make_flusher(clock=lambda: 0.0):
+    """Return a flusher; by the default clock no flush takes time, so that none is put off."""
+    return PumpFlusher(clock)
+
+
 def run_pump(scenario):
     async def main():
         stream = RequestStream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
         fake_stream = FakeEventStream()
-        pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, PumpFlusher()).run())
+        pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, make_flusher()).run())
 
         async def put_texts(*texts):
             for text in texts:
@@ -218,6 +224,71 @@ def test_burst_of_events_is_written_at_once():
         await put_texts(".")
         await pumping
     run_pump(scenario)
+
+
+class PumpOnFakeClock:
+    """A pump whose writes take `seconds_per_write` by a clock of its own, and the pauses that its flusher makes."""
+
+    def __init__(self, seconds_per_write):
+        self.now, self.pauses = 100.0, []
+        self.seconds_per_write = seconds_per_write
+
+    def render_queued_events(self):
+        return b"x"
+
+    def write(self, data):
+        self.now += self.seconds_per_write
+
+    def pause(self, seconds, flush):
+        self.pauses.append(round(seconds, 6))
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("seconds_per_write", "gaps", "pauses"), [
+    (0.0, [0.0, 0.0], []),  # nothing is put off where writing takes no time
+    (0.002, [0.0, 0.010, 0.006], []),  # nor where it takes at most a quarter of the time
+    (0.002, [0.0, 0.005, 0.000], [0.001, 0.006]),
+    (0.050, [0.0, 0.005, 0.019], [0.015, 0.001]),  # at most 20 ms
+])
+def test_flush_waits_until_writing_takes_at_most_a_quarter_of_the_time(monkeypatch, seconds_per_write, gaps, pauses):
+    async def main():
+        pump, loop = PumpOnFakeClock(seconds_per_write), asyncio.get_running_loop()
+        flusher = make_flusher(lambda: pump.now)
+        with monkeypatch.context() as patch:
+            patch.setattr(sse.EventPump, "render_queued_events", PumpOnFakeClock.render_queued_events)
+            patch.setattr(loop, "call_later", pump.pause)
+            patch.setattr(loop, "call_soon", lambda flush: None)
+            for gap in gaps:
+                pump.now += gap
+                flusher.add(pump)
+                flusher._flush()
+        assert pump.pauses == pauses
+    asyncio.run(main())
+
+
+def test_events_of_several_steps_are_written_at_once_while_a_flush_is_put_off():
+    now = 100.0
+
+    async def main():
+        nonlocal now
+        stream = RequestStream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
+        fake_stream = FakeEventStream()
+
+        def write(data):
+            nonlocal now
+            now += 0.002
+            fake_stream.written.append(data)
+        fake_stream.write = write
+        pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, make_flusher(lambda: now)).run())
+        await asyncio.sleep(0)
+        for text in "abc":
+            stream.put(TokenEvent(0, text, 0.0, False))
+            await asyncio.sleep(0)
+        assert fake_stream.written == [b"a"]  # the next is written 6 ms later
+        stream.put(TokenEvent(0, ".", 0.0, False))
+        await pumping
+        assert fake_stream.written == [b"a", b"bc."]
+    asyncio.run(main())
 
 
 def test_events_are_queued_while_the_client_does_not_read():
@@ -253,7 +324,7 @@ def test_event_stream_remembers_the_failure_sent_to_the_client():
         stream.put(TokenEvent(0, "a", 0.0, False))
         stream.put(FailedEvent(failure))
         await EventPump(stream, GenerateStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
-                        PumpFlusher()).run()
+                        make_flusher()).run()
         assert fake_stream.failure is failure
     asyncio.run(main())
 
