@@ -5,7 +5,7 @@ Each runs in processes of its own, so that the card is free for the next. A byte
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
@@ -35,6 +35,9 @@ TRANSFORMERS_TIMEOUT_SECONDS = 300.0  # seconds for an answer of transformers
 UNREACHABLE_EOS_TOKEN = -1  # an end token that no model generates
 MAX_WARM_UP_TOKENS = 8  # most tokens of each answer of the warm-up, which compiles kernels and allocates memory
 NUM_STEP_REPETITIONS = 3  # repetitions of a timed step
+# A process that reads answers takes some 25 us of its processor for a token, and should not be what is measured.
+STREAMS_PER_CLIENT_PROCESS = 32
+MAX_CLIENT_PROCESSES = 8
 
 CallParameters = ParamSpec("CallParameters")
 CallResult = TypeVar("CallResult")
@@ -86,27 +89,38 @@ def run_in_new_process(function: Callable[CallParameters, CallResult], *args: Ca
 # -- over HTTP
 
 def measure_http_throughput(load_options: ModelLoadOptions, request_lengths: Sequence[RequestLengths]) -> float:
-    """Return the tokens per second of a server over HTTP, after a warm-up."""
+    """Return the tokens per second of a server over HTTP, after a warm-up that the same processes send."""
     router_settings = {"compat": "lorax", "max_batch_size": len(request_lengths), "max_concurrent_requests": 2
                        * len(request_lengths), "max_batch_prefill_tokens": MAX_PREFILL_TOKENS}
     shard_settings = {"device": load_options.device, "dtype": load_options.dtype}
-    with run_router_and_shard(2, settings=router_settings, model=load_options.folder, shard=shard_settings) as server:
-        target = Target(f"http://{HOST}:{server.port}", DIALECTS["lorax"])
-        return [uvloop.run(send_all_at_once(target, lengths, turn))
-                for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths))][-1]
+    num_clients = min(MAX_CLIENT_PROCESSES, -(-len(request_lengths) // STREAMS_PER_CLIENT_PROCESS))
+    with (run_router_and_shard(2, settings=router_settings, model=load_options.folder, shard=shard_settings) as server,
+          make_client_pool(num_clients) as pool):
+        for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths)):
+            prompts = make_prompts(request_lengths, turn)
+            spans = [*pool.map(send_all_at_once, [server.port] * num_clients,
+                               [prompts[client::num_clients] for client in range(num_clients)],
+                               [lengths[client::num_clients] for client in range(num_clients)])]
+    return count_output_tokens(request_lengths) / (max(end for _, end in spans) - min(start for start, _ in spans))
 
 
-async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLengths], turn: int) -> float:
+def make_client_pool(num_clients: int) -> Executor:
+    return ProcessPoolExecutor(num_clients, get_context("spawn")) if num_clients > 1 else ThreadPoolExecutor(1)
+
+
+def send_all_at_once(port: int, prompts: Sequence[str],
+                     request_lengths: Sequence[RequestLengths]) -> tuple[float, float]:
+    """Send the requests at once and read their answers; return when the first was sent and the last had ended."""
+    target = Target(f"http://{HOST}:{port}", DIALECTS["lorax"])
     requests = [PlannedRequest(number, text, length.output)
-                for number, (text, length) in enumerate(zip(make_prompts(request_lengths, turn), request_lengths,
-                                                            strict=True))]
-    records = await run_load(target, requests)
+                for number, (text, length) in enumerate(zip(prompts, request_lengths, strict=True))]
+    started_at = perf_counter()  # which all processes read from the same clock
+    records = uvloop.run(run_load(target, requests))
     for record in records:
         if record.error or record.num_tokens != record.ask.output_tokens:
             raise ValueError(f"weft answered with {record.num_tokens} of {record.ask.output_tokens} tokens: "
                              f"{record.error or 'no error'}")
-    return count_output_tokens(request_lengths) / (max(record.ended for record in records)
-                                                   - min(record.sent for record in records))
+    return (started_at + min(record.sent for record in records), started_at + max(record.ended for record in records))
 
 
 # -- transformers

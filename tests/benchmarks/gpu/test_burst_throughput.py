@@ -1,6 +1,8 @@
 """Tests of the workload given to weft, a single shard and transformers, and of their token rates."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
@@ -39,6 +41,20 @@ def test_texts_have_one_byte_per_token_and_differ() -> None:
 def test_http_throughput_counts_all_tokens() -> None:
     # a step takes 5 ms
     assert 0 < measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 4), RequestLengths(3, 7)]) < 2 / 0.005
+
+
+def test_several_clients_share_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = list[int]()
+
+    def send_all_at_once(*arguments: Any) -> tuple[float, float]:
+        shares.append(len(arguments[1]))
+        return send(*arguments)
+    send = burst_throughput.send_all_at_once
+    monkeypatch.setattr(burst_throughput, "STREAMS_PER_CLIENT_PROCESS", 2)
+    monkeypatch.setattr(burst_throughput, "make_client_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(burst_throughput, "send_all_at_once", send_all_at_once)
+    assert 0 < measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 4)] * 5) < 5 / 0.005
+    assert sorted(shares) == [1, 1, 2, 2, 2, 2]  # the warm-up, and what is measured
 
 
 def test_rejected_request_is_an_error() -> None:
