@@ -48,6 +48,7 @@ from launcher.hub.resolve import (
     find_cached_model,
     find_model,
 )
+from launcher.setting_origins import describe_settings, note_sources
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,
@@ -111,10 +112,13 @@ def make_parameter(setting: Setting, group: Group, *, read_variables: bool = Tru
 
 def serve_command(*positional: str, **settings: Any) -> None:
     """Serve a model over HTTP. Without a model's name, serve the small demo model that comes with weft."""
-    launch, router, shard = make_configs(add_default_settings(merge_settings(positional, settings)))
+    given_settings = merge_settings(positional, settings)
+    all_settings = add_default_settings(given_settings)
+    launch, router, shard = make_configs(all_settings)
     output = Output(as_json=launch.json_output)
     with report_errors_in_one_line(output):
-        run_server(launch, router, shard, output)
+        run_server(launch, router, shard, output,
+                   describe_settings(launch, router, shard, all_settings.keys() - given_settings.keys()))
 
 
 def run_command(*positional: str, **settings: Any) -> None:
@@ -133,7 +137,9 @@ def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> di
     return {**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named}
 
 
-def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output) -> None:
+def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output,
+               described_settings: Sequence[Mapping[str, Any]]) -> None:
+    """Run a server until it is stopped. `described_settings` are all settings with their sources, to be shown."""
     needed_download = find_needed_download(launch.model_id, launch.revision, os.environ, make_user_agent())
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
@@ -157,7 +163,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                              shard_environment=huge_page_variables(os.environ),
                              record_folder=str(recordings_folder(os.environ)),
                              adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
-                             traces=launch.trace_settings)
+                             traces=launch.trace_settings, described_settings=described_settings)
             asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output,
                               logs_stop=launch.log_level in {"debug", "info"}))
 
@@ -322,8 +328,8 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     run_settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in FIXED_SETTINGS}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
-              config=ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings}, source=config_path)
-              if settings else None)
+              config=(*([ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings}, source=config_path)]
+                        if settings else []), note_sources))
     parameters = make_serve_flags(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]

@@ -148,7 +148,8 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         await engine.stop()
         raise
     server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys,
-                                   ServedModel(args.model, args.notice), span_sender=span_sender),
+                                   ServedModel(args.model, args.notice), span_sender=span_sender,
+                                   settings=args.settings),
                         stand_in_server.connections)
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
     try:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class RouterProcessArgs:
     progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
     logs: LogSettings = field(default_factory=LogSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)
+    settings: tuple[Mapping[str, Any], ...] = ()  # all settings of the server with their sources, to be shown
     hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
 
     @classmethod

@@ -1,7 +1,7 @@
 """Child processes of a server, as plain data. Nothing is started or opened here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -68,11 +68,12 @@ class LaunchPlan:
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_folder: str, model: ResolvedModel, *,
               shard_environment: Mapping[str, str], record_folder: str = "", adapter_store: AdapterStoreConfig
-              | None = None, logs: LogSettings = DEFAULT_LOGS, traces: TraceSettings = NO_TRACES) -> LaunchPlan:
+              | None = None, logs: LogSettings = DEFAULT_LOGS, traces: TraceSettings = NO_TRACES,
+              described_settings: Sequence[Mapping[str, Any]] = ()) -> LaunchPlan:
     """Return the plan of a server: one shard per rank, and the router that drives them.
 
     Each shard has a socket in `runtime_folder`, and `environment` in addition to the inherited variables. The router
-    writes recordings to `record_folder`.
+    writes recordings to `record_folder`, and shows `described_settings`.
     """
     config = asdict(router)
     # Secrets are passed as variables, since other users can read the arguments of a process. gRPC's fork support is off
@@ -92,5 +93,5 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_
                                "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
                                "store": adapter_store.command_line if adapter_store else (),
                                "progress": [item.progress for item in shards], "logs": asdict(logs),
-                               "traces": asdict(traces)}, variables),
+                               "traces": asdict(traces), "settings": described_settings}, variables),
         runtime_folder=runtime_folder)

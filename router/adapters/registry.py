@@ -217,6 +217,10 @@ class AdapterRegistry:
         self.aliases[alias] = reference
         return resolved
 
+    def is_private(self, reference: AdapterReference, entry: AdapterEntry) -> bool:
+        """Whether only those with access at its source may use an adapter, or know its name."""
+        return entry.version.is_private and reference not in self._operator_references
+
     # -- internals
 
     async def _resolve_single(self, requested: AdapterReference, tenant: Tenant) -> ResolvedAdapter:
@@ -224,7 +228,7 @@ class AdapterRegistry:
         entry = self._entries.get(reference)
         if entry is None or not self._resources.is_in_use(ADAPTER, entry.version.folder):
             entry = await self._fetch_shared(reference, requested.source_token, tenant)
-        if entry.version.is_private and reference not in self._operator_references:
+        if self.is_private(reference, entry):
             granted_until = self._access_granted_until.get((reference, hash_access_token(requested.source_token)))
             if granted_until is None or granted_until < now():
                 await self._send_store_request(reference.name, op="allowed", source=reference.source,
@@ -240,8 +244,8 @@ class AdapterRegistry:
         version = entry.version
         resource = self._resources.get_or_register(ADAPTER, version.folder, version.max_shard_bytes,
                                                    is_pinned=is_pinned)
-        is_private = version.is_private and reference not in self._operator_references
-        return ResolvedAdapter(resource, version.digest, reference.name, reference.source or "", is_private)
+        return ResolvedAdapter(resource, version.digest, reference.name, reference.source or "",
+                               self.is_private(reference, entry))
 
     async def _fetch_shared(self, reference: AdapterReference, source_token: str, tenant: Tenant = DEFAULT_TENANT, *,
                             fresh: bool = False) -> AdapterEntry:

@@ -226,6 +226,8 @@ ENGINE_ROUTES = (
     DocumentedRoute("GET", "/v1/engine/trace", "The buffered steps in Chrome's trace-event format, for Perfetto.",
                     extra_error_statuses=("404", "422"), query_parameters=(
                         SINCE_PARAMETER, QueryParameter("until", "Number of the last one of them.", "integer"))),
+    DocumentedRoute("GET", "/v1/engine/settings", "All settings of the server, each with where it came from.",
+                    extra_error_statuses=("403", "422")),
     DocumentedRoute("POST", "/v1/engine/simulate", "The same requests, or others, under another way of batching.",
                     (SimulateRequest,), extra_error_statuses=("404",)),
 )

@@ -5,7 +5,7 @@ sent in the format of its route's dialect."""
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -80,9 +80,10 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig, api_keys: ApiKeys,
-               served_model: ServedModel, *, span_sender: SpanSender | None = None) -> web.Application:
+               served_model: ServedModel, *, span_sender: SpanSender | None = None,
+               settings: Sequence[Mapping[str, Any]] = ()) -> web.Application:
     """Create the application. An empty `served_model.name` is replaced by the shards' name of the model; spans are sent
-    only with a `span_sender`."""
+    only with a `span_sender`. `settings` are those of the server, with their sources."""
     served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
     tracing_middlewares = ([] if span_sender is None
                            else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
@@ -99,7 +100,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
         *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
-        *EngineRoutes(services).routes(),
+        *EngineRoutes(services, settings).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
         *PageRoutes(probe_routes.health, is_enabled=config.ui).routes(), *probe_routes.routes()]:

@@ -59,11 +59,11 @@ class RequestTimeline:
 
     @property
     def has_started(self) -> bool:
-        return any(phase is RequestPhase.PREFILL for _, phase in self._phase_starts)
+        return RequestPhase.PREFILL in [phase for _, phase in self._phase_starts]
 
     @property
     def num_preemptions(self) -> int:
-        return sum(phase is RequestPhase.PREEMPTED for _, phase in self._phase_starts)
+        return [phase for _, phase in self._phase_starts].count(RequestPhase.PREEMPTED)
 
     def first_start(self, phase: RequestPhase) -> float | None:
         """Return when the request first entered the phase; None if it never did."""

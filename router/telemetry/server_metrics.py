@@ -43,6 +43,9 @@ class RequestRecord:
     adapter_name: str | None = None  # name of its adapter in metrics, empty for a private one; None without an adapter
     traceparent: str = ""  # parent of the spans that shards send for it; empty: shards send none
     error_type: str | None = None  # why it failed or was refused, as in metrics; None while unfinished
+    # Its HTTP side, for explanations: route, status, headers. None while unfinished, and for all but the first of
+    # several prompts or choices.
+    http_exchange: Mapping[str, Any] | None = None
 
     @classmethod
     def of_refused(cls, request_id: str, tenant_name: str, arrived_at: float, now: float, error_type: str) -> Self:

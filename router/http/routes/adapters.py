@@ -11,7 +11,7 @@ from aiohttp import web
 from router.adapters.reference import AdapterReference, check_adapter_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.errors import AdapterLoadFailed, InvalidRequest
-from router.http.transport.auth import require_admin
+from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import ReportingBodyModel, is_base_model, json_response, read_body
 from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
@@ -56,8 +56,12 @@ class AdapterRoutes(ServiceRoutes):
             web.post("/v1/unload_lora_adapter", require_admin(self.unload_lora_adapter)),
         ]
 
-    async def list_adapters(self, _: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": [*self._adapter_objects(self._registry.get_entries().items())]})
+    async def list_adapters(self, request: web.Request) -> web.Response:
+        """List the known adapters, the private ones for an admin key alone."""
+        registry = self._registry
+        shown = [(reference, entry) for reference, entry in registry.get_entries().items()
+                 if request[CLIENT].is_admin or not registry.is_private(reference, entry)]
+        return json_response({"object": "list", "data": [*self._adapter_objects(shown)]})
 
     async def load_adapter(self, request: web.Request) -> web.Response:
         load_request = await read_body(request, LoadAdapterRequest)

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from router.errors import InvalidRequest, MonitorBusy
 from router.http.routes.status import PHASE_DESCRIPTIONS, VERSION
-from router.http.transport.auth import CLIENT
-from router.http.transport.body import ReportingBodyModel, json_text_response, read_body
+from router.http.transport.auth import CLIENT, require_admin
+from router.http.transport.body import ReportingBodyModel, json_response, json_text_response, read_body
 from router.http.transport.errors import find_error_reply_type
 from router.http.transport.query import parse_whole_number, read_query
 from router.http.transport.request_context import request_headers
@@ -78,17 +78,25 @@ class SimulateRequest(ReportingBodyModel):
 
 
 class EngineRoutes(ServiceRoutes):
-    """Handlers of `/v1/engine/state`, `/v1/engine/events`, `/v1/engine/trace` and `/v1/engine/simulate`."""
+    """Handlers of `/v1/engine/state`, `/v1/engine/events`, `/v1/engine/trace`, `/v1/engine/simulate` and
+    `/v1/engine/settings`."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, settings: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(services)
+        self._settings = settings
         # Simulations and pieces of exports run one after the other, so that they leave the engine its time.
         self._thread_lock = asyncio.Lock()
         self._num_running: Counter[str] = Counter()  # or waiting for their turn, by what they are
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/v1/engine/state", self.state), web.get("/v1/engine/events", self.events, allow_head=False),
-                web.get("/v1/engine/trace", self.trace), web.post("/v1/engine/simulate", self.simulate)]
+                web.get("/v1/engine/trace", self.trace), web.post("/v1/engine/simulate", self.simulate),
+                web.get("/v1/engine/settings", require_admin(self.settings))]
+
+    async def settings(self, request: web.Request) -> web.Response:
+        """Return all settings of the server, each with where it came from."""
+        read_query(request, {})
+        return json_response({"settings": self._settings})
 
     async def state(self, request: web.Request) -> web.Response:
         read_query(request, {})

@@ -289,7 +289,8 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
         if other.tenant_name == record.tenant_name
         and (ms := round_ms(measure_prefill_overlap(record.timeline, other.timeline, now)))]
     prompts.sort(key=lambda prompt: -prompt["ms"])
-    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS]}
+    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS],
+                                                   "http": record.http_exchange}
 
 
 def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:

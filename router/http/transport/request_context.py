@@ -42,6 +42,7 @@ DROPPED_LABEL = "dropped"  # the connection ended before the response was comple
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MAX_KNOWN_HOSTS = 64
+MAX_USER_AGENT_CHARS = 200
 MAX_INLINE_BYTES = 16_384  # of a body
 ANSWER_ID_PATTERN = re.compile("(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
@@ -202,13 +203,14 @@ def record_end(request: web.Request, response: web.StreamResponse | None, engine
     request_metrics, failure_type = engine.server_metrics.requests, request.get(FAILURE_TYPE)
     label = None if failure_type is None else error_label(failure_type)
     (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
-    record = find_request_record(request, engine) if logs_request or label is not None else None
-    if label is not None:
-        record_failure(request, engine, record, label)
+    submitted_record = find_request_record(request, engine)
+    record = submitted_record if label is None else record_failure(request, engine, submitted_record, label)
+    if record is not None:
+        record.http_exchange = describe_exchange(request, response)
     if logs_request:
         status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
-        log_request(request, status, {} if record is None else record.log_fields(clock())
-                    | count_tokens(engine.find_prompt_records(record)))
+        log_request(request, status, {} if submitted_record is None else submitted_record.log_fields(clock())
+                    | count_tokens(engine.find_prompt_records(submitted_record)))
 
 
 def find_request_record(request: web.Request, engine: Engine) -> RequestRecord | None:
@@ -217,13 +219,23 @@ def find_request_record(request: web.Request, engine: Engine) -> RequestRecord |
     return None if record is None or record.arrived_at != request[ARRIVED_AT] else record
 
 
-def record_failure(request: web.Request, engine: Engine, record: RequestRecord | None, label: str) -> None:
-    """Add to the record why the request failed. One that was not submitted gets a record of its own."""
+def record_failure(request: web.Request, engine: Engine, record: RequestRecord | None, label: str) -> RequestRecord:
+    """Add to the record why the request failed. One that was not submitted gets a record of its own, without tokens."""
     if record is not None:
         record.error_type = label
-    else:
-        engine.add_refused_request(RequestRecord.of_refused(request[REQUEST_ID], request[CLIENT].tenant.name,
-                                                            request[ARRIVED_AT], clock(), label))
+        return record
+    refused = RequestRecord.of_refused(request[REQUEST_ID], request[CLIENT].tenant.name, request[ARRIVED_AT], clock(),
+                                       label)
+    engine.add_refused_request(refused)
+    return refused
+
+
+def describe_exchange(request: web.Request, response: web.StreamResponse | None) -> dict[str, Any]:
+    """Return route, status and headers. Of the request's headers only that which names its program may be shown."""
+    return {"route": f"{request.method} {request.rel_url.raw_path}",
+            "status": None if response is None else response.status,
+            "user_agent": request.headers.get("User-Agent", "")[:MAX_USER_AGENT_CHARS] or None,
+            "response_headers": {} if response is None else dict(response.headers)}
 
 
 def log_request(request: web.Request, status: str, fields: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ def test_get_routes_that_require_a_key_are_those_about_requests_and_adapters():
                         if method != "GET" or not is_public(path)}
     assert ({path for method, path in protected_routes if method == "GET"}
             == {"/tokenizer_info", "/version", "/v1/requests", "/v1/requests/{id}/explain", "/v1/adapters",
-                "/v1/engine/state", "/v1/engine/events", "/v1/engine/trace"})
+                "/v1/engine/state", "/v1/engine/events", "/v1/engine/trace", "/v1/engine/settings"})
     assert {path for _, path in ROUTES_BY_METHOD_AND_PATH} >= PUBLIC_PATHS
 
 

@@ -339,6 +339,17 @@ def test_source_tokens_are_never_returned(tmp_path: Path) -> None:
     run_scenario(scenario, tmp_path)
 
 
+def test_private_adapters_are_listed_for_admin_keys_alone(tmp_path: Path) -> None:
+    async def scenario(setup: AdapterRoutesSetup) -> None:
+        for name in ("secret", "org/a"):
+            body = {"id": name, "api_token": "mine"}
+            assert (await setup.send_request("POST", "/v1/adapters", key="sk-admin", **body))[0] == 200
+        for key, names in (("sk-admin", ["secret", "org/a"]), ("sk-user", ["org/a"])):
+            _, listed = await setup.send_request("GET", "/v1/adapters", key=key)
+            assert [adapter["id"] for adapter in listed["data"]] == names
+    run_scenario(scenario, tmp_path, api_key="", api_keys=write_keys_file(tmp_path, has_admin=True))
+
+
 def test_vllm_routes_answer_in_vllm_format(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         async def load(name: str, path: str, **more: Any) -> tuple[int, Any]:

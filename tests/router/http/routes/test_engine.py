@@ -291,6 +291,15 @@ def test_tenant_sees_its_own_rows_whole_and_others_without_names(tmp_path):
     serve_two_tenants(scenario, tmp_path)
 
 
+def test_settings_are_shown_to_admin_keys_alone(tmp_path):
+    async def scenario(weft):
+        assert await get_json(weft, "/v1/engine/settings", "key-admin") == {"settings": []}  # no launcher told any
+        async with weft.http_session.get("/v1/engine/settings", headers=authorize("key-a")) as answer:
+            assert answer.status == 403
+            assert "needs an admin key" in await answer.text()
+    serve_two_tenants(scenario, tmp_path)
+
+
 def test_admin_key_finds_a_place_that_tenants_cannot_take(tmp_path):
     async def scenario(weft):
         async def watch_as(key, count):

@@ -120,6 +120,22 @@ def test_request_can_be_explained_by_its_id(serve):
     serve(scenario)
 
 
+def test_explanation_has_route_status_and_headers_of_the_response_and_no_secret_of_the_request(serve):
+    async def scenario(client, engine):
+        await client.post("/generate", json={"inputs": "hi"}, headers={
+            "x-request-id": "mine", "User-Agent": "loom/1", "Authorization": "Bearer sk-loom", "Cookie": "a=b"})
+        explanation = await (await client.get("/v1/requests/mine/explain")).json()
+        exchange = explanation["http"]
+        assert (exchange["route"], exchange["status"], exchange["user_agent"]) == ("POST /generate", 200, "loom/1")
+        assert float(exchange["response_headers"]["x-total-time"]) >= 0
+        assert "sk-loom" not in str(explanation)
+        assert "Cookie" not in str(explanation)
+        await client.post("/generate", json={"inputs": ""}, headers={"x-request-id": "refused"})
+        exchange = (await (await client.get("/v1/requests/refused/explain")).json())["http"]
+        assert (exchange["route"], exchange["status"]) == ("POST /generate", 422)
+    serve(scenario)
+
+
 def test_explain_accepts_any_valid_request_id(serve):
     async def scenario(client, engine):
         await client.post("/generate", json={"inputs": "hi"}, headers={"x-request-id": "a/b {c}%2F?"})

@@ -1,11 +1,11 @@
-/** One request whole: its facts, its timeline, and the decision that made it wait. */
+/** One request whole: its facts, its timeline, the decision that made it wait, and its headers. */
 import type { JSX } from "preact";
 import { Notice } from "../shell/controls";
 import { asSentence, formatMs } from "../shell/format";
 import { serverInfo } from "../shell/models";
 import { describeOutcome } from "../shell/outcome";
 import { usePolled } from "../shell/poll";
-import { getKind, Timeline, type Explanation } from "./timeline";
+import { getKind, Timeline, type Explanation, type HttpExchange } from "./timeline";
 
 const POLL_SECONDS = 1;
 
@@ -25,7 +25,30 @@ export function RequestDetail({ id }: { id: string }): JSX.Element {
       </dl>
       <p class="decision">{describeDecision(value)}</p>
       <Timeline explanation={value} />
+      {value.http && <HttpFacts exchange={value.http} />}
     </>
+  );
+}
+
+function HttpFacts({ exchange }: { exchange: HttpExchange }): JSX.Element {
+  const facts: [string, string][] = [
+    ["route", exchange.route],
+    ["status", exchange.status === null ? "none: the client had left" : String(exchange.status)],
+    ["client", exchange.user_agent ?? "–"],
+    ...Object.entries(exchange.response_headers),
+  ];
+  return (
+    <details class="other-settings">
+      <summary>Route and headers of the response</summary>
+      <dl class="fact-list">
+        {facts.map(([name, text]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{text}</dd>
+          </div>
+        ))}
+      </dl>
+    </details>
   );
 }
 

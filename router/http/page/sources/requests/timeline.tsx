@@ -8,6 +8,13 @@ export interface Interval {
   ms: number;
 }
 
+export interface HttpExchange {
+  route: string;
+  status: number | null;
+  user_agent: string | null;
+  response_headers: Record<string, string>;
+}
+
 export interface Explanation {
   id: string;
   tenant: string;
@@ -26,6 +33,8 @@ export interface Explanation {
   meanwhile: Record<string, Record<string, number>>;
   meanwhile_causes: Record<string, string>;
   meanwhile_prompts: { id: string; prompt_tokens: number; ms: number }[];
+  /** Known at the end, of the first of several prompts or choices. */
+  http: HttpExchange | null;
 }
 
 /** Which of the kinds of time a cause is; the others are waits. */

@@ -1,10 +1,11 @@
-/** The server: its model, its cache, adapters, limits, health and versions. */
+/** The server: its model, its cache, adapters, limits, health, versions and settings. */
 import type { ComponentChildren, JSX } from "preact";
 import type { EngineState } from "../batch/protocol";
 import { Notice } from "../shell/controls";
 import { asSentence, formatCount } from "../shell/format";
 import { usePolled } from "../shell/poll";
 import { AdapterList } from "./adapters";
+import { SettingList } from "./settings";
 
 const SHOWN_ABOVE = new Set([
   "model_id",
@@ -38,6 +39,7 @@ export function ServerPane(): JSX.Element {
       )}
       {value?.server.adapters && <AdapterList isAdmin={value.server.role === "admin"} />}
       {value && <LimitsCard state={value} info={info ?? {}} />}
+      {value?.server.role === "admin" && <SettingList />}
       <p class="hint">
         Parts of this page have <a href="ui/licenses.txt">licences of their own</a>.
       </p>
