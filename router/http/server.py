@@ -28,7 +28,7 @@ from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.responses import ResponsesRoutes
-from router.http.page.routes import PageRoutes
+from router.http.page.routes import PageRoutes, StartingPageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -139,8 +139,10 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
         raise make_not_ready_error(why_unavailable())
 
     app = web.Application(middlewares=[create_request_middleware(api_keys, partial(render_failure, compat=compat))])
-    app.add_routes([*replace(probes, why_unavailable=why_unavailable).routes(), *extra_routes,
-                    web.route("*", "/{path:.*}", reject_not_ready)])
+    routes: dict[tuple[str, str], web.RouteDef] = {}
+    for route in [*extra_routes, *replace(probes, why_unavailable=why_unavailable).routes()]:
+        routes.setdefault((route.method, route.path), route)
+    app.add_routes([*routes.values(), web.route("*", "/{path:.*}", reject_not_ready)])
     app.on_response_prepare.append(add_request_id_header)
     return app
 
@@ -275,6 +277,7 @@ class StandInServer:
     cors_origins: tuple[str, ...]
     compat: str
     connections: Connections = field(default_factory=lambda: Connections(ConnectionLimits()))  # of both servers
+    has_page: bool = True  # for browsers
     _servers: list[HttpServer] = field(default_factory=list)  # one, or none
 
     @classmethod
@@ -285,12 +288,14 @@ class StandInServer:
         inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
         return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat,
-                   Connections(ConnectionLimits.from_config(config)))
+                   Connections(ConnectionLimits.from_config(config)), config.ui)
 
     async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
-        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), ())
+        probes = ProbeRoutes(engine.why_unavailable, get_startup_progress)
+        await self._start(probes, StartingPageRoutes(probes.health, get_startup_progress,
+                                                     is_enabled=self.has_page).routes())
 
     async def start_during_shutdown(self, engine: Engine) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""

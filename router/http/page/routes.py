@@ -7,10 +7,11 @@ depends on the client: it is served without a key, and asks for one itself.
 import gzip
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -22,6 +23,28 @@ PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 VARIED_BY = "Accept, Accept-Encoding"
+REFRESH_SECONDS = 2
+STARTING_PAGE = """<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8" />
+    <meta name="viewport" content="width=device-width, initial-scale=1" />
+    <meta name="color-scheme" content="light dark" />
+    <title>weft starts</title>
+    <link rel="icon" href="ui/icon.svg" type="image/svg+xml" />
+    <link rel="stylesheet" href="ui/page.css" />
+  </head>
+  <body>
+    <main class="starting">
+      <h1>weft starts</h1>
+      <p role="status">The server is not ready yet: {progress}.</p>
+      <p class="hint">This page asks again every {refresh} seconds.</p>
+    </main>
+  </body>
+</html>
+"""
+STARTUP_PHASE_WORDS = {"load": "the model is loaded", "check": "the model is checked",
+                       "warm-up": "the model is warmed up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +120,32 @@ class PageRoutes:
     def _check_enabled(self) -> None:
         if not self._is_enabled:
             raise web.HTTPNotFound(text="this server has no page for browsers (--no-ui)")
+
+
+class StartingPageRoutes(PageRoutes):
+    """Handlers of the same routes while the server starts: in the place of the page, one that says how far the start is
+    and asks again."""
+
+    def __init__(self, probe: Handler, get_progress: Callable[[], Mapping[str, Any] | None], *,
+                 is_enabled: bool = True) -> None:
+        """`get_progress` returns the answer of `/startup`."""
+        super().__init__(probe, is_enabled=is_enabled)
+        self._get_progress = get_progress
+
+    async def page(self, _: web.Request) -> web.StreamResponse:
+        self._check_enabled()
+        text = STARTING_PAGE.format(refresh=REFRESH_SECONDS, progress=describe_progress(self._get_progress() or {}))
+        return web.Response(status=503, text=text, content_type="text/html", headers={
+            **PAGE_HEADERS, "Refresh": str(REFRESH_SECONDS), "Retry-After": str(REFRESH_SECONDS),
+            "Cache-Control": "no-store"})
+
+
+def describe_progress(progress: Mapping[str, Any]) -> str:
+    words = STARTUP_PHASE_WORDS.get(progress.get("phase", ""), "it starts")
+    if total := progress.get("total"):
+        words += f", {progress['bytes'] / total:.0%} of {total / 1e9:.1f} GB"
+    seconds = progress.get("eta_seconds")
+    return words if seconds is None else f"{words}, about {seconds:.0f} seconds left"
 
 
 def accepts(request: web.Request, header: str, name: str) -> bool:

@@ -302,6 +302,8 @@ async function checkRequests() {
   );
   await tested.press("", "tbody tr");
   await tested.waitFor(".request-detail .interval-bar rect");
+  await tested.press("Route and headers", ".request-detail");
+  assert.match((await tested.read(".request-detail .fact-list"))[0], /POST \/v1\/chat\/completions/);
   await tested.examine("requests");
   await tested.press("Close", ".request-detail");
   await tested.waitUntil(() => !document.querySelector(".request-detail"));
@@ -311,6 +313,16 @@ async function checkServer() {
   await tested.show("server");
   await tested.waitFor(".server-columns");
   await tested.press("Other settings");
+  await tested.waitUntil(() =>
+    document.querySelector("[aria-label='Table of settings']")?.textContent.includes("flag"),
+  );
+  const countSettings = () => page.$$eval("[aria-label='Table of settings'] tbody tr", (rows) => rows.length);
+  const numChanged = await countSettings();
+  await tested.press("also those with their default");
+  await tested.waitUntil(
+    (count) => document.querySelectorAll("[aria-label='Table of settings'] tbody tr").length > count + 50,
+    numChanged,
+  );
   await tested.examine("server");
   await tested.type("Adapter, by its name", "shout");
   await tested.press("Load", ".load-adapter");
@@ -334,9 +346,16 @@ async function checkHeader() {
   await page.evaluate(() => localStorage.clear());
 }
 
+async function checkDocs() {
+  await page.goto(`${settings.url}/docs`, { waitUntil: "domcontentloaded" });
+  await page.waitForSelector("h1");
+  await tested.examine("docs");
+}
+
 await checkPlayground();
 await checkBatch();
 await checkRequests();
 await checkServer();
 await checkHeader();
+await checkDocs();
 await tested.close();

@@ -10,7 +10,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from router.config import RouterConfig
-from router.http.page.routes import CONTENT_TYPES, PageFile, PageRoutes, load_page_files
+from router.http.page.routes import (
+    CONTENT_TYPES,
+    PageFile,
+    PageRoutes,
+    StartingPageRoutes,
+    describe_progress,
+    load_page_files,
+)
 
 BROWSER_ACCEPT = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"  # of Chromium
 STATIC_FOLDER = Path(__file__).parents[4] / "router/http/page/static"
@@ -144,3 +151,32 @@ def test_licenses_of_bundled_parts_are_beside_them():
 def test_compressed_content_is_the_content():
     file = PageFile.from_content("text/plain", b"weft")
     assert gzip.decompress(file.compressed_content) == b"weft"
+
+
+# -- while the server starts
+
+
+@pytest.mark.parametrize(("progress", "words"), [
+    ({}, "it starts"), ({"phase": "load"}, "the model is loaded"),
+    ({"phase": "load", "bytes": 4 * 10**8, "total": 10**9, "eta_seconds": 3.2},
+     "the model is loaded, 40% of 1.0 GB, about 3 seconds left"),
+    ({"phase": "warm-up", "eta_seconds": 0.6}, "the model is warmed up, about 1 seconds left")])
+def test_progress_of_the_start_is_described(progress, words):
+    assert describe_progress(progress) == words
+
+
+def test_browser_is_told_how_far_the_start_is_and_asks_again():
+    async def main():
+        async def probe(_):
+            return web.Response(status=503, text="unhealthy")
+        app = web.Application()
+        app.add_routes(StartingPageRoutes(probe, lambda: {"phase": "check"}).routes())
+        async with TestClient(TestServer(app)) as client:
+            for path in ("/", "/ui"):
+                answer = await client.get(path, headers={"Accept": BROWSER_ACCEPT})
+                assert (answer.status, answer.headers["Refresh"]) == (503, "2")
+                assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+                assert "The server is not ready yet: the model is checked." in await answer.text()
+            assert (await client.get("/ui/page.css")).status == 200
+            assert await (await client.get("/")).text() == "unhealthy"
+    asyncio.run(main())
