@@ -12,7 +12,14 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.model_info import ModelInfo
 from router.monitor.monitor import BufferedStretch
-from router.monitor.observed_steps import DECODE_ROW, FINAL_CHUNK_ROW, ObservedSequence, round_seconds, to_milliseconds
+from router.monitor.observed_steps import (
+    DECODE_ROW,
+    FINAL_CHUNK_ROW,
+    ObservedSequence,
+    ObservedStep,
+    round_seconds,
+    to_milliseconds,
+)
 from router.monitor.rates import describe_percentiles
 from router.monitor.step_observer import StepObserver
 from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN
@@ -33,10 +40,12 @@ MAX_PROCESSOR_SECONDS = 1.0  # of the thread that simulates, since the router sh
 
 
 class LimitedStepObserver(StepObserver):
-    """Observer that ends a simulation which takes too many steps."""
+    """Observer that ends a simulation which takes too many steps. It observes each step as it is answered: later a
+    sequence that was preempted may have ended."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
+        self.steps: list[ObservedStep] = []
         self._num_answers = self._num_rows = 0
         self._ends_at = thread_time() + MAX_PROCESSOR_SECONDS
 
@@ -50,6 +59,7 @@ class LimitedStepObserver(StepObserver):
                 f"the simulation takes more than {MAX_SIMULATED_STEPS:,} steps, {MAX_SIMULATED_ROWS:,} rows of steps "
                 f"or {MAX_PROCESSOR_SECONDS:g} s of computing; give fewer or shorter requests")
         super().record_answer(plan, events, answered_at=answered_at, seconds=seconds, wall_seconds=wall_seconds)
+        self.steps += self.observe_pending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ def simulate_batching(arrivals: Sequence[RequestArrival], settings: SchedulerSet
     simulation = Simulation(settings, model_info, WorkloadTrace([*arrivals]), timing_profile, seed)
     simulation.observer = observer = LimitedStepObserver(simulation.scheduler)
     simulation.run()
-    steps = [step.to_json(0.0) for step in observer.observe_pending()]
+    steps = [step.to_json(0.0) for step in observer.steps]
     submitted_at = {number: arrival.arrived_at for number, arrival in enumerate(arrivals, 1)}
     cached = [observer.sequences[number].num_cached_tokens if number in observer.sequences else 0
               for number in submitted_at]

@@ -30,21 +30,21 @@ STARTING_PAGE = """<!doctype html>
     <meta charset="utf-8" />
     <meta name="viewport" content="width=device-width, initial-scale=1" />
     <meta name="color-scheme" content="light dark" />
-    <title>weft starts</title>
+    <title>weft is starting</title>
     <link rel="icon" href="ui/icon.svg" type="image/svg+xml" />
     <link rel="stylesheet" href="ui/page.css" />
   </head>
   <body>
     <main class="starting">
-      <h1>weft starts</h1>
-      <p role="status">The server is not ready yet: {progress}.</p>
+      <h1>weft is starting</h1>
+      <p role="status">The server is not ready yet, {progress}.</p>
       <p class="hint">This page asks again every {refresh} seconds.</p>
     </main>
   </body>
 </html>
 """
-STARTUP_PHASE_WORDS = {"load": "the model is loaded", "check": "the model is checked",
-                       "warm-up": "the model is warmed up"}
+STARTUP_PHASE_WORDS = {"load": "it is loading the model", "check": "it is checking the model",
+                       "warm-up": "it is warming up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class StartingPageRoutes(PageRoutes):
 
 
 def describe_progress(progress: Mapping[str, Any]) -> str:
-    words = STARTUP_PHASE_WORDS.get(progress.get("phase", ""), "it starts")
+    words = STARTUP_PHASE_WORDS.get(progress.get("phase", ""), "it is starting")
     if total := progress.get("total"):
         words += f", {progress['bytes'] / total:.0%} of {total / 1e9:.1f} GB"
     seconds = progress.get("eta_seconds")

@@ -73,6 +73,15 @@ def test_static_groups_wait_for_their_longest_member():
         lanes -= {number for _, number, _ in step["finished"]}
 
 
+def test_preemption_is_no_cancelling_also_of_requests_that_end_later():
+    small_cache = replace(MODEL_INFO, num_blocks=14)
+    settings = BatchingSettings("continuous").apply(CONFIG, small_cache)
+    steps = simulate_batching(make_arrivals(make_sequences(10)), settings, small_cache, PROFILE).steps
+    assert [number for step in steps for _, number in step["preempted"]]
+    assert not [number for step in steps for _, number in step["cancelled"]]
+    assert {number for step in steps for _, number, _ in step["finished"]} == {*range(1, 11)}
+
+
 def test_sequences_are_numbered_in_order_of_arrival():
     prompts = {number: count for step in simulate("none").steps for _, number, count, kind in step["rows"]
                if kind == "f"}

@@ -157,10 +157,10 @@ def test_compressed_content_is_the_content():
 
 
 @pytest.mark.parametrize(("progress", "words"), [
-    ({}, "it starts"), ({"phase": "load"}, "the model is loaded"),
+    ({}, "it is starting"), ({"phase": "load"}, "it is loading the model"),
     ({"phase": "load", "bytes": 4 * 10**8, "total": 10**9, "eta_seconds": 3.2},
-     "the model is loaded, 40% of 1.0 GB, about 3 seconds left"),
-    ({"phase": "warm-up", "eta_seconds": 0.6}, "the model is warmed up, about 1 seconds left")])
+     "it is loading the model, 40% of 1.0 GB, about 3 seconds left"),
+    ({"phase": "warm-up", "eta_seconds": 0.6}, "it is warming up, about 1 seconds left")])
 def test_progress_of_the_start_is_described(progress, words):
     assert describe_progress(progress) == words
 
@@ -176,7 +176,7 @@ def test_browser_is_told_how_far_the_start_is_and_asks_again():
                 answer = await client.get(path, headers={"Accept": BROWSER_ACCEPT})
                 assert (answer.status, answer.headers["Refresh"]) == (503, "2")
                 assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-                assert "The server is not ready yet: the model is checked." in await answer.text()
+                assert "The server is not ready yet, it is checking the model." in await answer.text()
             assert (await client.get("/ui/page.css")).status == 200
             assert await (await client.get("/")).text() == "unhealthy"
     asyncio.run(main())
