@@ -15,6 +15,7 @@ from router.text.prompt_encoder import TokenLimits
 # Fewer buckets than text-generation-inference has, so that a page stays small; queries for quantiles need no change.
 REQUEST_DURATION_BUCKETS = tuple(0.01 * 2**exponent for exponent in range(15))  # seconds
 STEP_DURATION_BUCKETS = tuple(0.001 * 2**exponent for exponent in range(15))  # seconds
+LOOP_DELAY_BUCKETS = (0.001, 0.004, 0.016, 0.032, 0.064, 0.128, 0.256, 1.024, 4.096)  # seconds
 BATCH_SIZE_BUCKETS = (1.0, 2.0, *sorted(float(size * 2**exponent) for exponent in range(9) for size in (3, 4)))
 NUM_LENGTH_BUCKETS = 20
 METHOD_LABEL, KV_CACHE_METHODS = ("method",), ("prefill", "decode")
@@ -123,9 +124,9 @@ SERVER_FAMILIES = (
           ("held", "kept", "free")),
     gauge("tgi_ready", "1 if requests should be sent here, else 0; the same as /ready."),
     gauge("tgi_shard_ready", "1 if all shards are up, else 0."),
-    step_duration("weft_event_loop_delay_seconds",
-                  "Seconds by which the router's event loop was late, observed every 20 milliseconds: in all, and the "
-                  "part in which it computed.", ("part",), ("all", "computing")),
+    histogram("weft_event_loop_delay_seconds",
+              "Seconds by which the router's event loop was late, observed every 20 milliseconds: in all, and the part "
+              "in which it computed.", ("part",), ("all", "computing"), bucket_bounds=LOOP_DELAY_BUCKETS),
     counter("tgi_shard_lost", "How often the shards, or the state in them, were lost, by the reason.", ("loss",),
             tuple(loss_reason.name.lower() for loss_reason in ShardLossReason)),
 )

@@ -13,6 +13,7 @@ from router.telemetry.metric_definitions import (
     ADAPTER_FAMILIES,
     BATCH_SIZE_BUCKETS,
     GATEWAY_FAMILIES,
+    LOOP_DELAY_BUCKETS,
     REQUEST_DURATION_BUCKETS,
     SERVER_FAMILIES,
     STEP_DURATION_BUCKETS,
@@ -33,6 +34,7 @@ FAMILIES_BY_SECTION = {
 }
 BUCKET_CODES = {  # as the page explains them
     (): "", REQUEST_DURATION_BUCKETS: "R", STEP_DURATION_BUCKETS: "S", BATCH_SIZE_BUCKETS: "B",
+    LOOP_DELAY_BUCKETS: "D",
     length_bucket_bounds(EXAMPLE_LIMITS.max_input_tokens): "P",
     length_bucket_bounds(EXAMPLE_LIMITS.max_total_tokens): "L",
     tuple(map(float, range(EXAMPLE_TOKENS_PER_STEP))): "T",

@@ -8,6 +8,7 @@ import pytest
 from router.telemetry.instruments import MetricRegistry, MetricType
 from router.telemetry.metric_definitions import (
     BATCH_SIZE_BUCKETS,
+    LOOP_DELAY_BUCKETS,
     LORAX_METRIC_NAMES,
     REQUEST_DURATION_BUCKETS,
     STEP_DURATION_BUCKETS,
@@ -21,7 +22,8 @@ TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
 FAMILY_BY_NAME = {family.name: family for family in all_families(TOKEN_LIMITS, 3, with_adapters=True)}
 METRICS_DOC = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
 BUCKETS_BY_CODE = {"R": REQUEST_DURATION_BUCKETS, "S": STEP_DURATION_BUCKETS, "B": BATCH_SIZE_BUCKETS,
-                   "P": length_bucket_bounds(1000), "L": length_bucket_bounds(4000), "T": (0, 1, 2), "": ()}
+                   "D": LOOP_DELAY_BUCKETS, "P": length_bucket_bounds(1000), "L": length_bucket_bounds(4000),
+                   "T": (0, 1, 2), "": ()}
 MAX_IDLE_PAGE_BYTES = 40_000
 # Metrics of TGI's router: name to type, labels and buckets (which are coarser than TGI's).
 TGI_METRICS = {
