@@ -26,10 +26,13 @@ class AdapterAllowList:
                                  f"hub://org or s3://bucket/folder, got {quote_name(entry)}")
         self._entries = tuple(entries) or make_default_entries(environment)
 
+    def allows(self, location: str) -> bool:
+        source = location.partition("://")[0]
+        return any(entry == source or f"{location}/".startswith(f"{entry}/") for entry in self._entries)
+
     def check(self, location: str) -> None:
         """Raise AdapterError unless an entry allows the location."""
-        source = location.partition("://")[0]
-        if not any(entry == source or f"{location}/".startswith(f"{entry}/") for entry in self._entries):
+        if not self.allows(location):
             raise AdapterError("forbidden", f"requests may only name adapters of {', '.join(self._entries)} "
                                f"(--allowed-adapters), got {quote_name(location)}")
 

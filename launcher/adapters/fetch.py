@@ -5,7 +5,7 @@ the digest that a name resolved to is remembered and reused.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
@@ -53,6 +53,10 @@ class AdapterFetcher:
             future = self._fetches_in_flight[in_flight_key] = self._pools[request.source].submit(self._fetch, request)
         future.add_done_callback(lambda finished_future: self._remove_in_flight(in_flight_key, finished_future))
         return future
+
+    def list_allowed_names(self, source: str, names: Sequence[str]) -> list[str]:
+        """Return those of a source's names that requests may use."""
+        return [name for name in names if self._allow_list.allows(self._sources[source].locate(name))]
 
     def close(self) -> None:
         for pool in self._pools.values():

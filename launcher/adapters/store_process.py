@@ -129,7 +129,8 @@ class StoreRequestDispatcher:
 
     def _list_local_names(self) -> Reply:
         with convert_errors_to_adapter_error("the folder of --adapter-root"):
-            return {"names": self._components.local_source.list_names()}
+            names = self._components.local_source.list_names()
+        return {"names": self._components.fetcher.list_allowed_names("local", names)}
 
     def _replace_pins(self, request: ReplacePinsRequest) -> Reply:
         """Replace the pins and reply with the digests that are no longer stored and must be fetched again."""

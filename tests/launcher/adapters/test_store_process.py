@@ -114,6 +114,20 @@ def test_names_are_listed_without_a_root(dispatcher: DispatcherWithAnswers) -> N
     assert dispatcher.request(b'{"id": 1, "op": "names"}') == {"id": 1, "names": []}
 
 
+@pytest.mark.parametrize(("allowed_adapters", "names"), [
+    ((), ["loom"]), (("hub", "local"), ["loom"]), (("hub://org",), [])])
+def test_names_that_no_request_may_use_are_not_listed(tmp_path: Path, allowed_adapters: tuple[str, ...],
+                                                      names: list[str]) -> None:
+    (tmp_path / "adapters" / "loom").mkdir(parents=True)
+    (tmp_path / "adapters" / "loom" / "adapter_config.json").write_text("{}")
+    answers: Queue[Any] = Queue()
+    settings = AdapterStoreSettings(str(tmp_path / "store"), str(tmp_path / "adapters"), LARGE_BUDGET_BYTES,
+                                    "http://127.0.0.1:9", "weft/1", "HF_HUB_OFFLINE", str(tmp_path), allowed_adapters)
+    with closing(StoreRequestDispatcher(make_store_components(settings, "", {}), answers.put)) as request_dispatcher:
+        assert DispatcherWithAnswers(request_dispatcher, answers).request(b'{"id": 1, "op": "names"}') == {
+            "id": 1, "names": names}
+
+
 @pytest.mark.parametrize("line", [b"\n", b"{\n", b"[]\n", b"null", b'{"id": true}', b"\xff\n", b"[" * 100_000])
 def test_invalid_line_is_answered_without_an_id(dispatcher: DispatcherWithAnswers, line: bytes) -> None:
     answer = dispatcher.request(line)
