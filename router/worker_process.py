@@ -7,6 +7,7 @@ The standard input of the process is a socket, on which it answers each line of 
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -29,6 +30,10 @@ SELF_KILL_SECONDS = 10.0
 STOP_REASON = "the server is stopping"
 RECEIVE_BYTES = 65_536
 MAX_REASON_CHARACTERS = 300
+MAX_STDERR_BYTES = 65_536
+STACK_LINE_PATTERN = re.compile(r'^  File "([^"]+)", line ([0-9]+)', re.MULTILINE)
+ERROR_LINE_PATTERN = re.compile(r"^([\w.]+(?:Error|Exception|Exit))\b(?=:|$)", re.MULTILINE)
+EXPECTED_ERROR_TYPES = frozenset({"MemoryError"})
 # Variables that a process gets. Others may hold secrets, such as keys and tokens.
 PROCESS_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ"})
 
@@ -72,10 +77,18 @@ class WorkerProcess:
     def __init__(self, task: WorkerTask, command: Sequence[str]) -> None:
         self._task = task
         self._socket, other = socket.socketpair()
-        with other:
-            self._process = subprocess.Popen(  # noqa: S603 - a command of ours
-                command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=select_harmless_variables(os.environ))
+        self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # what does not fit into the pipe is lost
+        try:
+            with other:
+                self._process = subprocess.Popen(  # noqa: S603 - a command of ours
+                    command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=stderr,
+                    env=select_harmless_variables(os.environ))
+        except BaseException:
+            os.close(self._stderr)
+            self._socket.close()
+            raise
+        finally:
+            os.close(stderr)
 
     def send_request(self, request: WorkerMessage, max_seconds: float, max_stalled_seconds: float) -> WorkerAnswer:
         """Return the answer. It may take `max_seconds` of the processor, which may be taken away from the process for
@@ -116,6 +129,18 @@ class WorkerProcess:
         except OSError:
             return 0.0
 
+    def find_error(self) -> str:
+        """Return the place and type of the error that has ended the process; empty if it told none, or only that memory
+        was missing. Its message is left out, since it may quote what was sent."""
+        try:
+            told = os.read(self._stderr, MAX_STDERR_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+        places, error_types = STACK_LINE_PATTERN.findall(told), ERROR_LINE_PATTERN.findall(told)
+        if not error_types or error_types[-1] in EXPECTED_ERROR_TYPES:
+            return ""
+        return f"{error_types[-1]} at {places[-1][0]}:{places[-1][1]}" if places else error_types[-1]
+
     def kill(self) -> None:
         """Kill the process. Thread-safe; a thread that is blocked in `send_request` gets WorkerUnavailable."""
         with suppress(OSError):
@@ -126,6 +151,7 @@ class WorkerProcess:
         self.kill()
         self._process.wait()
         self._socket.close()
+        os.close(self._stderr)
 
 
 def select_harmless_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -179,6 +205,8 @@ class ProcessWorker:
         except WorkerUnavailable as ended:
             if not self._is_closed:
                 logger.warning("%s is ended: %s", self._task.process_name, ended)
+                if self.process is not None and (error := self.process.find_error()):
+                    logger.error("%s failed with %s", self._task.process_name, error)
             self.close_process()
             raise
 

@@ -27,6 +27,10 @@ for line in parent.makefile("rb"):
         pass
     if "die" in request:
         os._exit(1)
+    if "fail" in request:
+        raise KeyError("what was sent")
+    if "exhaust" in request:
+        raise MemoryError
     parent.sendall(json.dumps({"echo": request}).encode() + b"\\n")
 """
 COMMAND = (sys.executable, "-P", "-c", SCRIPT)
@@ -54,6 +58,20 @@ def test_death_is_a_verdict_only_after_a_second_try_and_the_next_request_has_a_p
         assert worker.send_request({}, 9, 9) == ({"refused": STOP_REASON}, False)
     finally:
         worker.close_process()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("request_name", "error"), [("fail", "KeyError at <string>:11"), ("exhaust", "")])
+def test_error_that_ends_the_process_is_logged_without_what_was_sent(caplog: pytest.LogCaptureFixture,
+                                                                     request_name: str, error: str) -> None:
+    worker = ProcessWorker(TASK, COMMAND, lambda: {"first": 1})
+    try:
+        assert "refused" in worker.send_request({request_name: 1}, 9, 9)[0]
+    finally:
+        worker.close_process()
+    errors = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert errors == ({f"the process that weaves cloths failed with {error}"} if error else set())
+    assert "what was sent" not in caplog.text
 
 
 @pytest.mark.slow
