@@ -7,7 +7,7 @@ cache keeps the files for other ranks and later starts.
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -132,6 +132,13 @@ class CheckpointReader:
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the stored dtype of a tensor, or `dtype` if the tensor is quantized."""
         return self.dtype if self._quantized_weights.is_quantized(self, name) else self._find_and_claim(name).dtype
+
+    def find_common_dtype(self, names: Iterable[str]) -> torch.dtype | None:
+        """Return the dtype in which all of these tensors are stored; None if they differ, or one is quantized or
+        missing."""
+        dtypes = {None if name not in self._stored_tensors or self._quantized_weights.is_quantized(self, name)
+                  else self._stored_tensors[name].dtype for name in names}
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def stored_shape(self, name: str) -> Shape:
         return self._find_and_claim(name).entry.shape

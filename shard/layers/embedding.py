@@ -7,12 +7,14 @@ and gather begin and end a step: docs/concepts/exactness.md, "Collectives of a s
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
+from shard.layers.parallel_linear import make_float_linear
 from shard.native.library import load_library
-from shard.ops.linear import Linear, make_linear, should_pack
+from shard.ops.linear import Linear, make_linear
 from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.parallel.group import RankGroup, padded_rank_range
 from shard.quantization.quantization_format import MatrixSlice
@@ -108,7 +110,13 @@ def read_float_head(weights: CheckpointReader, stored_slice: MatrixSlice,
                     tied_embedding: VocabParallelEmbedding | None) -> Linear:
     """Return the head with its own weights. Those of the tied embedding are shared if they have the compute dtype; a
     packed linear copies them."""
+    name = stored_slice.weight_name
     if tied_embedding is not None and tied_embedding.weight.dtype == weights.dtype:
         return make_linear(tied_embedding.weight)
-    return make_linear(weights.read_rows(stored_slice.weight_name, stored_slice.shape, stored_slice.rows,
-                                         scratch=should_pack(weights.dtype, weights.device)))
+
+    def read_weight(dtype: torch.dtype | None, *, scratch: bool) -> Tensor:
+        if tied_embedding is not None and tied_embedding.weight.dtype == dtype:
+            return tied_embedding.weight
+        return weights.read_rows(name, stored_slice.shape, stored_slice.rows, dtype, scratch=scratch)
+
+    return make_float_linear(weights, [name], read_weight)

@@ -4,7 +4,7 @@ The functions read this rank's slices, whose ranges the caller chooses, and pick
 docs/concepts/exactness.md, "Collectives of a step", says when a step sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,13 @@ from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
 from shard.ops.native_int8_linear import NativeInt8Linear
-from shard.ops.native_linear import NativeBf16Linear, NativeLinear, has_native_products
+from shard.ops.native_linear import (
+    NativeBf16Linear,
+    NativeLinear,
+    find_kept_dtype,
+    has_native_products,
+    make_stored_linear,
+)
 from shard.ops.triton_support import import_kernels
 from shard.parallel.group import RankGroup
 from shard.quantization.quantization_format import MatrixSlice
@@ -83,8 +89,19 @@ def read_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) ->
 
 def read_float_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows], bias: Tensor | None) -> Linear:
     """Return one linear like `read_linear`, of weights that are not kept quantized."""
-    scratch = should_pack(weights.dtype, weights.device)
-    return make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch), bias)
+    weight_rows = [part.weight_rows for part in linear_rows]
+    return make_float_linear(weights, [rows.name for rows in weight_rows],
+                             partial(weights.read_stacked_rows, weight_rows), bias)
+
+
+def make_float_linear(weights: CheckpointReader, names: Iterable[str], read_weight: Callable[..., Tensor],
+                      bias: Tensor | None = None) -> Linear:
+    """Return a linear of the weight that `read_weight(dtype=..., scratch=...)` returns, of these tensors. Weights of 16
+    bits that are kept so are read so: to widen and narrow them again takes longer than all else."""
+    kept_dtype = find_kept_dtype(weights.find_common_dtype(names), weights.dtype, weights.device)
+    if kept_dtype is not None:
+        return make_stored_linear(read_weight(dtype=kept_dtype, scratch=True), bias)
+    return make_linear(read_weight(dtype=None, scratch=should_pack(weights.dtype, weights.device)), bias)
 
 
 def without_rounding(linear: Linear) -> Linear:
@@ -163,9 +180,8 @@ def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: 
     matrix_slice = MatrixSlice(f"{name}.weight", shape, range(shape[0]), columns)
     linear: Linear | None = None if transposed else read_quantized_linear(weights, [matrix_slice], rank_bias)
     if linear is None:
-        scratch = should_pack(weights.dtype, weights.device)
-        linear = make_linear(
-            weights.read_columns(matrix_slice.weight_name, shape, columns, scratch=scratch, transposed=transposed),
-            rank_bias)
+        name = matrix_slice.weight_name
+        linear = make_float_linear(weights, [name], partial(weights.read_columns, name, shape, columns,
+                                                            transposed=transposed), rank_bias)
     # An adapter's update is a sum over the inputs, too, so each rank adds its part before the all-reduce.
     return RowParallelLinear(weights.lora_targets.wrap_linear(linear, [matrix_slice]), group)

@@ -57,6 +57,10 @@ class NativeLibrary:
         self._execute(self.functions.weft_prepare_product, arguments, self._set_number, is_float16,
                       torch.get_num_threads())
 
+    def pack(self, arguments: ctypes.Structure) -> None:
+        """Compute a `Packing` (packing.c)."""
+        self._execute(self.functions.weft_prepare_packing, arguments, torch.get_num_threads())
+
     def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
         """Compute a `Bf16Product` (bf16_products.c)."""
         self._execute(self.functions.weft_prepare_bf16_product, arguments, torch.get_num_threads())

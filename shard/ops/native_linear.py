@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import NativeLibrary, allocate_result, load_library
-from shard.native.packed_memory import pack_contiguously
+from shard.native.packed_memory import allocate_packed, pack_contiguously
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
@@ -27,13 +27,21 @@ class ProductArguments(ctypes.Structure):
                           ("panels", ctypes.c_int64), ("x_stride", ctypes.c_int64), ("y_stride", ctypes.c_int64)]
 
 
+class PackingArguments(ctypes.Structure):
+    """`Packing` in packing.c."""
+
+    _fields_: ClassVar = [("weight", ctypes.c_void_p), ("packed", ctypes.c_void_p),
+                          *((name, ctypes.c_int64) for name in ("outputs", "inputs", "panels", "panel_outputs",
+                                                                "weight_stride", "shares_words"))]
+
+
 class NativeLinear:
     """Linear with a packed weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, library: NativeLibrary) -> None:
         """`weight: [out, in]`, of one of STORED_DTYPES, is copied."""
         self._num_outputs, self._num_inputs = weight.shape
-        self._panels = pack_panels(weight, library.lanes)
+        self._panels = pack_panels(weight, library)
         self._padded_outputs = len(self._panels) * 2 * library.lanes
         self._bias = None if bias is None else torch.zeros(self._padded_outputs)
         if self._bias is not None and bias is not None:
@@ -107,15 +115,16 @@ class NativeBf16Linear:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
 
 
-def pack_panels(weight: Tensor, lanes: int) -> Tensor:
-    """Return the weight in the layout that products.c describes; missing outputs of the last panel are zeros."""
+def pack_panels(weight: Tensor, library: NativeLibrary) -> Tensor:
+    """Return the weight in the layout that products.c describes, `[panels, inputs, 2 * lanes]`; missing outputs of the
+    last panel are zeros."""
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
     num_outputs, num_inputs = weight.shape
-    num_panels = -(-num_outputs // (2 * lanes))
-    padded = weight if num_panels * 2 * lanes == num_outputs else torch.cat(
-        [weight, weight.new_zeros(num_panels * 2 * lanes - num_outputs, num_inputs)])
-    halves = padded.view(torch.int16).view(num_panels, 2, lanes, num_inputs)
-    order = (0, 3, 2, 1) if weight.dtype is torch.bfloat16 else (0, 3, 1, 2)
-    return pack_contiguously(halves.permute(order))
+    panel_outputs = 2 * library.lanes
+    packed = allocate_packed((-(-num_outputs // panel_outputs), num_inputs, panel_outputs), torch.int16)
+    library.pack(PackingArguments(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, len(packed),
+                                  panel_outputs, weight.stride(0), weight.dtype is torch.bfloat16))
+    return packed
 
 
 def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
@@ -129,6 +138,20 @@ def count_stored_bytes(checkpoint_dtype: torch.dtype, dtype: torch.dtype, device
     """Return the bytes of a number in the weights of a model that computes in `dtype`."""
     keeps_checkpoint_dtype = dtype is torch.float32 and has_native_products(dtype, device)
     return (checkpoint_dtype if keeps_checkpoint_dtype else dtype).itemsize
+
+
+def find_kept_dtype(stored_dtype: torch.dtype | None, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which a model that computes in `dtype` keeps weights as they are stored; None if they are to
+    be read in `dtype`. `stored_dtype`: None if it is not the same for all."""
+    is_kept = dtype is torch.float32 and stored_dtype in STORED_DTYPES and has_native_products(dtype, device)
+    return stored_dtype if is_kept else None
+
+
+def make_stored_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear:
+    """Return a linear for float32 rows with a weight of one of STORED_DTYPES, which is copied."""
+    library = load_library()
+    assert library is not None, "find_kept_dtype has found it"
+    return NativeLinear(weight, bias, library)
 
 
 def make_native_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear | NativeBf16Linear | None:

@@ -91,6 +91,13 @@ def test_tensors_are_converted_to_the_requested_dtype(weights_folder: Path, name
         assert weights.stored_dtype(name) == TENSORS[name].dtype
 
 
+@pytest.mark.parametrize(("names", "dtype"), [
+    (["half"], torch.float16), (["flat", "tall"], torch.float32), (["flat", "half"], None), (["half", "nowhere"], None)])
+def test_common_dtype_is_that_of_all(weights_folder: Path, names: list[str], dtype: torch.dtype | None) -> None:
+    with open_weights(weights_folder) as weights:
+        assert weights.find_common_dtype(names) == dtype
+
+
 @pytest.mark.parametrize("indexed", [False, True])
 def test_whole_checkpoint_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, indexed: bool) -> None:
     folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", dtype="bfloat16", indexed=indexed)

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
 from shard.ops import native_linear
-from shard.ops.native_linear import STORED_DTYPES, NativeBf16Linear, NativeLinear, make_native_linear
+from shard.ops.native_linear import (
+    STORED_DTYPES,
+    NativeBf16Linear,
+    NativeLinear,
+    find_kept_dtype,
+    make_native_linear,
+    pack_panels,
+)
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
@@ -76,6 +83,34 @@ def test_panels_computed_at_once_are_those_computed_one_by_one(instruction_set: 
                 assert torch.equal(linear(x[first:last]), together[first:last])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+@pytest.mark.parametrize("dtype", STORED_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (16, 8), (33, 7), (100, 901), (130, 1100)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_are_packed_in_the_layout_of_products(instruction_set: str, dtype: torch.dtype, shape: tuple[int, int],
+                                                      threads: int) -> None:
+    chosen = get_library(instruction_set)
+    wide = make_weight(shape[0], shape[1] + 5, dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        packed = pack_panels(wide[:, 3:3 + shape[1]], chosen)
+    finally:
+        torch.set_num_threads(before)
+    padded = torch.nn.functional.pad(wide[:, 3:3 + shape[1]], (0, 0, 0, -shape[0] % (2 * chosen.lanes)))
+    halves = padded.view(-1, 2, chosen.lanes, shape[1])
+    order = (0, 3, 2, 1) if dtype is torch.bfloat16 else (0, 3, 1, 2)
+    assert torch.equal(packed.view(dtype), halves.permute(order).reshape(packed.shape))
+
+
+def test_weights_are_kept_as_stored_where_kernels_widen_them() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [find_kept_dtype(stored, torch.float32, cpu) for stored in (*STORED_DTYPES, torch.float32, None)] == [
+        *STORED_DTYPES, None, None]
+    assert find_kept_dtype(torch.bfloat16, torch.bfloat16, cpu) is None
+    assert find_kept_dtype(torch.bfloat16, torch.float32, cuda) is None
 
 
 def test_all_instruction_sets_give_the_same_bits() -> None:
