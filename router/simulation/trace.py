@@ -141,8 +141,9 @@ class TraceBuilder(Replay):
         for sequence in scheduler.sequences:
             request, num_generated = sequence.request, len(sequence.generated)
             min_new_tokens = min(1, request.max_new_tokens)
-            remaining_request = replace(request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, timeout=None,
-                                        max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
+            remaining_request = replace(
+                request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, resumed_tokens=(), timeout=None,
+                max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
             self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
             self._stats.add_unfinished(sequence.id)
 
