@@ -203,6 +203,11 @@ class SimulationCase:
         assert timing_profile is not None
         return cls(parsed_trace, timing_profile, model_recording.config, model_recording.model_info, seed)
 
+    @classmethod
+    def for_model(cls, trace: WorkloadTrace, timing_profile: TimingProfile, model_info: ModelInfo) -> "SimulationCase":
+        """Return the case of a server with default settings."""
+        return cls(trace, timing_profile, RouterConfig(), model_info)
+
     def simulate(self, settings: Mapping[str, Any]) -> RunStats:
         """Simulate the trace with these settings changed. Raises ValueError for invalid settings."""
         return self.create_simulation(settings).run()
