@@ -85,7 +85,7 @@ class ReplicaWorkload:
             planned.append(PlannedRequest(index, text, num_output_tokens, num_prompt_tokens, at=at))
             arrivals.append(parse_plain_arrival(index, {
                 "at": at, "prompt_tokens": num_prompt_tokens, "output_tokens": num_output_tokens,
-                "prefix": f"{prefix}", "prefix_tokens": PREFIX_TOKENS}, {}))
+                "prefix": f"{prefix}", "prefix_tokens": PREFIX_TOKENS}))
         return cls(planned, arrivals)
 
 

@@ -93,12 +93,14 @@ def read_plain_trace(path: Path) -> WorkloadTrace:
     return WorkloadTrace(sorted(arrivals, key=lambda arrival: arrival.arrived_at))
 
 
-def parse_plain_arrival(line_number: int, fields: dict[str, Any], adapter_ids: dict[str, int]) -> RequestArrival:
-    """Return the request of a line. `adapter_ids` gets a number for each name of an adapter."""
+def parse_plain_arrival(line_number: int, fields: dict[str, Any],
+                        adapter_ids: dict[str, int] | None = None) -> RequestArrival:
+    """Return the request of a line. `adapter_ids` gets a number for each name of an adapter; None: there are none."""
     num_prompt_tokens, num_output_tokens = int(fields["prompt_tokens"]), int(fields["output_tokens"])
     if num_prompt_tokens < 1 or num_output_tokens < 1:
         raise ValueError("prompt_tokens and output_tokens must be at least 1")
-    prefix, adapter_name = str(fields.get("prefix", "")), str(fields.get("adapter", ""))
+    prefix = str(fields.get("prefix", ""))
+    adapter_name = "" if adapter_ids is None else str(fields.get("adapter", ""))
     namespace = f"{adapter_name}\0{prefix}".encode() if adapter_name and prefix else prefix.encode()
     num_prefix_tokens = min(int(fields.get("prefix_tokens", 0)), num_prompt_tokens) if prefix else 0
     # Each block that the prefix fills is hashed as if its index were its only token.
@@ -108,8 +110,8 @@ def parse_plain_arrival(line_number: int, fields: dict[str, Any], adapter_ids: d
                       end_tokens=PLACEHOLDER_END_TOKENS, priority=int(fields.get("priority", 0)),
                       tenant=Tenant(str(fields.get("tenant", ""))), timeout=fields.get("timeout"),
                       cache_namespace=namespace, block_hashes=prefix_hashes,
-                      adapter=LoadableResource(ADAPTER, adapter_ids.setdefault(adapter_name, len(adapter_ids) + 1))
-                      if adapter_name else None)
+                      adapter=None if adapter_ids is None or not adapter_name else LoadableResource(
+                          ADAPTER, adapter_ids.setdefault(adapter_name, len(adapter_ids) + 1)))
     return RequestArrival(float(fields["at"]), request, num_output_tokens, fields.get("leaves_after"))
 
 
