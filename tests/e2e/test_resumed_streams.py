@@ -126,6 +126,12 @@ def kill_processes(server: WeftProcess) -> None:
     server.wait_for_exit()
 
 
+def stop_processes(server: WeftProcess) -> None:
+    """Stop a server whose requests get no time to finish: their streams end with an error event."""
+    server.send_signal(signal.SIGTERM)
+    server.wait_for_exit()
+
+
 def get_output(chunks: list[dict[str, Any]]) -> tuple[str, list[int]]:
     """Return the text and the tokens of an answer."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
@@ -133,21 +139,28 @@ def get_output(chunks: list[dict[str, Any]]) -> tuple[str, list[int]]:
             [token for choice in choices for token in choice.get("token_ids", ())])
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 11}])
-def test_client_goes_on_at_the_other_server_when_one_is_killed(
-        servers: tuple[WeftProcess, WeftProcess], stream_chat: StreamChat, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any]) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of the killed server's sockets stays behind
+@pytest.fixture
+def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeftProcess]:
+    """A server that a test ends."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed server's sockets stays behind
+    with run_weft_process(tmp_path, "--no-request-log", "--shutdown-timeout", "0") as server:
+        yield server
+
+
+@pytest.mark.parametrize(("end_server", "sampling"), [
+    (kill_processes, {"temperature": 0}), (kill_processes, {"temperature": 1.0, "seed": 11}),
+    pytest.param(stop_processes, {"temperature": 0}, marks=pytest.mark.long)])
+def test_client_goes_on_at_the_other_server_when_one_ends(
+        servers: tuple[WeftProcess, WeftProcess], victim: WeftProcess, stream_chat: StreamChat,
+        end_server: Callable[[WeftProcess], None], sampling: dict[str, Any]) -> None:
     chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True,
             "stream_options": {"include_usage": True}, **sampling}
-    other = servers[1]
-    with run_weft_process(tmp_path, "--no-request-log") as victim:
-        chunks, is_killed = [], False
-        for chunk in stream_chat([victim.url, other.url], chat):
-            chunks.append(chunk)
-            if len(chunks) == 5 and not is_killed:
-                is_killed = True
-                kill_processes(victim)
+    other, chunks, has_ended = servers[1], list[dict[str, Any]](), False
+    for chunk in stream_chat([victim.url, other.url], chat):
+        chunks.append(chunk)
+        if len(chunks) == 5 and not has_ended:
+            has_ended = True
+            end_server(victim)
     _, tokens = get_output(chunks)
     assert len({chunk["id"] for chunk in chunks}) == 2, "both servers have answered"
     assert len(tokens) == chunks[-1]["usage"]["completion_tokens"] == 400
