@@ -254,7 +254,8 @@ def check_socket_path_length(folder: str) -> str:
 SIMULATE_SETTINGS = ("max_concurrent_requests", "max_queue_requests", "max_queue_tokens", "max_queue_ms",
                      "max_passed_over_ms", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
                      "batching", "prefill_policy", "look_ahead", "static_window_ms", "static_equal_lengths",
-                     "recompute", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens")
+                     "recompute", "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens",
+                     "max_active_adapters")
 
 
 # Server settings that `weft doctor` checks.
@@ -346,7 +347,8 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     app.command(replay_command, name="replay")
     known = inspect.signature(simulate_command).parameters
     simulate_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*(known[name] for name in ("trace", "like", "seed")), *make_simulate_flags()])
+        [*(known[name] for name in ("trace", "like", "seed", "replicas", "route", "adapter_load_ms")),
+         *make_simulate_flags()])
     app.command(simulate_command, name="simulate")
     app.command(tune_command, name="tune")
     doctor_command.__signature__ = inspect.Signature(make_doctor_flags())  # type: ignore[attr-defined]

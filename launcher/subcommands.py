@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
@@ -28,6 +28,7 @@ TraceArgument = Annotated[
 LikeFlag = Annotated[str,
                      Parameter(help="Recording whose shards and settings are assumed; by default the trace itself.")]
 SeedFlag = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
+RoutingPolicyName = Literal["round-robin", "least", "prefix", "adapter"]
 CommandArgument = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
@@ -145,9 +146,26 @@ def replay_command(file: Annotated[str, Parameter(help="Recording, as the router
     run_module_and_exit("router.recording.replay", file=os.path.abspath(file))
 
 
-def simulate_command(trace: TraceArgument, *, like: LikeFlag = "", seed: SeedFlag = 0, **settings: Any) -> None:
+def simulate_command(
+        trace: TraceArgument, *, like: LikeFlag = "", seed: SeedFlag = 0,
+        replicas: Annotated[int | None, Parameter(help="Play the trace on so many servers.")] = None,
+        route: Annotated[RoutingPolicyName | None,
+                         Parameter(help="How requests are routed to them; by default round-robin.")] = None,
+        adapter_load_ms: Annotated[float | None,
+                                   Parameter(help="How long an adapter takes to load; by default 100.")] = None,
+        **settings: Any) -> None:
     """Simulate a recorded load under other settings, which are given as flags, and report the latencies."""
-    run_module_and_exit("router.simulation.simulate", trace=trace, like=like, seed=seed, settings=settings)
+    arguments = {"trace": trace, "like": like, "seed": seed, "settings": settings}
+    if replicas is None:
+        for flag, is_given in (("--route", route is not None), ("--adapter-load-ms", adapter_load_ms is not None),
+                               ("--max-active-adapters", "max_active_adapters" in settings)):
+            if is_given:
+                raise ValueError(f"{flag} is given, but without --replicas there is one server with all adapters "
+                                 "loaded; set --replicas, or leave it out")
+        run_module_and_exit("router.simulation.simulate", **arguments)
+    else:
+        run_module_and_exit("router.simulation.replicas", **arguments, replicas=replicas, route=route or "round-robin",
+                            adapter_load_ms=100.0 if adapter_load_ms is None else adapter_load_ms)
 
 
 def tune_command(trace: TraceArgument, *,

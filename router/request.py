@@ -124,10 +124,13 @@ class Request:
     grammar: LoadableResource | None = None
     adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
     kind: RequestKind = RequestKind.GENERATE
+    resumed_tokens: tuple[int, ...] = ()  # of the output, generated earlier, maybe elsewhere; the next one follows them
+    num_given_tokens: int = field(init=False)  # tokens of the prompt and resumed_tokens
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
     needed_resources: tuple[LoadableResource, ...] = field(init=False, repr=False)  # adapter and grammar, if given
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "num_given_tokens", len(self.prompt) + len(self.resumed_tokens))
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
         object.__setattr__(self, "needed_resources",
                            tuple([resource for resource in (self.adapter, self.grammar) if resource is not None]))

@@ -24,7 +24,7 @@ from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
 from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer
 
 FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
                   RequestKind.CLASSIFY: ClassificationFailed}
@@ -57,7 +57,7 @@ class ClientStreams:
         return len(self._builders)
 
     def open_stream(self, request: Request, sequence_id: int, arrived_at: float | None = None,
-                    traceparent: str = "") -> RequestStream:
+                    traceparent: str = "", resumed_text: ResumedText | None = None) -> RequestStream:
         stream = RequestStream(request, self._config.slow_client_buffer,
                                on_full=lambda: self._suspend_slow_client(sequence_id),
                                on_drained=lambda: self._resume_slow_client(sequence_id),
@@ -70,7 +70,7 @@ class ClientStreams:
                                timeline.submitted_at if arrived_at is None else arrived_at, timeline,
                                traceparent=traceparent,
                                adapter_name=None if request.adapter is None else request.adapter_name)
-        self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
+        self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record, resumed_text)
         self.request_records.add_unfinished(record)
         self.all_finished.clear()
         self._metrics.requests.count_accepted(request)

@@ -32,7 +32,7 @@ from router.shards.shard_group import ShardGroup
 from router.telemetry.load_log import LoadLog
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer
 
 MIN_STEP_TIMEOUT_SECONDS = 30.0
 STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
@@ -134,10 +134,11 @@ class Engine:
         self._fail_all_requests(SHUTDOWN_REASON)
         await self._shards.close()
 
-    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
+    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "",
+               resumed_text: ResumedText | None = None) -> RequestStream:
         """Submit a request and return the stream of its events. Raises Overloaded, NotReady or InvalidRequest.
         `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards'
-        spans."""
+        spans; `resumed_text` is that of the request's resumed tokens, if it has any."""
         if self._loop_task.done():
             raise ShuttingDown(SHUTDOWN_REASON)
         if self._waits_for_new_shards and self.config.on_shard_loss == "fail":
@@ -150,7 +151,8 @@ class Engine:
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, RequestAccepted)
         try:
-            stream = self._client_streams.open_stream(request, first.sequence_id, arrived_at, traceparent)
+            stream = self._client_streams.open_stream(request, first.sequence_id, arrived_at, traceparent,
+                                                      resumed_text)
         except Exception:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise

@@ -12,7 +12,7 @@ from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer
 
 # Approximate number of bytes that rendering adds to the text; used only to bound what is kept for a slow reader.
 TOKEN_OVERHEAD_BYTES = 128
@@ -90,6 +90,7 @@ class RequestStream:
     failure: RequestError | None = None  # error that ended the stream, if one did
     on_event: Callable[[], object] | None = None  # called when an event is added to an empty queue
     num_bytes: int = 0  # approximate number of bytes that the queued events take when written
+    resumed_text: ResumedText | None = None  # what the client has of the output, and no event brings
     _queued_events: list[StreamEvent] = field(default_factory=list)
     _is_full: bool = False
     _has_ended: bool = False
@@ -150,6 +151,14 @@ class RequestStream:
             await arrived.wait()
         return self.take_events()
 
+    def make_resumed_events(self) -> list[TokenEvent]:
+        """Return the events that brought the resumed text, without logprobs: a renderer that has rendered them goes on
+        where that of the other stream stopped."""
+        resumed = self.resumed_text
+        return [] if resumed is None else [
+            TokenEvent(token, text, 0.0, is_special) for token, text, is_special in zip(
+                resumed.tokens, resumed.token_texts, resumed.special_flags, strict=True)]
+
     async def take_prompt_logprobs(self) -> list[PromptLogprobsEvent]:
         """Wait until the prompt is computed, then remove and return the events of its logprobs; others stay queued."""
         found: list[PromptLogprobsEvent] = []
@@ -204,7 +213,9 @@ class OutputBuilder:
     """Output state of one request, from token ids to events. A row of an answer is first detokenized, and cut where the
     request ends; the scheduler learns of stop strings and cuts it at the same token. Then it is delivered."""
 
-    def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
+    def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord,
+                 resumed_text: ResumedText | None = None) -> None:
+        """`resumed_text` is that of the request's resumed tokens, if it has any."""
         self.request = request
         self.stream = stream
         self.record = record
@@ -220,6 +231,23 @@ class OutputBuilder:
         self._ends_with_stop_token = False  # the last token
         # Result of an embedding or classification request, which `finish` delivers.
         self.pooling_output: PoolingOutput | None = None
+        if resumed_text is not None:
+            self._resume(resumed_text)
+
+    def _resume(self, text: ResumedText) -> None:
+        """Go on behind the tokens of another stream, in which no stop string ended."""
+        self.stream.resumed_text = text
+        self._detokenizer = text.detokenizer
+        self._text_pieces = [*text.pieces]
+        if self._stop_strings is not None:
+            num_skipped = max(self.request.sampling.min_tokens - 1, 0)
+            self._stop_strings.skip("".join(text.pieces[:num_skipped]))
+            self._stop_strings.feed("".join(text.pieces[num_skipped:]))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the output's tokens so far."""
+        return len(self.request.resumed_tokens) + self.record.num_generated
 
     @property
     def text(self) -> str:
@@ -239,7 +267,7 @@ class OutputBuilder:
                 return None
         self._row_events = []
         if len(tokens) > 1:  # cut after an end token and at the length limit; the first token always counts
-            tokens = tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
+            tokens = tokens[:find_finish_point(self.request, self.num_tokens, tokens, None)[0]]
         for index, token in enumerate(tokens):
             is_stop_token = token in self._stop_tokens
             piece = "" if is_stop_token else self._detokenizer.step(token)
@@ -252,7 +280,7 @@ class OutputBuilder:
             self._ends_with_stop_token = is_stop_token
             if self._stop_strings is None:
                 continue
-            if self.record.num_generated + len(self._row_events) < self.request.sampling.min_tokens:
+            if self.num_tokens + len(self._row_events) < self.request.sampling.min_tokens:
                 self._stop_strings.skip(piece)
             elif (end := self._stop_strings.feed(piece)) is not None:
                 self._text_end = end
@@ -284,4 +312,4 @@ class OutputBuilder:
             self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
         text = "".join(self._text_pieces)[:self._text_end]
         is_stopped = self._text_end is not None or self._ends_with_stop_token
-        self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline, is_stopped))
+        self.stream.put(FinishedEvent(reason, text, self.num_tokens, self.record.timeline, is_stopped))

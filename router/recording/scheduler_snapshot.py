@@ -76,6 +76,7 @@ class RedactedRequest:
     """A request without tokens, text and sampling parameters."""
 
     num_prompt_tokens: int
+    num_resumed_tokens: int
     kept_values: tuple[Any, ...]  # of KEPT_FIELDS
 
 
@@ -84,7 +85,7 @@ get_resource_fields = attrgetter("kind", "id", "max_bytes", "is_pinned")
 
 
 def redact_request(request: Request) -> RedactedRequest:
-    return RedactedRequest(len(request.prompt), get_kept_fields(request))
+    return RedactedRequest(len(request.prompt), len(request.resumed_tokens), get_kept_fields(request))
 
 
 def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
@@ -94,20 +95,23 @@ def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
     values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
     for name in ("adapter", "grammar"):
         values[name] = values[name] and list(get_resource_fields(values[name]))
+    if redacted.num_resumed_tokens:
+        values["resumed_tokens"] = redacted.num_resumed_tokens
     return {"prompt_tokens": redacted.num_prompt_tokens, **values}
 
 
 def request_from_json(values: dict[str, Any]) -> Request:
     """Rebuild a request from the JSON object that `redacted_request_to_json` returned."""
     values = dict(values)
-    num_prompt_tokens = values.pop("prompt_tokens")
+    num_prompt_tokens, num_resumed_tokens = values.pop("prompt_tokens"), values.pop("resumed_tokens", 0)
     values["tenant"] = Tenant(*values["tenant"])
     values["cache_namespace"] = bytes.fromhex(values["cache_namespace"])
     values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
     for name in ("adapter", "grammar"):
         values[name] = values[name] and LoadableResource(*values[name])
     values["kind"] = RequestKind(values["kind"])
-    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS, **values)
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
+                   resumed_tokens=(PLACEHOLDER_TOKEN,) * num_resumed_tokens, **values)
 
 
 # -- snapshots

@@ -193,7 +193,7 @@ class AdmissionControl:
 
     def _find_demand_rejection(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
                                request: Request, wait: float) -> RequestRejected | None:
-        num_tokens = demand.num_tokens + len(request.prompt)
+        num_tokens = demand.num_tokens + request.num_given_tokens
         requests_limit, tokens_limit = (("its `max_queue_requests`", "its `max_queue_tokens`")
                                         if isinstance(limits, Tenant)
                                         else ("--max-queue-requests", "--max-queue-tokens"))

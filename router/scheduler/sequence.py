@@ -131,7 +131,7 @@ class Sequence:
     # Blocks found in the prefix cache while it waits, at this version of the cache's contents; None: not looked up.
     cached_prefix: list[int] = field(default_factory=list)
     cached_prefix_version: int | None = None
-    num_charged_tokens: int = 0  # leading prompt tokens that its tenant is not charged for again
+    num_charged_tokens: int = 0  # leading given tokens that its tenant is not charged for again
     num_preemptions: int = 0
     num_shard_deaths: int = 0
     is_suspended: bool = False  # its client does not read; it may not run

@@ -85,7 +85,7 @@ class SequenceTable:
 
     def create_sequence(self, request: Request, now: float) -> Sequence:
         self._last_id += 1
-        sequence = Sequence(request, self._last_id, now)
+        sequence = Sequence(request, self._last_id, now, [*request.resumed_tokens])
         self._sequences[sequence.id] = sequence
         self._fair_shares.add_sequence(request.tenant)
         if request.needed_resources:

@@ -48,12 +48,12 @@ class FairShares:
         self._virtual_counters[tenant.name] += cost / tenant.weight
 
     def charge_prompt(self, sequence: Sequence, num_chunk_tokens: int) -> None:
-        """Charge the tenant for the prompt tokens among the last `num_chunk_tokens` tokens sent to be computed.
+        """Charge the tenant for the given tokens among the last `num_chunk_tokens` tokens sent to be computed.
 
-        Each prompt token is charged at most once: the tenant does not pay for recomputation after a preemption or a
+        Each given token is charged at most once: the tenant does not pay for recomputation after a preemption or a
         loss, and nothing is charged while no other tenant has unfinished sequences.
         """
-        end = min(sequence.num_scheduled_tokens, len(sequence.request.prompt))
+        end = min(sequence.num_scheduled_tokens, sequence.request.num_given_tokens)
         num_new_tokens = end - max(sequence.num_scheduled_tokens - num_chunk_tokens, sequence.num_charged_tokens)
         if num_new_tokens > 0:
             sequence.num_charged_tokens = end

@@ -1,7 +1,7 @@
 """Latency as clients see it: queue wait, time to first token and inter-token latency, from calls of the scheduler.
 Recorded and simulated runs are measured by the same code."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
@@ -10,6 +10,8 @@ from router.scheduler.messages import PoolingStep, Prefill, StepPlan
 
 LATENCY_KINDS = {"ttft": "first token", "wait": "waiting", "itl": "between tokens"}
 PERCENTILES = (50, 90, 99)
+COUNTS = ("num_requests", "num_rejected", "num_preemptions", "num_tokens", "num_prompt_tokens",
+          "num_prefix_hit_tokens", "num_adapter_loads")  # of RunStats, which add up
 
 
 @dataclass(slots=True)
@@ -33,10 +35,21 @@ class RunStats:
     num_rejected: int = 0
     num_preemptions: int = 0
     num_tokens: int = 0
+    num_prompt_tokens: int = 0  # of requests that have started
+    num_prefix_hit_tokens: int = 0  # those that were found in the prefix cache
+    num_adapter_loads: int = 0  # counted where loads are simulated
     latencies: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in LATENCY_KINDS})
     _sequence_times: dict[int, SequenceTimes] = field(default_factory=dict)
     # sequences that have started since the shards were last lost
     _started_sequences: set[int] = field(default_factory=set)
+
+    @classmethod
+    def merge(cls, parts: Sequence["RunStats"]) -> "RunStats":
+        """Return the figures of several runs at the same time, such as those of replicas."""
+        return cls(
+            min(stats.started_at for stats in parts), max(stats.ended_at for stats in parts),
+            **{name: sum(getattr(stats, name) for stats in parts) for name in COUNTS},
+            latencies={kind: [value for stats in parts for value in stats.latencies[kind]] for kind in LATENCY_KINDS})
 
     def add_unfinished(self, sequence_id: int) -> None:
         """Add a sequence that was unfinished when the measurement began."""
@@ -61,6 +74,9 @@ class RunStats:
                     times = self._sequence_times[new_sequence.sequence_id]
                     if times.started_at is None and times.is_arrival_known:
                         times.started_at = now
+                        num_prompt_tokens = len(new_sequence.request.prompt)
+                        self.num_prompt_tokens += num_prompt_tokens
+                        self.num_prefix_hit_tokens += min(new_sequence.num_cached, num_prompt_tokens)
                         self.latencies["wait"].append(now - times.arrived_at)
 
     def record_events(self, events: list[SchedulerEvent], now: float) -> None:
@@ -87,6 +103,11 @@ class RunStats:
     @property
     def tokens_per_second(self) -> float:
         return self.num_tokens / (self.ended_at - self.started_at) if self.ended_at > self.started_at else 0.0
+
+    @property
+    def prefix_hit_share(self) -> float:
+        """Share of the prompts' tokens that were found in the prefix cache; NaN without prompts."""
+        return self.num_prefix_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else nan
 
     def percentile(self, latency_kind: str, percent: float) -> float:
         """Return a percentile in seconds; NaN if there were no values."""

@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +19,10 @@ from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.recording.file import BadRecording, Recording
 from router.recording.replay import RowsDefaultingToOneToken
+from router.request import ADAPTER, LoadableResource
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
-from router.scheduler.messages import StepPlan, StepResult
+from router.scheduler.messages import StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.run_stats import RunStats, format_table
@@ -50,12 +53,14 @@ class Simulation:
     uses no clock, I/O or chance, and the seed chooses where the replay of the recorded noise begins."""
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, trace: WorkloadTrace,
-                 timing_profile: TimingProfile, seed: int = 0) -> None:
+                 timing_profile: TimingProfile, seed: int = 0, *, adapter_load_seconds: float | None = None) -> None:
+        """`adapter_load_seconds`: how long an adapter takes to load; None: all adapters are loaded from the start."""
         self.stats = RunStats()
         self.now = 0.0
         self._noise_replay = TimingReplay(timing_profile, seed)
         # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
-        model_info = replace(model_info, tokens_per_step=1)
+        self.model_info = model_info = replace(model_info, tokens_per_step=1)
+        self._adapter_load_seconds = adapter_load_seconds
         self.observer: AnswerObserver | None = None
         self.scheduler = Scheduler(settings, model_info, trace.make_hasher())
         self.scheduler.cost_model = CostModel(timing_profile.coefficients)
@@ -66,18 +71,51 @@ class Simulation:
         self._tie_breakers = count()
         self._last_answered_at = 0.0
         self._busy_until = 0.0  # until when the router handles requests and asks for no plan
-        for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
-            self.scheduler.on_resource_loaded(resource, self.now)
+        if adapter_load_seconds is None:
+            for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
+                self.scheduler.on_resource_loaded(resource, self.now)
         for arrival in trace.arrivals:
             self._schedule(arrival.arrived_at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
 
     def run(self) -> RunStats:
-        while (event := self._next_event()) is not None:
+        self.advance_until(inf)
+        return self.stats
+
+    def advance_until(self, until: float) -> None:
+        """Play the events before this time."""
+        while (event := self._next_event()) is not None and event[0] < until:
             self.now = max(self.now, event[0])
             event[1]()
-            while self.now >= self._busy_until and (plan := self.scheduler.plan(self.now)) is not None:
-                self._send_plan(plan)
-        return self.stats
+            self._send_plans()
+
+    def receive(self, arrival: RequestArrival) -> None:
+        """Let a request arrive that is not in the trace, after `advance_until` the time of its arrival."""
+        self.now = max(self.now, arrival.arrived_at)
+        self._submit(arrival)
+        self._send_plans()
+
+    def _send_plans(self) -> None:
+        while self.now >= self._busy_until and (plan := self.scheduler.plan(self.now)) is not None:
+            self._send_plan(plan)
+        if self._adapter_load_seconds is not None:
+            self._execute_loads_and_unloads(self._adapter_load_seconds)
+
+    def _execute_loads_and_unloads(self, load_seconds: float) -> None:
+        """Load adapters in this time. Grammars are there at once, and so is the room of what is unloaded."""
+        for command in self.scheduler.take_resource_commands(self.now):
+            resource = command.resource
+            if isinstance(command, UnloadResource):
+                self._schedule(self.now, partial(self._on_resource_event, self.scheduler.on_resource_unloaded,
+                                                 resource))
+            else:
+                is_adapter = resource.kind == ADAPTER
+                self.stats.num_adapter_loads += is_adapter
+                self._schedule(self.now + load_seconds * is_adapter,
+                               partial(self._on_resource_event, self.scheduler.on_resource_loaded, resource))
+
+    def _on_resource_event(self, report: Callable[[LoadableResource, float], list[SchedulerEvent]],
+                           resource: LoadableResource) -> None:
+        self._drop_ended(report(resource, self.now))
 
     def _schedule(self, at: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._scheduled_actions, (at, next(self._tie_breakers), action))
@@ -165,15 +203,24 @@ class SimulationCase:
         assert timing_profile is not None
         return cls(parsed_trace, timing_profile, model_recording.config, model_recording.model_info, seed)
 
+    @classmethod
+    def for_model(cls, trace: WorkloadTrace, timing_profile: TimingProfile, model_info: ModelInfo) -> "SimulationCase":
+        """Return the case of a server with default settings."""
+        return cls(trace, timing_profile, RouterConfig(), model_info)
+
     def simulate(self, settings: Mapping[str, Any]) -> RunStats:
         """Simulate the trace with these settings changed. Raises ValueError for invalid settings."""
+        return self.create_simulation(settings).run()
+
+    def create_simulation(self, settings: Mapping[str, Any], *,
+                          adapter_load_seconds: float | None = None) -> Simulation:
         config = RouterConfig(**asdict(self.config) | dict(settings))
         model_info = self.model_info
         if settings.get("max_batch_total_tokens"):
             model_info = replace(model_info,
                                  num_blocks=max(1, settings["max_batch_total_tokens"] // model_info.block_size))
         return Simulation(SchedulerSettings.from_config(config, model_info), model_info, self.trace,
-                          self.timing_profile, self.seed).run()
+                          self.timing_profile, self.seed, adapter_load_seconds=adapter_load_seconds)
 
 
 def format_flags(settings: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Trace of requests, their arrival times and output lengths: from a recording, or from a plain list in JSON lines, each
 an object with `at` (seconds), `prompt_tokens`, `output_tokens`, and possibly `max_new_tokens`, `priority`, `tenant`,
-`timeout`, `leaves_after` (seconds), and `prefix` with the `prefix_tokens` that its requests share."""
+`timeout`, `leaves_after` (seconds), `adapter`, and `prefix` with the `prefix_tokens` that its requests share."""
 
 import json
 from collections import deque
@@ -15,7 +15,7 @@ from typing import Any
 from router.recording.file import BadRecording, RecordedCall, Recording
 from router.recording.replay import CallResult, Replay
 from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
-from router.request import Request, Tenant, hash_blocks
+from router.request import ADAPTER, LoadableResource, Request, Tenant, hash_blocks
 from router.scheduler.events import SequenceFailed, SequenceFinished
 from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
@@ -84,28 +84,34 @@ def is_plain_trace(path: Path) -> bool:
 
 
 def read_plain_trace(path: Path) -> WorkloadTrace:
-    arrivals = []
+    arrivals, adapter_ids = [], dict[str, int]()
     for line_number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            arrivals.append(parse_plain_arrival(line_number, json.loads(line)))
+            arrivals.append(parse_plain_arrival(line_number, json.loads(line), adapter_ids))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadRecording(f"{path}: line {line_number} is no request of a trace ({error!r})") from None
     return WorkloadTrace(sorted(arrivals, key=lambda arrival: arrival.arrived_at))
 
 
-def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArrival:
+def parse_plain_arrival(line_number: int, fields: dict[str, Any],
+                        adapter_ids: dict[str, int] | None = None) -> RequestArrival:
+    """Return the request of a line. `adapter_ids` gets a number for each name of an adapter; None: there are none."""
     num_prompt_tokens, num_output_tokens = int(fields["prompt_tokens"]), int(fields["output_tokens"])
     if num_prompt_tokens < 1 or num_output_tokens < 1:
         raise ValueError("prompt_tokens and output_tokens must be at least 1")
     prefix = str(fields.get("prefix", ""))
+    adapter_name = "" if adapter_ids is None else str(fields.get("adapter", ""))
+    namespace = f"{adapter_name}\0{prefix}".encode() if adapter_name and prefix else prefix.encode()
     num_prefix_tokens = min(int(fields.get("prefix_tokens", 0)), num_prompt_tokens) if prefix else 0
     # Each block that the prefix fills is hashed as if its index were its only token.
-    prefix_hashes = hash_blocks(prefix.encode(), range(num_prefix_tokens // USUAL_BLOCK_SIZE), 1)
+    prefix_hashes = hash_blocks(namespace, range(num_prefix_tokens // USUAL_BLOCK_SIZE), 1)
     request = Request(f"{line_number}", (PLACEHOLDER_TOKEN,) * num_prompt_tokens,
                       max(num_output_tokens, int(fields.get("max_new_tokens", num_output_tokens))),
                       end_tokens=PLACEHOLDER_END_TOKENS, priority=int(fields.get("priority", 0)),
                       tenant=Tenant(str(fields.get("tenant", ""))), timeout=fields.get("timeout"),
-                      cache_namespace=prefix.encode(), block_hashes=prefix_hashes)
+                      cache_namespace=namespace, block_hashes=prefix_hashes,
+                      adapter=None if adapter_ids is None or not adapter_name else LoadableResource(
+                          ADAPTER, adapter_ids.setdefault(adapter_name, len(adapter_ids) + 1)))
     return RequestArrival(float(fields["at"]), request, num_output_tokens, fields.get("leaves_after"))
 
 
@@ -141,8 +147,9 @@ class TraceBuilder(Replay):
         for sequence in scheduler.sequences:
             request, num_generated = sequence.request, len(sequence.generated)
             min_new_tokens = min(1, request.max_new_tokens)
-            remaining_request = replace(request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, timeout=None,
-                                        max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
+            remaining_request = replace(
+                request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, resumed_tokens=(), timeout=None,
+                max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
             self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
             self._stats.add_unfinished(sequence.id)
 

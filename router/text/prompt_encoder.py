@@ -15,7 +15,7 @@ from router.request import DEFAULT_TENANT, FairSemaphore, RequestKind, Tenant, h
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.infill import InfillEncoder, InfillPrompt, require_infill
 from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer
 
 T = TypeVar("T")
 # Only this many of `max_new_tokens` have to fit after the prompt: larger values are cut to what is left, and the text
@@ -203,6 +203,11 @@ class PromptEncoder:
             raise InvalidRequest(f"`{name}` must hold at most {limit} tokens (--max-total-tokens), got {len(tokens)}")
         self._check_vocabulary(name, tokens)
         work = partial(self._tokenizer.decode, tokens, skip_special=False)
+        return work() if is_short(tokens) else await self._thread_pool.run(work, tenant)
+
+    async def decode_resumed(self, prompt: tuple[int, ...], tokens: tuple[int, ...], tenant: Tenant) -> ResumedText:
+        """Decode the tokens of an output that goes on behind them. Raises Overloaded."""
+        work = partial(self._tokenizer.decode_resumed, prompt, tokens)
         return work() if is_short(tokens) else await self._thread_pool.run(work, tenant)
 
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:

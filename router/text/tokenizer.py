@@ -91,6 +91,15 @@ class Tokenizer:
         letters = [self._byte_by_letter.get(letter) for letter in self.id_to_token(token)]
         return bytes([byte for byte in letters if byte is not None]) if letters and None not in letters else None
 
+    def decode_resumed(self, prompt: Sequence[int], tokens: Sequence[int]) -> "ResumedText":
+        """Decode the tokens of an output that goes on behind them."""
+        detokenizer = self.create_detokenizer(prompt)
+        pieces = tuple([detokenizer.step(token) for token in tokens])
+        special_flags = tuple([token in self.special_tokens for token in tokens])
+        texts = tuple([self.decode_token(token) if is_special else piece
+                       for token, piece, is_special in zip(tokens, pieces, special_flags, strict=True)])
+        return ResumedText(tuple(tokens), pieces, texts, special_flags, detokenizer)
+
     def create_detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
         shared = (self._tokenizer.decode, self._tokenizer.id_to_token, self.special_tokens, self._token_widths,
                   self._pair_texts)
@@ -189,6 +198,18 @@ class Detokenizer:
         self._read_offset = 0
         self._num_seen_characters = max(len(self._decode(window)) - 1, 0)
         return piece
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedText:
+    """Text of an output's first tokens, which another stream has sent. It is for the one sequence that goes on behind
+    them, since `detokenizer` has their state."""
+
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]  # visible text that each token completed
+    token_texts: tuple[str, ...]  # the pieces, but of a special token its own text
+    special_flags: tuple[bool, ...]
+    detokenizer: Detokenizer
 
 
 @dataclass(eq=False)

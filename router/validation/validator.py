@@ -27,7 +27,7 @@ from router.request import (
 from router.text.chat_template import ChatTemplate
 from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning, ReasoningState
 from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer
 from router.validation.bounds import (
     MAX_PRIORITY,
     MAX_SALT_CHARACTERS,
@@ -94,6 +94,7 @@ class GenerationInput(PromptInput):
     adapter: RequestedAdapter | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
+    resume_token_ids: tuple[int, ...] = ()  # of the output, which the client has: only what follows them is streamed
     request_id: str | None = None
     deadline: float | None = None  # of time.monotonic
 
@@ -118,6 +119,7 @@ class ValidatedRequest:
     adapter: ResolvedAdapter | None = None
     char_ranges: TokenOffsets = ()  # for classification: character ranges of the prompt's tokens
     answer_beginning: AnswerBeginning = NO_ANSWER_BEGINNING  # in a chat
+    resumed_text: ResumedText | None = None  # of the request's `resumed_tokens`, if it has any
 
 
 class RequestValidator:
@@ -168,9 +170,12 @@ class RequestValidator:
                                              generation_input.cache_salt or "")
         prompt = await self.prompt_encoder.encode(generation_input, cache_namespace)
         grammar = await self._resolve_grammar(generation_input, prompt.answer_beginning.reasoning_state)
-        return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
-                                             cache_namespace=cache_namespace, index=index)
-                for index in range(generation_input.best_of or generation_input.num_choices)]
+        choices = [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
+                                                cache_namespace=cache_namespace, index=index)
+                   for index in range(generation_input.best_of or generation_input.num_choices)]
+        if generation_input.resume_token_ids:
+            return [await self._resume(choices[0], generation_input)]
+        return choices
 
     def close(self) -> None:
         self.prompt_encoder.close()
@@ -206,10 +211,50 @@ class RequestValidator:
             raise InvalidRequest(f"`truncate` must be at least 1 and at most {max_input} (--max-input-tokens), "
                                  f"got {truncate}")
         check_text("cache_salt", generation_input.cache_salt, MAX_SALT_CHARACTERS)
+        if generation_input.resume_token_ids:
+            self._check_resumption(generation_input, sampling)
         if abs(generation_input.priority) > MAX_PRIORITY:
             raise InvalidRequest(f"`priority` must be at least {-MAX_PRIORITY} and at most {MAX_PRIORITY}, "
                                  f"got {generation_input.priority}")
         return sampling
+
+    def _check_resumption(self, generation_input: GenerationInput, sampling: SamplingParams) -> None:
+        """Check that a single text can go on behind the tokens that the client has of it. Raises InvalidRequest."""
+        for name, number in (("best_of", generation_input.best_of or 1), ("n", generation_input.num_choices)):
+            if number > 1:
+                raise InvalidRequest(f"`{name}` must be 1 with `resume_token_ids`, got {number}: one text goes on")
+        if sampling.temperature and generation_input.seed is None:
+            raise InvalidRequest("`seed` must be given with `resume_token_ids` when tokens are sampled: the text goes "
+                                 "on as it began only with the same one", param="seed")
+        limit, vocabulary_size = self.limits.max_total_tokens, self._model_info.vocabulary_size
+        if len(generation_input.resume_token_ids) > limit:
+            raise InvalidRequest(f"`resume_token_ids` must hold at most {limit} tokens (--max-total-tokens), got "
+                                 f"{len(generation_input.resume_token_ids)}", param="resume_token_ids")
+        for token in generation_input.resume_token_ids:
+            if not 0 <= token < vocabulary_size:
+                raise InvalidRequest(f"a token in `resume_token_ids` must be at least 0 and below {vocabulary_size}, "
+                                     f"the size of the vocabulary, got {token}", param="resume_token_ids")
+
+    async def _resume(self, choice: ValidatedRequest, generation_input: GenerationInput) -> ValidatedRequest:
+        """Return the request to go on behind the tokens that the client has. Raises InvalidRequest if none may follow
+        them."""
+        request, tokens = choice.request, generation_input.resume_token_ids
+        if len(tokens) >= request.max_new_tokens:
+            raise InvalidRequest(
+                f"`resume_token_ids` must hold fewer than `{generation_input.parameter_names.max_new_tokens}` tokens "
+                f"({request.max_new_tokens}), got {len(tokens)}: the text is complete", param="resume_token_ids")
+        if not request.end_tokens.isdisjoint(tokens):
+            index = next(index for index, token in enumerate(tokens) if token in request.end_tokens)
+            raise InvalidRequest(f"`resume_token_ids` holds a token that ends the text at index {index}, got "
+                                 f"{tokens[index]}: the text is complete", param="resume_token_ids")
+        text = await self.prompt_encoder.decode_resumed(request.prompt, tokens, request.tenant)
+        searched_text = "".join(text.pieces[max(request.sampling.min_tokens - 1, 0):])
+        for string in request.stop_strings:
+            if string in searched_text:
+                raise InvalidRequest(f"the text of `resume_token_ids` holds {string[:40]!a} of "
+                                     f"`{generation_input.parameter_names.stop}`: the text is complete",
+                                     param="resume_token_ids")
+        return replace(choice, request=replace(request, resumed_tokens=tokens), resumed_text=text)
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
         checked: dict[str, Any] = {}

@@ -28,4 +28,6 @@ def test_signal_writes_a_recording_that_can_be_replayed_and_simulated(
     assert Path(path).parent == tmp_path / "weft" / "recordings"
     assert "every decision is the same, digest " in get_weft_output("replay", path)
     assert "3 requests, simulated in" in get_weft_output("simulate", path, "--max-batch-size", "1")
+    assert "3 requests on 2 replicas (prefix), simulated in" in get_weft_output("simulate", path, "--replicas", "2",
+                                                                                "--route", "prefix")
     assert "settings tried, the best:" in get_weft_output("tune", path, "--goal", "ttft=1ms")

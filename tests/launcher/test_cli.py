@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,6 +15,7 @@ from launcher.client.chat import ChatSettings
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
 from router.model_info import ModelInfo
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
+from router.simulation.routing import ROUTING_POLICIES
 
 
 @pytest.fixture
@@ -211,6 +212,9 @@ def test_subcommands_run_modules_of_router_and_benchmarks(get_module_call: Calla
     assert get_module_call("replay", "/file") == ("router.recording.replay", {"file": "/file"})
     assert get_module_call("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
         "router.simulation.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
+    assert get_module_call("simulate", "a", "--replicas", "3", "--route", "prefix", "--adapter-load-ms", "5") == (
+        "router.simulation.replicas", {"trace": "a", "like": "", "seed": 0, "settings": {}, "replicas": 3,
+                                       "route": "prefix", "adapter_load_ms": 5.0})
     assert get_module_call("tune", "a", "--goal", "ttft=5ms") == (
         "benchmarks.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
 
@@ -252,6 +256,16 @@ def test_errors_are_json_objects_with_json_output(run_weft: Callable[..., Any]) 
     log_record = json.loads(errors)
     assert (code, out, log_record["level"], log_record["process"]) == (2, "", "ERROR", "launcher")
     assert log_record["message"] == "there is no folder /no/model"
+
+
+@pytest.mark.parametrize("flags", [("--route", "least"), ("--adapter-load-ms", "5"), ("--max-active-adapters", "8")])
+def test_settings_of_replicas_need_replicas(run_weft: Callable[..., Any], flags: tuple[str, str]) -> None:
+    code, _, errors = run_weft("simulate", "a", *flags)
+    assert (code, errors.startswith(f"weft: {flags[0]} is given, but without --replicas")) == (2, True)
+
+
+def test_routing_policies_of_the_command_line_are_those_of_the_simulation() -> None:
+    assert get_args(subcommands.RoutingPolicyName) == tuple(ROUTING_POLICIES)
 
 
 def test_server_variables_do_not_apply_to_simulations(

@@ -253,7 +253,8 @@ class AnthropicMessagesRequest(AnthropicCountTokensRequest):
     ignored_fields = AnthropicCountTokensRequest.ignored_fields | {
         "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "metadata", "mm_payload", "service_tier"}
     refused_fields = AnthropicCountTokensRequest.refused_fields | {name: REFUSED_FIELDS[name] for name in (
-        "ec_transfer_params", "kv_transfer_params", "return_mm_kwargs", "vllm_xargs", "watermarking")}
+        "ec_transfer_params", "kv_transfer_params", "return_mm_kwargs", "vllm_xargs", "watermarking")} | {
+        "resume_token_ids": NOT_GIVEN}  # its streams name no tokens
 
     max_tokens: Annotated[UInt32, bounds.AT_LEAST_ONE]
     stop_sequences: Annotated[list[str] | None, FailFast(), bounds.STOP_STRINGS] = None

@@ -46,7 +46,14 @@ from router.http.transport.body import (
     report_ignored_fields,
 )
 from router.http.transport.request_context import RequestContext, adapter_headers, request_headers
-from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, ServiceRoutes, Services, generate_best_first
+from router.http.transport.services import (
+    COMPUTE_TYPE,
+    GenerationOutput,
+    ServiceRoutes,
+    Services,
+    check_not_resumed,
+    generate_best_first,
+)
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
@@ -61,6 +68,7 @@ COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency
 
 # Fields of OpenAI's routes that LoRAX ignored, unless they have these values: its texts keep stop strings.
 IGNORED_COMPLETION_FIELDS: Mapping[str, Sequence[object]] = {"include_stop_str_in_output": (None, True),
+                                                             "return_token_ids": (None, False),
                                                              "stream_options": (None,)}
 IGNORED_CHAT_FIELDS: Mapping[str, Sequence[object]] = {**IGNORED_COMPLETION_FIELDS, "logprobs": (None, False),
                                                        "top_logprobs": (None, 0)}
@@ -184,6 +192,9 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
                         **other_parameters: Any) -> LoraxParameters:
     """Convert the fields to the parameters of LoRAX's own routes."""
+    if openai_request.resume_token_ids:
+        raise InvalidRequest("`resume_token_ids` is given, but streams of this route name no tokens with which they "
+                             "could go on; use /generate_stream, or leave it out")
     adapter = openai_request.adapter_reference(services, "")
     return LoraxParameters.model_construct(
         adapter_id=None if adapter is None else adapter.name,
@@ -311,6 +322,7 @@ class LoraxRoutes(ServiceRoutes):
     async def _generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
                                 context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
         """Return the outputs of all choices, the best first, and the response headers."""
+        check_not_resumed(generation_request.parameters.resume_token_ids)
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
         outputs = await generate_best_first(self._services, validated_requests, context)

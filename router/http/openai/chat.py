@@ -20,9 +20,10 @@ from router.http.openai.rendering import (
     DONE_EVENT,
     ChatOutputOptions,
     ChoiceStreamRenderer,
-    ContinuousUsageRenderer,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
+    TokenChunkDetails,
+    TokenChunkRenderer,
     chat_completion_json,
     text_chat_choice_json,
     usage_chunk,
@@ -44,7 +45,7 @@ from router.http.transport.services import (
     generate_all,
     timing_headers,
 )
-from router.http.transport.sse import EventPump, open_response_stream
+from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.response_parser import AnyResponseParser
@@ -63,6 +64,15 @@ class StreamedChoices:
     num_per_prompt: int
     usage_object_type: str  # of the chunk with their usage; empty: there is none
     has_continuous_usage: bool = False  # whether the other chunks have the usage so far
+    returns_token_ids: bool = False
+
+    def make_chunk_renderer(self, index: int) -> EventRenderer:
+        """Return the renderer of a choice's chunks, with what was asked for of each token."""
+        renderer = self.renderers[index]
+        if not self.has_continuous_usage and not self.returns_token_ids:
+            return renderer
+        prompt_ids = self.validated_requests[index].request.prompt if self.returns_token_ids else None
+        return TokenChunkRenderer(renderer, TokenChunkDetails(self.has_continuous_usage, prompt_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,8 @@ class ChatRoutes(ServiceRoutes):
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
             tokenizer=None if services.is_tgi else services.validator.tokenizer,
             trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi),
-            counts_reasoning=services.validator.reasoning_format is not None)
+            counts_reasoning=services.validator.reasoning_format is not None,
+            returns_token_ids=bool(chat_request.return_token_ids))
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,
                                    choices[0].adapter)
         if not chat_request.stream:
@@ -132,7 +143,8 @@ class ChatRoutes(ServiceRoutes):
                 await process_output(output, text_chat_choice_json, metadata, index, output, output_options)
                 if parser is None else await process_output(output, tool_chat_choice_json, metadata, index, output,
                                                                output_options, parser)
-                for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]), headers)
+                for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))],
+                returns_token_ids=output_options.returns_token_ids), headers)
 
         num_prompt_tokens = len(choices[0].request.prompt)
         renderers = [
@@ -141,7 +153,7 @@ class ChatRoutes(ServiceRoutes):
             for index, parser in enumerate(chat.parsers)]
         return await stream_choices(services, request, context, headers, StreamedChoices(
             metadata, choices, renderers, len(choices), CHAT_CHUNK_TYPE if output_options.includes_usage else "",
-            chat_request.has_continuous_usage))
+            chat_request.has_continuous_usage, output_options.returns_token_ids))
 
 
 async def stream_choices(services: Services, request: web.Request, context: RequestContext, headers: Mapping[str, str],
@@ -159,10 +171,9 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
             async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
                 start = index * num_per_prompt
                 await gather_or_cancel(
-                    pump_choice(stream, EventPump(
-                        stream, ContinuousUsageRenderer(renderer) if choices.has_continuous_usage else renderer,
-                        event_stream, services.pump_flusher), renderer)
-                    for stream, renderer in zip(streams, renderers[start:start + num_per_prompt], strict=True))
+                    pump_choice(stream, EventPump(stream, choices.make_chunk_renderer(start + place), event_stream,
+                                                  services.pump_flusher), renderers[start + place])
+                    for place, stream in enumerate(streams))
 
             await turns.run(pump_prompt)
             usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)

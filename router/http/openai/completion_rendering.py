@@ -12,6 +12,7 @@ from router.http.openai.rendering import (
     format_usage,
     get_finish_reason,
     output_usage_json,
+    token_ids_json,
 )
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.rendering import float32_json
@@ -37,6 +38,7 @@ class CompletionDetails:
     tokenizer: Tokenizer
     has_logprobs: bool
     prompt: EchoedPrompt | None  # in front of the text
+    has_token_ids: bool = False  # of a whole response
 
 
 def drop_generated(event: FinishedEvent) -> FinishedEvent:
@@ -102,12 +104,15 @@ def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutp
 def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                        trimmed_stop_strings: Sequence[str], details: CompletionDetails | None) -> str:
     """Render one choice of a whole response."""
-    text, logprobs_json = trim_stop_string(output.final_event, trimmed_stop_strings), "null"
+    text, logprobs_json, ids_fields = trim_stop_string(output.final_event, trimmed_stop_strings), "null", ""
     if details is not None:
+        if details.has_token_ids:
+            ids_fields = (f',"prompt_token_ids":{token_ids_json(output.validated_request.request.prompt)},'
+                          f'"token_ids":{token_ids_json(token.id for token in output.tokens)}')
         text = text if details.prompt is None else details.prompt.text + text
         logprobs_json = output_logprobs_json(output, details) if details.has_logprobs else "null"
     reason = metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)]
-    return completion_choice_json(index, text, reason, logprobs_json)
+    return completion_choice_json(index, text, reason, logprobs_json, ids_fields)
 
 
 def output_logprobs_json(output: GenerationOutput, details: CompletionDetails) -> str:
@@ -119,12 +124,16 @@ def output_logprobs_json(output: GenerationOutput, details: CompletionDetails) -
     return logprobs.take_json()
 
 
-def completion_choice_json(index: int, text: str, finish_reason: str, logprobs_json: str = "null") -> str:
-    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs_json},"finish_reason":"{finish_reason}"}}'
+def completion_choice_json(index: int, text: str, finish_reason: str, logprobs_json: str = "null",
+                           other_fields: str = "") -> str:
+    return (f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs_json},"finish_reason":"{finish_reason}"'
+            f'{other_fields}}}')
 
 
 class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
     """Renderer of one completion in a stream."""
+
+    has_prompt_ids_in_choice = True
 
     __slots__ = ("_chunk_prefix", "_words")
 
@@ -211,6 +220,8 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
 
 class PromptStreamRenderer(DetailedCompletionStreamRenderer):
     """Renderer of a completion that has nothing but its prompt: of the token that is generated nothing is sent."""
+
+    has_output = False
 
     __slots__ = ()
 

@@ -136,11 +136,12 @@ class CompletionRequest(OpenAIBaseRequest):
     def completion_details(self, index: int, token_ids: tuple[int, ...],
                            tokenizer: Tokenizer) -> CompletionDetails | None:
         """Return the optional parts of a completion of the prompt at `index`, of these tokens; None without any."""
-        if not self.echo and self.logprobs is None:
+        has_ids = bool(self.return_token_ids) and not self.stream  # a stream has them beside the other details
+        if not self.echo and self.logprobs is None and not has_ids:
             return None
         prompt = self.prompt[index]
         echoed_prompt = EchoedPrompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(token_ids))
-        return CompletionDetails(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None)
+        return CompletionDetails(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None, has_ids)
 
 
 class CompletionRoutes(ServiceRoutes):
@@ -192,13 +193,16 @@ class CompletionRoutes(ServiceRoutes):
         return await stream_choices(services, request, context, headers, StreamedChoices(
             metadata, choices, renderers, num_choices,
             COMPLETION_TYPE if completion_request.should_include_usage else "",
-            completion_request.has_continuous_usage))
+            completion_request.has_continuous_usage, bool(completion_request.return_token_ids)))
 
     async def _validate_prompts(self, completion_request: CompletionRequest, context: RequestContext,
                                 num_choices: int) -> tuple[list[ValidatedRequest], list[CompletionDetails | None]]:
         """Return the choices of all prompts, prompt by prompt, and the optional parts of each. Raises InvalidRequest
         and AdapterNotFound."""
         services, prompts = self._services, completion_request.prompt
+        if completion_request.resume_token_ids and len(prompts) > 1:
+            raise InvalidRequest(f"`prompt` must hold one text with `resume_token_ids`, got {len(prompts)}: one text "
+                                 "goes on", param="prompt")
         max_prompts = max(MAX_CHOICES // max(num_choices, 1), 1)
         if len(prompts) > max_prompts:
             raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts with `n` {num_choices}, got "

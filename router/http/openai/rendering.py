@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Self
+from typing import ClassVar, Self
 
 from aiohttp import web
 
@@ -27,6 +27,7 @@ DONE_EVENT = "data: [DONE]\n\n"
 CHAT_CHUNK_TYPE = "chat.completion.chunk"
 USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
 EMPTY_USAGE_END = b'"usage":null}\n\n'  # of a chunk
+CHOICE_END = b'}],"usage":'  # in a chunk, whose texts have their quotes escaped
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
@@ -114,6 +115,7 @@ class ChatOutputOptions:
     tokenizer: Tokenizer | None = None  # which knows the bytes of tokens in logprobs; None: those of their text
     trimmed_stop_strings: tuple[str, ...] = ()
     counts_reasoning: bool = False  # whether usage has the tokens of reasoning
+    returns_token_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,18 @@ class RenderedChoice:
 
 
 def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput],
-                         choices: Sequence[RenderedChoice]) -> str:
+                         choices: Sequence[RenderedChoice], *, returns_token_ids: bool = False) -> str:
     """Return the response to a chat, with its choices."""
     usage = output_usage_json(metadata, outputs, len(outputs),
                               sum_known([choice.num_reasoning_tokens for choice in choices]))
+    prompt_field = (f',"prompt_token_ids":{token_ids_json(outputs[0].validated_request.request.prompt)}'
+                    if returns_token_ids else "")
     return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choice.json for choice in choices)}],'
-            f'"usage":{usage}}}')
+            f'"usage":{usage}{prompt_field}}}')
+
+
+def token_ids_json(tokens: Iterable[int]) -> str:
+    return f"[{','.join(map(str, tokens))}]"
 
 
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
@@ -146,7 +154,10 @@ def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: Genera
 def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
                      finish_reason: str) -> str:
     logprobs = logprobs_json(output.tokens, output_options)
-    return f'{{"index":{index},"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
+    ids_field = (f',"token_ids":{token_ids_json(token.id for token in output.tokens)}'
+                 if output_options.returns_token_ids else "")
+    return (f'{{"index":{index},"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"'
+            f'{ids_field}}}')
 
 
 def logprobs_json(tokens: Iterable[TokenEvent | None], output_options: ChatOutputOptions) -> str:
@@ -267,6 +278,10 @@ class ChunkStreamRenderer:
 class ChoiceStreamRenderer(ChunkStreamRenderer):
     """Renderer of one choice in a stream that may hold several. The end of the stream is not its own."""
 
+    has_output: ClassVar[bool] = True  # whether chunks have the generated tokens
+    # where vLLM puts the prompt's tokens, if they are asked for: in the choice, or beside the choices
+    has_prompt_ids_in_choice: ClassVar[bool] = False
+
     __slots__ = ("error", "num_cached_tokens", "num_prompt_tokens", "num_reasoning_tokens", "num_tokens")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
@@ -319,13 +334,26 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
         return self._render_chunk(text, token)
 
 
-class ContinuousUsageRenderer:
-    """Renderer of a choice's chunks with the usage so far in each of them."""
+@dataclass(frozen=True, slots=True)
+class TokenChunkDetails:
+    """What the chunks of a choice have of each token, if asked for."""
 
-    def __init__(self, renderer: ChoiceStreamRenderer) -> None:
+    has_usage: bool = False  # usage so far
+    prompt_ids: Sequence[int] | None = None  # of the first chunk; the last chunk of each token has its id. None: no ids
+
+
+class TokenChunkRenderer:
+    """Renderer of a choice's chunks with details of each token.
+
+    A token may make several chunks. The last one has its id: a client that has the id has all that the token made.
+    """
+
+    def __init__(self, renderer: ChoiceStreamRenderer, details: TokenChunkDetails) -> None:
         self.is_finished = False
         self._renderer = renderer
+        self._details = details
         self._num_tokens = 0
+        self._are_prompt_ids_due = details.prompt_ids is not None
 
     def render(self, events: list[StreamEvent]) -> bytes:
         rendered: list[bytes] = []
@@ -341,10 +369,26 @@ class ContinuousUsageRenderer:
         return b"".join([*rendered, self._render_chunks(events[start:])])
 
     def _render_chunks(self, events: list[StreamEvent]) -> bytes:
-        """Render chunks, in which the text's quotes are escaped: only the end of a chunk is an empty usage."""
-        usage = format_usage(self._renderer.num_prompt_tokens, self._num_tokens)
-        rendered = self._renderer.render(events).replace(EMPTY_USAGE_END, f'"usage":{usage}}}\n\n'.encode())
+        rendered = self._renderer.render(events)
         self.is_finished = self._renderer.is_finished
+        if self._details.prompt_ids is not None:
+            rendered = self._add_ids(rendered, next((event.id for event in events if type(event) is TokenEvent), None))
+        if self._details.has_usage:
+            usage = format_usage(self._renderer.num_prompt_tokens, self._num_tokens)
+            rendered = rendered.replace(EMPTY_USAGE_END, f'"usage":{usage}}}\n\n'.encode())
+        return rendered
+
+    def _add_ids(self, rendered: bytes, token: int | None) -> bytes:
+        """Add the id of the token that made these chunks; None without one."""
+        if token is not None and self._renderer.has_output:
+            before, choice_end, after = rendered.rpartition(CHOICE_END)
+            rendered = b'%b,"token_ids":[%d]%b%b' % (before, token, choice_end, after)
+        if self._are_prompt_ids_due and rendered:
+            self._are_prompt_ids_due = False
+            ids = token_ids_json(self._details.prompt_ids or ()).encode()
+            place, field = ((CHOICE_END, b',"prompt_token_ids":%b') if self._renderer.has_prompt_ids_in_choice
+                            else (b'"object":', b'"prompt_token_ids":%b,'))
+            rendered = rendered.replace(place, field % ids + place, 1)
         return rendered
 
 

@@ -33,9 +33,7 @@ from router.http.transport.body import (
     is_base_model,
 )
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import (
-    Services,
-)
+from router.http.transport.services import Services, check_not_resumed
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation import bounds
@@ -57,7 +55,7 @@ REFUSED_FIELDS: RefusedFields = {
                      "function_call", "functions", "grammar", "json_schema", "kv_transfer_params", "logits_processors",
                      "logprob_token_ids", "media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction",
                      "prompt_embeds", "regex", "repetition_detection", "return_mm_kwargs", "return_prompt_text",
-                     "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids", "use_beam_search",
+                     "return_token_offsets", "return_tokens_as_token_ids", "use_beam_search",
                      "vllm_xargs", "watermarking", "web_search_options"), NOT_GIVEN),
     **dict.fromkeys(("prompt_logprobs", "thinking_token_budget", "truncate_prompt_tokens"), (None,)),
     **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (None, True)),
@@ -125,6 +123,8 @@ class OpenAIBaseRequest(ConstrainedRequest):
     ignore_eos: bool | None = None
     cache_salt: Annotated[str | None, bounds.CACHE_SALT] = None
     priority: Annotated[Int32 | None, bounds.PRIORITY] = None
+    return_token_ids: bool | None = None
+    resume_token_ids: Annotated[list[UInt32] | None, FailFast()] = None
 
     @property
     def should_include_usage(self) -> bool:
@@ -157,6 +157,8 @@ class OpenAIBaseRequest(ConstrainedRequest):
 
     def base_generation_input(self, prompt: RawPrompt, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
+        if not self.stream:
+            check_not_resumed(self.resume_token_ids)
         greedy = self.temperature == 0
         if self.temperature is not None and self.temperature < 0:
             raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")
@@ -181,6 +183,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            resume_token_ids=tuple(self.resume_token_ids or ()),
             tenant=context.tenant,
             request_id=context.request_id,
             deadline=context.deadline,

@@ -130,7 +130,8 @@ class ResponsesRequest(ReportingBodyModel):
             "ec_transfer_params", "include_reasoning", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs",
             "return_mm_kwargs", "skip_special_tokens", "vllm_xargs", "watermarking")},
         **dict.fromkeys(("enable_response_messages", "include_stop_str_in_output", "logit_bias",
-                         "previous_input_messages", "stop_token_ids", "structured_outputs"), NOT_GIVEN)}
+                         "previous_input_messages", "resume_token_ids", "stop_token_ids", "structured_outputs"),
+                        NOT_GIVEN)}
 
     input: Annotated[
         list[InputItem], FailFast(), Field(min_length=1), bounds.NON_EMPTY_LIST,

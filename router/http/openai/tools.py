@@ -264,7 +264,8 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
         deltas = [self._render_part(part) for part in parts]
-        if not deltas and token is not None and self._output_options.includes_logprobs:
+        if not deltas and token is not None and (
+                self._output_options.includes_logprobs or self._output_options.returns_token_ids):
             deltas = [""]
         return "".join(self._render_delta_chunk(delta, None if place else token) for place, delta in enumerate(deltas))
 

@@ -23,7 +23,7 @@ from router.http.transport.body import (
     read_body,
 )
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, generate_best_first, timing_headers
+from router.http.transport.services import ServiceRoutes, check_not_resumed, generate_best_first, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
 from router.validation import bounds
@@ -51,6 +51,7 @@ class BaseGenerateParameters(AdapterParameters):
     details: bool = False
     decoder_input_details: bool = False
     seed: UInt64 | None = None
+    resume_token_ids: Annotated[list[UInt32] | None, FailFast()] = None
 
     def base_generation_input(self, prompt: str | Conversation, context: RequestContext) -> GenerationInput:
         """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
@@ -70,6 +71,7 @@ class BaseGenerateParameters(AdapterParameters):
             watermark=self.watermark,
             seed=self.seed,
             prompt_logprobs=self.decoder_input_details,
+            resume_token_ids=tuple(self.resume_token_ids or ()),
             adapter=(None if self.adapter_id is None and self.merged_adapters is None
                      else self.adapter_reference(context.source_token)),
             tenant=context.tenant,
@@ -159,6 +161,7 @@ class TgiRoutes(ServiceRoutes):
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
                                 context: RequestContext) -> tuple[str, dict[str, str]]:
         services = self._services
+        check_not_resumed(generate_request.parameters.resume_token_ids)
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
         best_output, *other_outputs = await generate_best_first(services, validated_requests, context)

@@ -20,7 +20,7 @@ from router.engine.stream import (
     RequestStream,
     TokenEvent,
 )
-from router.errors import Overloaded
+from router.errors import InvalidRequest, Overloaded
 from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import PumpFlusher
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
@@ -61,8 +61,10 @@ class Services:
 
     def submit(self, validated_request: ValidatedRequest, context: RequestContext) -> RequestStream:
         if context.request_span is None:
-            return self.engine.submit(validated_request.request, context.arrived_at)
-        stream = self.engine.submit(validated_request.request, context.arrived_at, context.request_span.traceparent)
+            return self.engine.submit(validated_request.request, context.arrived_at, "",
+                                      validated_request.resumed_text)
+        stream = self.engine.submit(validated_request.request, context.arrived_at, context.request_span.traceparent,
+                                    validated_request.resumed_text)
         record = self.engine.get_request_record(validated_request.request.id)
         assert record is not None, "it was opened just now"
         context.request_span.add_sequence(validated_request, record)
@@ -123,6 +125,13 @@ class PoolingRequestOutput:
 
     validated_request: ValidatedRequest
     final_event: PoolingEvent
+
+
+def check_not_resumed(resume_token_ids: Sequence[int] | None) -> None:
+    """Refuse to go on with an output where it is not streamed. Raises InvalidRequest."""
+    if resume_token_ids:
+        raise InvalidRequest("`resume_token_ids` is given, but only a stream goes on; ask for a stream, or leave it "
+                             "out", param="resume_token_ids")
 
 
 async def collect_output(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:

@@ -157,6 +157,8 @@ class EventPump:
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
+        if self._stream.resumed_text is not None:
+            await asyncio.to_thread(self._skip_resumed_text)
         self._stream.on_event = partial(self._pump_flusher.add, self)
         while not self._renderer.is_finished:
             self.write(self.render_queued_events())
@@ -164,6 +166,10 @@ class EventPump:
             await self._event_stream.drain()
             self._wake_future = asyncio.get_running_loop().create_future()
         self._event_stream.failure = self._stream.failure
+
+    def _skip_resumed_text(self) -> None:
+        """Render the events that the client has from another stream, and drop what comes of them."""
+        self._renderer.render([*self._stream.make_resumed_events()])
 
     def render_queued_events(self) -> bytes:
         """Render the waiting events. While writing is blocked they stay in the stream, which measures their size."""

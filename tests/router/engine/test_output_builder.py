@@ -24,12 +24,14 @@ def make_result_row(tokens, top_logprobs=()):
 class DeliveryHarness:
     """Request whose rows are read and delivered as the engine does it."""
 
-    def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END_TOKEN,), tokenizer=BYTE_TOKENIZER, min_tokens=0):
+    def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END_TOKEN,), tokenizer=BYTE_TOKENIZER, *, min_tokens=0,
+                 resumed=()):
         request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop,
-                          sampling=SamplingParams(min_tokens=min_tokens))
+                          sampling=SamplingParams(min_tokens=min_tokens), resumed_tokens=tuple(resumed))
         self.stream = RequestStream(request, 10**6, lambda: None, lambda: None, lambda: None)
         self.delivery = OutputBuilder(request, self.stream, tokenizer,
-                                      RequestRecord("0", "", 3, 0.0, make_finished_timeline()))
+                                      RequestRecord("0", "", 3, 0.0, make_finished_timeline()),
+                                      tokenizer.decode_resumed(request.prompt, resumed) if resumed else None)
 
     def apply_rows(self, *rows):
         stops = [self.apply_row(row) for row in rows]
@@ -231,3 +233,31 @@ def test_text_that_stops_with_its_last_possible_token_says_so(options, row, is_s
     harness.apply_rows(*(make_result_row([token]) for token in row))
     finished = harness.finish(FinishReason.LENGTH)
     assert (finished.finish_reason, finished.is_stopped) == (FinishReason.LENGTH, is_stopped)
+
+
+# -- resumed texts
+
+
+def test_resumed_text_counts_but_is_not_sent_again():
+    harness = DeliveryHarness(resumed="aé".encode()[:2])
+    harness.apply_rows(make_result_row("é".encode()[1:]))
+    assert [event.text for event in harness.take_events(TokenEvent)] == ["é"]
+    finished = harness.finish()
+    assert (finished.text, finished.num_tokens, harness.delivery.record.num_generated) == ("aé", 3, 1)
+
+
+def test_resumed_tokens_count_toward_the_length_limit():
+    harness = DeliveryHarness(max_new_tokens=3, resumed=b"ab")
+    harness.apply_rows(make_result_row(b"cd"))
+    assert harness.finish().text == "abc"
+
+
+@pytest.mark.parametrize("num_resumed", range(1, 6))
+@pytest.mark.parametrize("min_tokens", range(7))
+def test_stop_string_ends_a_resumed_text_where_it_ends_another(num_resumed, min_tokens):
+    text, stops = b"xabcxabc", []
+    for resumed in (b"", text[:num_resumed]):
+        harness = DeliveryHarness(stop=("abc", "cxa"), min_tokens=min_tokens, resumed=resumed)
+        found = [harness.apply_row(make_result_row([byte])) for byte in text[len(resumed):]]
+        stops.append(next(index for index, stop in enumerate(found, len(resumed)) if stop))
+    assert stops[0] == stops[1] or stops[0] < num_resumed

@@ -28,7 +28,7 @@ from router.scheduler.settings import SchedulerSettings
 from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits
-from router.text.tokenizer import Tokenizer, create_byte_tokenizer
+from router.text.tokenizer import ResumedText, Tokenizer, create_byte_tokenizer
 from router.validation.validator import RequestValidator
 
 CHAT_TEMPLATE = simulated_model_template()
@@ -57,7 +57,8 @@ class ScriptedEngine:
     def requests(self) -> list[Request]:
         return [stream.request for stream in self.streams]
 
-    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
+    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "",
+               resumed_text: ResumedText | None = None) -> RequestStream:
         if self.submit_errors:
             raise self.submit_errors.pop()
         timeline = RequestTimeline(time.monotonic())
@@ -65,6 +66,7 @@ class ScriptedEngine:
             request.id, request.tenant.name, len(request.prompt), arrived_at or timeline.submitted_at, timeline,
             traceparent=traceparent))
         stream = RequestStream(request, 262_144, lambda: None, lambda: None, lambda: self._on_disconnect(request))
+        stream.resumed_text = resumed_text
         self.streams.append(stream)
         self.request_received.set()
         for event in self.scripts.pop(0) if self.scripts else default_events(request):

@@ -24,12 +24,15 @@ from support.answers.drawn_answers import (
     drawn_answers,
     generate,
     generate_in_cuts,
+    resume_events,
 )
 from support.answers.renderings import FAILURE, FINISH_REASONS, RENDERINGS, ReceivedAnswer, Rendering, count_tokens
 from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, NotReady, TimedOut
+from router.http.openai.rendering import TokenChunkDetails, TokenChunkRenderer
+from router.http.tgi.rendering import GenerateStreamRenderer
 from router.request import FinishReason
 from router.text.output_formats import FORMAT_BY_TEMPLATE_MARKER, HERMES_FORMAT
 
@@ -152,6 +155,46 @@ def test_choices_of_one_stream_each_add_up(answer, options, seed, name):
         assert replace(streamed, ends=[], usage=None) == replace(whole, usage=None)
         assert len(streamed.ends) == 1
     assert count_tokens(received[0].usage) == sum(len(each.output.tokens) for each in generations)
+
+
+# -- a stream that goes on elsewhere
+
+CALL_ID_PATTERN = re.compile(rb'"call_[0-9a-f]{24}"')
+TOKEN_IDS_PATTERN = re.compile(rb'"token_ids":\[\d+\]|"token":\{"id":\d+,')
+
+
+def create_id_renderer(name, answer, generation, options):
+    """Return a renderer whose events name the tokens. A call's id is drawn anew by each."""
+    if name == "TGI":
+        return GenerateStreamRenderer(generation.output.validated_request, _has_details=True, _text_prefix="")
+    rendering = RENDERINGS[name](answer, **options, returns_token_ids=True)
+    return TokenChunkRenderer(rendering.create_renderer(generation), TokenChunkDetails(has_usage=True, prompt_ids=(7,)))
+
+
+def split_events(rendered: bytes) -> list[bytes]:
+    assert rendered == b"" or rendered.endswith(b"\n\n")
+    return [event + b"\n\n" for event in CALL_ID_PATTERN.sub(b'"id"', rendered).split(b"\n\n")[:-1]]
+
+
+@pytest.mark.slow
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(answer=drawn_answers(), options=OPTIONS, seed=SEEDS, name=st.sampled_from(["chat", "completion", "TGI"]))
+def test_stream_goes_on_behind_any_of_its_tokens(answer, options, seed, name):
+    """Another server's renderer, told of the tokens that a client has, sends exactly the events that follow the last
+    one of these tokens."""
+    rng = random.Random(seed)
+    [generation] = generate_in_cuts(answer, 1, rng)
+    renderer, bursts = create_id_renderer(name, answer, generation, options), generation.cut_into_bursts(rng)
+    whole = split_events(b"".join([renderer.render(burst) for burst in bursts]))
+    places = [place for place, event in enumerate(whole, 1) if TOKEN_IDS_PATTERN.search(event)]
+    num_tokens = rng.randrange(len(generation.output.tokens))
+    known_events, events = resume_events(generation, num_tokens)
+    assert events == generation.events[num_tokens:]
+    resumed = create_id_renderer(name, answer, generation, options)
+    resumed.render([*known_events])
+    rest = [resumed.render(events[:-len(bursts[-1])]), resumed.render(events[-len(bursts[-1]):])]
+    assert split_events(b"".join(rest)) == whole[places[num_tokens - 1] if num_tokens else 0:]
+    assert resumed.is_finished
 
 
 # -- over HTTP

@@ -166,10 +166,10 @@ def test_later_calls_do_not_change_a_snapshot():
 # -- redacted requests
 
 OMITTED_FIELDS = {"prompt", "sampling_key", "sampling", "end_tokens", "num_prompt_top_tokens", "stop_strings",
-                  "max_length", "needed_resources", "adapter_name"}
+                  "max_length", "needed_resources", "adapter_name", "resumed_tokens", "num_given_tokens"}
 FULL_REQUEST = Request("a", (7, 8, 9), 5, sampling_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
                        tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, cache_namespace=b"n", block_hashes=(b"x", b"y"),
-                       adapter=LoadableResource("adapter", 1), prompt_logprobs=True)
+                       adapter=LoadableResource("adapter", 1), prompt_logprobs=True, resumed_tokens=(7, 8))
 
 
 def test_every_request_field_is_kept_or_left_out_on_purpose():
@@ -178,8 +178,8 @@ def test_every_request_field_is_kept_or_left_out_on_purpose():
 
 def test_redacted_request_keeps_lengths_but_no_content():
     again = request_from_json(redacted_request_to_json(redact_request(FULL_REQUEST)))
-    assert (again.prompt, again.end_tokens, again.stop_strings,
-            again.sampling_key) == ((0, 0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
+    assert (again.prompt, again.resumed_tokens, again.end_tokens, again.stop_strings,
+            again.sampling_key) == ((0, 0, 0), (0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
     assert redact_request(again) == redact_request(FULL_REQUEST)
 
 

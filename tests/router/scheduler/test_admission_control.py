@@ -53,6 +53,11 @@ def test_queue_limits_reject_requests(policy: dict[str, float], words: str) -> N
     assert event.retry_after > 0
 
 
+def test_resumed_tokens_count_like_those_of_the_prompt() -> None:
+    reason = get_rejection(make_full_scheduler(max_queue_tokens=400), resumed_tokens=(5,)).reason
+    assert "401 prompt tokens would wait, --max-queue-tokens is 400" in reason
+
+
 def test_request_that_can_start_with_the_next_step_does_not_count_as_waiting() -> None:
     core = Scheduler(replace(SchedulerSettings(max_batch_size=8), max_queue_requests=1, max_queue_tokens=10),
                      MODEL_INFO)

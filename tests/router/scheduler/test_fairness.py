@@ -60,3 +60,13 @@ def test_prompt_is_charged_once_and_cached_tokens_never() -> None:
         sequence.num_scheduled_tokens = computed
         fair_shares.charge_prompt(sequence, length)
     assert charged == [32, 36]
+
+
+def test_resumed_tokens_are_charged_like_a_prompt() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE, TENANT_THREE)
+    sequence = Sequence(Request("1", (7,) * 100, 80, tenant=TENANT_ONE, resumed_tokens=(8,) * 50), 1, 0.0)
+    charged: list[float] = []
+    override_methods(fair_shares, charge_tenant=lambda _, cost: charged.append(cost))
+    sequence.num_scheduled_tokens = 150
+    fair_shares.charge_prompt(sequence, 150)
+    assert charged == [150]

@@ -52,6 +52,21 @@ def test_idle_scheduler_has_no_plan():
     assert make_scheduler().plan(0.0) is None
 
 
+def test_resumed_tokens_are_prefilled_behind_the_prompt():
+    core = make_scheduler(look_ahead=1)
+    number = submit(core, prompt=20, output=8, resumed_tokens=(5, 6, 7))
+    plan, events = run_step(core)
+    assert plan.messages[0].chunks == (PrefillChunk(number, 0, 23),)
+    assert plan.messages[0].new_sequences[0].generated == (5, 6, 7)
+    assert events == [TokensGenerated({number: 1})]
+
+
+def test_resumed_tokens_count_toward_the_length():
+    core = make_scheduler(look_ahead=1)
+    number = submit(core, output=4, resumed_tokens=(5, 6, 7))
+    assert run_step(core)[1] == [TokensGenerated({number: 1}), SequenceFinished(number, FinishReason.LENGTH)]
+
+
 def test_a_prompt_is_prefilled_and_then_decoded():
     core = make_scheduler(look_ahead=1)
     number = submit(core, prompt=20)

@@ -133,3 +133,14 @@ def test_file_that_is_no_trace_is_reported_in_one_line(tmp_path):
         write_and_read_plain_trace(tmp_path / "file", {"some": "thing"})
     with pytest.raises(BadRecording, match="cannot read"):
         read_trace(tmp_path / "nothing")
+
+
+def test_plain_trace_names_adapters(tmp_path):
+    path = tmp_path / "plain"
+    path.write_text("".join(json.dumps({"at": 0, "prompt_tokens": 64, "output_tokens": 1, "prefix": "a",
+                                        "prefix_tokens": 32, **fields}) + "\n"
+                            for fields in ({"adapter": "x"}, {"adapter": "y"}, {"adapter": "x"}, {})))
+    requests = [arrival.request for arrival in read_trace(path).arrivals]
+    assert [request.adapter and request.adapter.id for request in requests] == [1, 2, 1, None]
+    assert requests[0].block_hashes == requests[2].block_hashes
+    assert len({request.block_hashes for request in requests}) == 3, "adapters share no blocks"

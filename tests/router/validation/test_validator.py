@@ -382,3 +382,43 @@ def test_disabled_cache_computes_no_hashes():
 
 def test_requests_with_prompt_logprobs_have_block_hashes():
     assert validate_single(prompt="x" * 40, prompt_logprobs=True).block_hashes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens of a text that goes on
+
+
+def test_request_goes_on_behind_the_tokens_that_the_client_has():
+    [choice] = validate(resume_token_ids=tuple("é".encode()[:1]), max_new_tokens=2)
+    assert choice.request.resumed_tokens == (0xC3,)
+    assert choice.resumed_text.pieces == ("",)
+    assert choice.resumed_text.detokenizer.step(0xA9) == "é"
+
+
+def test_request_without_a_token_begins_anew():
+    [choice] = validate(resume_token_ids=())
+    assert (choice.request.resumed_tokens, choice.resumed_text) == ((), None)
+
+
+def test_sampled_text_goes_on_with_its_seed():
+    [first], [resumed] = (validate(do_sample=True, seed=7, resume_token_ids=tokens) for tokens in ((), (97,)))
+    assert first.request.sampling_key == resumed.request.sampling_key != 0
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"num_choices": 2}, "`n` must be 1 with `resume_token_ids`, got 2"),
+    ({"best_of": 2, "do_sample": True}, "`best_of` must be 1 with `resume_token_ids`, got 2"),
+    ({"do_sample": True}, "`seed` must be given with `resume_token_ids` when tokens are sampled"),
+    ({"resume_token_ids": (5,) * 1601}, "`resume_token_ids` must hold at most 1600 tokens (--max-total-tokens), got"),
+    ({"resume_token_ids": (5, 512)}, "a token in `resume_token_ids` must be at least 0 and below 512, the size of"),
+    ({"max_new_tokens": 2}, "`resume_token_ids` must hold fewer than `max_new_tokens` tokens (2), got 2: the text is"),
+    ({"resume_token_ids": (5, 256, 5)}, "`resume_token_ids` holds a token that ends the text at index 1, got 256"),
+    ({"stop_token_ids": (98,)}, "`resume_token_ids` holds a token that ends the text at index 1, got 98"),
+    ({"stop_strings": ("ab",)}, "the text of `resume_token_ids` holds 'ab' of `stop`: the text is complete")])
+def test_text_that_cannot_go_on_is_refused_by_name(fields, message):
+    assert get_validation_error(**{"resume_token_ids": tuple(b"ab")} | fields).startswith(message)
+
+
+@pytest.mark.parametrize("fields", [{"stop_strings": ("ab",), "min_tokens": 3}, {"ignore_eos": True}])
+def test_what_did_not_end_the_text_then_does_not_end_it_now(fields):
+    assert validate_single(resume_token_ids=(*b"ab", 256)[:3 if "ignore_eos" in fields else 2], **fields)

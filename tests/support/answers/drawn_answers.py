@@ -4,7 +4,7 @@ the engine's own `OutputBuilder`, so that characters are held back and stop stri
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -224,6 +224,23 @@ def generate(answer: DrawnAnswer, tokenizer: AnswerTokenizer, cut: Cut, rng: ran
     token_events = [event for event in events if isinstance(event, TokenEvent)]
     output = GenerationOutput(ValidatedRequest(request, None), token_events, [None, -1.5], final_event, [[(65, -0.5)]])
     return Generation(events, output, tokenizer.tokenizer)
+
+
+def resume_events(generation: Generation, num_tokens: int) -> tuple[list[TokenEvent], list[StreamEvent]]:
+    """Make the events of a stream that goes on behind an answer's first tokens: those which tell the renderer of these
+    tokens, and those of the rest."""
+    output, tokens = generation.output, [token.id for token in generation.output.tokens]
+    request = replace(output.validated_request.request, resumed_tokens=tuple(tokens[:num_tokens]))
+    stream = RequestStream(request, 2**40, *[lambda: None] * 3)
+    builder = OutputBuilder(
+        request, stream, generation.tokenizer, RequestRecord("0", "", 2, 0.0, output.final_event.timeline),
+        generation.tokenizer.decode_resumed(request.prompt, request.resumed_tokens))
+    for token in output.tokens[num_tokens:]:
+        builder.detokenize_row(StepResultRow([token.id], [token.logprob],
+                                             [[(top.id, top.logprob) for top in token.top_tokens]]))
+        builder.deliver_row()
+    builder.finish(output.final_event.finish_reason)
+    return stream.make_resumed_events(), stream.take_events()
 
 
 def generate_in_cuts(answer: DrawnAnswer, num_cuts: int, rng: random.Random) -> list[Generation]:

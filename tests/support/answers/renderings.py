@@ -71,6 +71,7 @@ class Rendering:
     has_logprobs: bool
     keeps_stop_strings: bool
     echoes_prompt: bool
+    returns_token_ids: bool = False
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -179,7 +180,8 @@ class ChatRendering(OpenAIRendering):
 
     def _create_options(self, generation: Generation) -> ChatOutputOptions:
         return ChatOutputOptions(includes_usage=True, includes_logprobs=self.has_logprobs,
-                                 tokenizer=generation.tokenizer, trimmed_stop_strings=self.trimmed_stop_strings)
+                                 tokenizer=generation.tokenizer, trimmed_stop_strings=self.trimmed_stop_strings,
+                                 returns_token_ids=self.returns_token_ids)
 
     def render_whole(self, generation: Generation) -> str:
         options, parser = self._create_options(generation), self.answer.create_parser()

@@ -313,3 +313,24 @@ def test_model_field_names_an_adapter_unless_it_is_the_base_model(post, path):
 def test_missing_adapter_fails_as_on_lorax_routes(post, path):
     status, _, text = post(path, config=LORAX_CONFIG, store=FakeAdapterStore(), model="c", **BODY_BY_PATH[path])
     assert (status, json.loads(text)["error_type"]) == (424, "generation")
+
+
+# -- a stream that goes on
+
+
+def test_stream_goes_on_behind_the_tokens_that_the_client_has(post):
+    script = [*make_text_events("ft")[:-1], FinishedEvent(FinishReason.LENGTH, "weft", 4, make_finished_timeline())]
+    _, _, text = post("/generate_stream", script, config=LORAX_CONFIG, inputs="hi",
+                      parameters={"resume_token_ids": [*b"we"]})
+    events = [json.loads(line.removeprefix("data:")) for line in text.removesuffix("\n\n").split("\n\n")]
+    assert [event["token"]["text"] for event in events] == ["f", "t"]
+    assert events[-1]["generated_text"] == "weft"
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate", {"inputs": "hi", "parameters": {"resume_token_ids": [97]}}),
+    ("/v1/completions", {"prompt": "hi", "stream": True, "resume_token_ids": [97]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "resume_token_ids": [97]})])
+def test_answer_that_names_no_tokens_does_not_go_on(post, path, body):
+    status, _, text = post(path, config=LORAX_CONFIG, **body)
+    assert (status, "`resume_token_ids` is given, but" in text) == (422, True)

@@ -731,3 +731,38 @@ def test_continued_answer_keeps_its_leading_space_beside_tools(post):
     contents = [post_chat(post, [*script], messages=asked, tools=tools)["choices"][0]["message"]["content"]
                 for asked in (messages, MESSAGES)]
     assert contents == [" 42", "42"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ids of tokens, and streams that go on behind some
+
+
+def test_stream_names_its_tokens(post):
+    first, *others = stream_chat(post, make_text_events("weft"), return_token_ids=True)
+    assert first["prompt_token_ids"] == [*RENDERED_PROMPT]
+    assert [chunk["choices"][0]["token_ids"] for chunk in (first, *others)] == [[byte] for byte in b"weft"]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+
+
+def test_whole_answer_names_its_tokens(post):
+    answer = post_chat(post, make_text_events("weft"), return_token_ids=True)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([*RENDERED_PROMPT], [*b"weft"])
+
+
+def test_stream_goes_on_behind_the_tokens_that_the_client_has(post):
+    script = [*make_text_events("ft")[:-1], FinishedEvent(FinishReason.LENGTH, "weft", 4, make_finished_timeline())]
+    *chunks, usage = stream_chat(post, script, resume_token_ids=[*b"we"], seed=1, return_token_ids=True,
+                                 stream_options={"include_usage": True})
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": "f"}, {"content": "t"}]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks)
+    assert usage["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"resume_token_ids": [97]}, "`resume_token_ids` is given, but only a stream goes on"),
+    ({"resume_token_ids": [97], "stream": True}, "`seed` must be given with `resume_token_ids`"),
+    ({"resume_token_ids": [97], "stream": True, "n": 2, "seed": 1}, "`n` must be 1 with `resume_token_ids`")])
+def test_chat_that_cannot_go_on_is_refused(post, fields, message):
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, **fields)
+    assert status == 400
+    assert json.loads(text)["error"]["message"].startswith(message)

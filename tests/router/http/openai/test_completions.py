@@ -371,3 +371,31 @@ def test_refusals_beside_a_suffix(serve, infill_tokenizer, fields, param, messag
 def test_empty_suffix_is_none(serve, infill_tokenizer):
     status, _, [request] = post_infill(serve, infill_tokenizer, suffix="")
     assert (status, bytes(request.prompt)) == (200, b"ab")
+
+
+# -- ids of tokens, and streams that go on behind some
+
+
+def test_completion_names_its_tokens(post):
+    _, _, text = post("/v1/completions", make_text_events("weft"), prompt="hi", return_token_ids=True)
+    [choice] = json.loads(text)["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([*b"hi"], [*b"weft"])
+
+
+def test_streamed_completion_names_its_tokens(post):
+    _, _, text = post("/v1/completions", make_text_events("weft"), prompt="hi", return_token_ids=True, stream=True)
+    choices = [json.loads(line[6:])["choices"][0] for line in text.split("\n\n")[:-2]]
+    assert [choice["token_ids"] for choice in choices] == [[byte] for byte in b"weft"]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [[*b"hi"], None, None, None]
+
+
+def test_stream_of_the_prompt_alone_names_no_other_tokens(post):
+    _, _, text = post("/v1/completions", make_text_events("w"), prompt="hi", return_token_ids=True, stream=True,
+                      echo=True, max_tokens=0)
+    [choice] = [json.loads(line[6:])["choices"][0] for line in text.split("\n\n")[:-2]]
+    assert (choice["prompt_token_ids"], "token_ids" in choice) == ([*b"hi"], False)
+
+
+def test_only_one_text_goes_on(post):
+    status, _, text = post("/v1/completions", prompt=["hi", "ho"], resume_token_ids=[97], seed=1, stream=True)
+    assert (status, "`prompt` must hold one text with `resume_token_ids`, got 2" in text) == (400, True)

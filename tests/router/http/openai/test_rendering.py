@@ -10,9 +10,10 @@ from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     ChatOutputOptions,
-    ContinuousUsageRenderer,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
+    TokenChunkDetails,
+    TokenChunkRenderer,
     chat_completion_json,
     text_chat_choice_json,
     tgi_error_chunk,
@@ -114,7 +115,8 @@ def test_usage_chunk_counts_a_prompt_once_for_its_choices(num_choices, num_promp
 
 
 def render_with_usage(*bursts):
-    renderer = ContinuousUsageRenderer(OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions()))
+    renderer = TokenChunkRenderer(OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions()),
+                                  TokenChunkDetails(has_usage=True))
     chunks = parse_chunks(b"".join(renderer.render(burst) for burst in bursts).decode())
     assert renderer.is_finished
     return chunks

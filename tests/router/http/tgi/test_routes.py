@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.servers.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.adapters.reference import AdapterReference
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
@@ -205,9 +205,9 @@ def test_rejection_of_one_choice_cancels_the_others(serve):
     async def scenario(client, engine):
         submit = engine.submit
 
-        def submit_and_reject_next(request, arrived_at):
+        def submit_and_reject_next(*submit_args):
             engine.submit_errors = [Overloaded("full")] * len(engine.streams)
-            return submit(request, arrived_at)
+            return submit(*submit_args)
         engine.submit = submit_and_reject_next
         answer = await client.post("/generate", json={"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
         assert answer.status == 429
@@ -392,7 +392,8 @@ CALLER = RequestContext(DEFAULT_TENANT, "mine", 0.0, None, source_token="theirs"
 PARAMETERS = {
     "adapter_id": "a", "adapter_source": "s3", "best_of": 2, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 3,
     "top_p": 0.25, "typical_p": 0.75, "do_sample": True, "max_new_tokens": 7, "ignore_eos_token": True,
-    "stop": ["x", "y"], "truncate": 9, "watermark": True, "decoder_input_details": True, "seed": 11}
+    "stop": ["x", "y"], "truncate": 9, "watermark": True, "decoder_input_details": True, "seed": 11,
+    "resume_token_ids": [5, 6]}
 OTHER_PARAMETERS = {"frequency_penalty", "return_full_text", "details", "api_token", "merged_adapters"}
 
 
@@ -401,7 +402,7 @@ def test_parameters_become_a_generation_input():
         prompt="hi", adapter=AdapterReference("a", "s3", "theirs"), best_of=2, temperature=0.5, repetition_penalty=1.5,
         top_k=3, top_p=0.25, typical_p=0.75, do_sample=True, max_new_tokens=7, ignore_eos=True,
         stop_strings=("x", "y"), truncate=9, watermark=True, prompt_logprobs=True, seed=11, tenant=DEFAULT_TENANT,
-        request_id="mine")
+        request_id="mine", resume_token_ids=(5, 6))
 
 
 def test_every_shared_parameter_is_tested():
@@ -426,3 +427,26 @@ def test_frequency_penalty_is_relative_in_tgi_and_absolute_in_lorax():
     lorax = LoraxParameters.model_validate({"frequency_penalty": 0.5}).to_generation_input("hi", CALLER, None)
     assert (tgi.relative_frequency_penalty, tgi.frequency_penalty) == (0.5, None)
     assert (lorax.relative_frequency_penalty, lorax.frequency_penalty) == (None, 0.5)
+
+
+# -- a stream that goes on
+
+
+def test_stream_goes_on_behind_the_tokens_that_the_client_has(post):
+    script = [*make_text_events("ft")[:-1], FinishedEvent(FinishReason.LENGTH, "weft", 4, make_finished_timeline())]
+    status, _, text = post("/generate_stream", script, inputs="hi", parameters={
+        "resume_token_ids": [*b"we"], "details": True})
+    events = [json.loads(line.removeprefix("data: ")) for line in text.removesuffix("\n\n").split("\n\n")]
+    assert (status, [(event["index"], event["token"]["text"]) for event in events]) == (200, [(3, "f"), (4, "t")])
+    assert (events[-1]["generated_text"], events[-1]["details"]["generated_tokens"]) == ("weft", 4)
+
+
+def test_refused_resumption_is_an_event_of_the_stream(post):
+    _, _, text = post("/generate_stream", inputs="hi", parameters={"resume_token_ids": [97], "do_sample": True})
+    assert "`seed` must be given with `resume_token_ids`" in json.loads(text.removeprefix("data: "))["error"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/"])
+def test_answer_without_a_stream_does_not_go_on(post, path):
+    status, _, text = post(path, inputs="hi", parameters={"resume_token_ids": [97]})
+    assert (status, "`resume_token_ids` is given, but only a stream goes on" in text) == (422, True)
