@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.processes import HOST, STDERR_FD, ProcessStartError, terminate_process
+from benchmarks.harness.processes import HOST, ProcessStartError, terminate_process
 
 PROXY_FOLDER = Path(__file__).parents[2] / "deploy" / "proxies"
 START_TIMEOUT_SECONDS = 30.0
@@ -91,26 +91,29 @@ def run_front_end(name: str, replica_ports: Sequence[int]) -> Iterator[str]:
         if front_end.config_name:
             text = (PROXY_FOLDER / front_end.config_name).read_text()
             config.write_text(render_config(text, port, replica_ports, Path(folder)))
-        process = subprocess.Popen(
-            [program, *front_end.make_arguments(port, replica_ports, config)], stdin=subprocess.DEVNULL,
-            stdout=STDERR_FD, env={**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_DATA_HOME": folder})
+        with open(log_path := Path(folder, "log"), "wb") as log:
+            process = subprocess.Popen(
+                [program, *front_end.make_arguments(port, replica_ports, config)], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+                env={**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_DATA_HOME": folder})
         try:
-            wait_until_healthy(f"http://{HOST}:{port}", process)
+            if not wait_until_healthy(f"http://{HOST}:{port}", process):
+                raise ProcessStartError(f"{name} did not start: {log_path.read_text(errors='replace')[-1000:]}")
             yield f"http://{HOST}:{port}"
         finally:
             terminate_process(process)
 
 
-def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
-    """Wait until a replica answers through the front end."""
+def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until a replica answers through the front end; return whether one did."""
     end = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < end and process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=2.0):
-                return
+                return True
         except OSError:
             time.sleep(0.05)
-    raise ProcessStartError(f"{process.args!r} did not start")
+    return False
 
 
 def find_free_port() -> int:
