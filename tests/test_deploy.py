@@ -143,6 +143,29 @@ def test_kustomizations_name_existing_files_and_all_of_them() -> None:
         assert others == {resource for resource in resources if not resource.startswith("..")}, path
 
 
+PROXY_FILES = sorted(path for path in (KUBERNETES_FOLDER.parent / "proxies").iterdir() if path.suffix != ".md")
+
+
+def load_compose_services() -> dict[str, Any]:
+    return dict(yaml.safe_load((KUBERNETES_FOLDER.parent / "compose/compose.yaml").read_text())["services"])
+
+
+def test_compose_starts_the_replicas_that_the_proxies_name() -> None:
+    services = load_compose_services()
+    replicas = services.keys() - {"proxy"}
+    assert len(PROXY_FILES) == 4
+    for path in PROXY_FILES:
+        assert set(re.findall(r"\b(weft-\d)(?::|, port_value: )3000", path.read_text())) == replicas, path
+    for name in replicas:
+        arguments = services[name]["command"]
+        assert {word for word in arguments if word.startswith("-")} <= SERVE_FLAGS
+        seconds = sum(get_flag_value(arguments, flag) for flag in ("--shutdown-delay", "--shutdown-timeout"))
+        assert float(services[name]["stop_grace_period"].removesuffix("s")) >= seconds + 2 * EXIT_MARGIN_SECONDS
+        assert services[name]["environment"]["PORT"] == "3000"
+    source, _, _ = services["proxy"]["volumes"][0].partition(":")
+    assert (KUBERNETES_FOLDER.parent / "compose" / source).resolve() in PROXY_FILES
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 def test_systemd_analyze_accepts_the_unit(tmp_path: Path) -> None:
