@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check page page-check test-page docs docs-site bench study dist stats clean
+.PHONY: help run test test-long test-clients test-proxies chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check manifests-check proto proto-check page page-check test-page docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -21,6 +21,7 @@ VENV := .venv/bin/python -P
 PYTEST := $(VENV) -m pytest
 PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I shard/pb=proto shard/pb/shard.proto
 GRPCIO_TOOLS := 1.73.1
+KUBERNETES_VALIDATE := 1.37.0
 DOCS_TOOLS := mkdocs-material==9.8.2 codespell==2.4.3
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
@@ -63,6 +64,7 @@ help:
 	make test          all tests but the long ones
 	make test-long     thousands of random schedules and requests, new ones every time (SEED=... repeats)
 	make test-clients  tests with official clients, each installed in an environment of its own
+	make test-proxies  replicas behind nginx, HAProxy and Caddy (apt-get installs them if it may), Envoy and vLLM's router
 	make chaos         ten minutes of mixed load with a fault every five seconds (SEED=... repeats; ARGS="--seconds 60")
 	make soak          hours of moderate load with rare faults, and how memory grows (ARGS="--hours 8")
 	make fuzz          fuzzers on all routes, and on what reads foreign bytes (FUZZ_SECONDS=60 for each)
@@ -71,6 +73,7 @@ help:
 	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.gpu
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 25 MB
 	make check         style, types, and whether generated files are fresh
+	make manifests-check  deploy/kubernetes against the schemas of its resources; a part of check
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
 	make page          build the page for browsers, router/http/page/static; needs Node.js
@@ -131,6 +134,14 @@ endef
 	.venv-proto/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) grpcio-tools==$(GRPCIO_TOOLS)
 	touch .venv-proto/ready
 
+# One with the schemas of Kubernetes, 110 MB.
+.venv-manifests/ready: Makefile
+	@$(SETUP)
+	make_venv .venv-manifests "python3.13 python3.12 python3.11 python3"
+	forget_half_installed .venv-manifests
+	.venv-manifests/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) kubernetes-validate==$(KUBERNETES_VALIDATE)
+	touch .venv-manifests/ready
+
 # And one for the site of the docs, which nothing else needs.
 .venv-docs/ready: Makefile
 	@$(SETUP)
@@ -181,6 +192,16 @@ test-long: .venv/ready
 
 test-clients: .venv/ready
 	@$(PYTEST) -m clients $(ARGS)
+
+# Debian's and Ubuntu's packages, where they can be installed without a question; what is not there is skipped.
+test-proxies: .venv/ready
+	@for program in nginx haproxy caddy; do
+		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$${missing-} $$program"
+	done
+	if [ "$${missing-}" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+		DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+	fi
+	PATH="$$PATH:/usr/sbin" $(PYTEST) -m proxies $(ARGS)
 
 # Real processes, which a run kills and stops, with folders of their own. The report says what was wrong.
 chaos soak: .venv/ready
@@ -251,7 +272,7 @@ gpu-bench:
 	@$(GPU_SITE)
 	"$$python" -P -m benchmarks.gpu $(or $(ARGS),--help)
 
-check: .venv/ready proto-check
+check: .venv/ready proto-check manifests-check
 	@$(VENV) -m ruff check .
 	$(VENV) -m mypy
 	$(VENV) -m launcher.settings_docs --check
@@ -269,6 +290,9 @@ proto-check: .venv-proto/ready
 	for file in "$$fresh"/shard/pb/*; do
 		cmp -s "$$file" "shard/pb/$$(basename "$$file")" || { echo "$$(basename "$$file") is stale: make proto" >&2; exit 1; }
 	done
+
+manifests-check: .venv-manifests/ready
+	@.venv-manifests/bin/python -P tests/support/kubernetes_manifests.py
 
 # The page is built once and committed, so that nothing else needs Node.js; `check` compares digests.
 router/http/page/node_modules/.package-lock.json: router/http/page/package-lock.json
@@ -312,5 +336,5 @@ stats: .venv/ready
 	PYTHONPATH=tests GRPC_VERBOSITY=none $(VENV) -m support.hops
 
 clean:
-	@rm -rf .venv .venv-proto .clients router/http/page/node_modules .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-proto .venv-manifests .clients router/http/page/node_modules .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -164,7 +164,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                              record_folder=str(recordings_folder(os.environ)),
                              adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
                              traces=launch.trace_settings, described_settings=described_settings)
-            asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output,
+            asyncio.run(serve(plan, listener, print_banner, router.shutdown_delay + router.shutdown_timeout, output,
                               logs_stop=launch.log_level in {"debug", "info"}))
 
 

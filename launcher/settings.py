@@ -114,7 +114,7 @@ GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "allowed_hosts", "dialect", "compat",
              "payload_limit", "header_timeout", "body_timeout", "keep_alive_timeout", "max_connections",
              "max_connections_per_address", "slow_client_buffer", "slow_client_timeout", "validation_workers",
-             "max_handlers", "shutdown_timeout", "ui", "ui_show_text"),
+             "max_handlers", "shutdown_timeout", "shutdown_delay", "ui", "ui_show_text"),
     "Limits": ("max_concurrent_requests", "max_input_tokens", "max_total_tokens", "max_queue_requests",
                "max_queue_tokens", "max_queue_ms", "max_best_of", "max_choices", "max_stop_sequences",
                "max_top_n_tokens", "max_client_batch_size", "disable_grammar_support"),

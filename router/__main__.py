@@ -65,9 +65,13 @@ class RouterProcess:
     recording_folder: RecordingFolder | None
     span_sender: SpanSender | None
 
-    async def drain(self, seconds: float, end_requested: asyncio.Event) -> None:
-        """Reject new requests and wait for the unfinished ones, at most `seconds` and until `end_requested`."""
+    async def drain(self, delay: float, seconds: float, end_requested: asyncio.Event) -> None:
+        """Become unready, and take requests for `delay` seconds more. Then reject new requests and wait for the
+        unfinished ones, at most `seconds`. Both end at once when `end_requested`."""
         self.engine.health.set_unready_permanently(SHUTDOWN_REASON)
+        if delay:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(end_requested.wait(), delay)
         await self.server.stop_accepting()
         await self.stand_in_server.start_during_shutdown(self.engine)
         with suppress(TimeoutError):
@@ -203,7 +207,7 @@ async def serve(args: RouterProcessArgs) -> int:
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1
-        await process.drain(args.config.shutdown_timeout, signals.end_requested)
+        await process.drain(args.config.shutdown_delay, args.config.shutdown_timeout, signals.end_requested)
     finally:
         await process.stop()
         for task in tasks:

@@ -169,6 +169,9 @@ class RouterConfig:
     validation_workers: int = setting(2, "Number of threads that tokenize prompts.", low=1)
     shutdown_timeout: float = setting(
         30.0, "Seconds that running requests get to finish when the server is stopped.", low=0)
+    shutdown_delay: float = setting(
+        0.0, "Seconds for which a server that is stopped still takes requests while /ready answers 503, so that a load "
+        "balancer sees it before a request is refused. --shutdown-timeout begins afterwards.", low=0)
 
     def __post_init__(self) -> None:
         check_settings(self)

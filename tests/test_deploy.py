@@ -13,8 +13,11 @@ import yaml
 from launcher.cli import DOCTOR_SETTINGS
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, TooManyDeathsError
+from router.telemetry.metric_definitions import all_families
+from router.text.prompt_encoder import TokenLimits
 
 DOCS_FOLDER = Path(__file__).parents[1] / "docs"
+KUBERNETES_FOLDER = DOCS_FOLDER.parent / "deploy" / "kubernetes"
 DEPLOY_PAGE = (DOCS_FOLDER / "deploy.md").read_text()
 KUBERNETES_PAGE = (DOCS_FOLDER / "guides/kubernetes.md").read_text()
 SERVE_FLAGS = {flag for settings in SETTING_GROUPS.values() for item in settings for flag in item.flags}
@@ -31,10 +34,17 @@ def parse_systemd_unit() -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
 
 
-def parse_pod_spec() -> dict[str, Any]:
-    [text] = find_code_blocks(KUBERNETES_PAGE, "yaml")
-    *_, deployment = yaml.safe_load_all(text)
-    return dict(deployment["spec"]["template"]["spec"])
+def load_manifest(name: str) -> dict[str, Any]:
+    """Return the one manifest of a file in deploy/kubernetes."""
+    return dict(yaml.safe_load((KUBERNETES_FOLDER / name).read_text()))
+
+
+def load_pod_spec(name: str) -> dict[str, Any]:
+    template = load_manifest(name)["spec"]["template"]
+    return dict(template.get("spec", template))
+
+
+POD_SPECS = ["base/deployment.yaml", "kserve.yaml"]
 
 
 def iter_commands() -> Iterator[list[str]]:
@@ -44,7 +54,8 @@ def iter_commands() -> Iterator[list[str]]:
             if match := re.search(r"\bweft (serve|doctor)\b.*", line):
                 yield match[0].split()[1:]
     yield parse_systemd_unit()["ExecStart"].split()[1:]
-    yield parse_pod_spec()["containers"][0]["args"]
+    for name in POD_SPECS:
+        yield load_pod_spec(name)["containers"][0]["args"]
 
 
 def test_flags_on_the_deployment_pages_exist() -> None:
@@ -71,21 +82,88 @@ def test_systemd_restarts_only_after_retryable_failures() -> None:
     assert {LaunchError.exit_code, TooManyDeathsError.exit_code} & {0, ConfigurationError.exit_code} == set()
 
 
-def test_kubernetes_grace_period_covers_the_shutdown_timeout() -> None:
-    [container] = parse_pod_spec()["containers"]
-    timeout = get_flag_value(container["args"], "--shutdown-timeout")
-    pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert parse_pod_spec()["terminationGracePeriodSeconds"] >= pause + timeout + 2 * EXIT_MARGIN_SECONDS
+@pytest.mark.parametrize("name", POD_SPECS)
+def test_kubernetes_grace_period_covers_the_shutdown_timeout(name: str) -> None:
+    [container] = load_pod_spec(name)["containers"]
+    seconds = sum(get_flag_value(container["args"], flag) for flag in ("--shutdown-delay", "--shutdown-timeout"))
+    assert load_pod_spec(name)["terminationGracePeriodSeconds"] >= seconds + 2 * EXIT_MARGIN_SECONDS
 
 
-def test_kubernetes_probes_use_existing_paths_and_the_port() -> None:
-    [container] = parse_pod_spec()["containers"]
+@pytest.mark.parametrize("name", POD_SPECS)
+def test_kubernetes_shutdown_delay_outlasts_a_readiness_probe(name: str) -> None:
+    [container] = load_pod_spec(name)["containers"]
+    probe = container["readinessProbe"]
+    assert get_flag_value(container["args"], "--shutdown-delay") > probe["periodSeconds"] * probe["failureThreshold"]
+
+
+@pytest.mark.parametrize("name", POD_SPECS)
+def test_kubernetes_probes_use_existing_paths_and_the_port(name: str) -> None:
+    [container] = load_pod_spec(name)["containers"]
     [port] = container["ports"]
     probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
     assert {kind: probe["path"] for kind, probe in probes.items()} == {
         "startup": "/startup", "liveness": "/live", "readiness": "/ready"}
-    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert {probe["port"] for probe in probes.values()} <= {port["name"], port["containerPort"]}
     assert port["containerPort"] == get_flag_value(container["args"], "--port")
+
+
+def test_kubernetes_selectors_find_the_pods_and_their_port() -> None:
+    deployment, pool = load_manifest("base/deployment.yaml"), load_manifest("gateway/inferencepool.yaml")
+    [endpoint] = load_manifest("monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
+    [service_port] = load_manifest("base/service.yaml")["spec"]["ports"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    [port] = container["ports"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels == load_manifest("base/service.yaml")["spec"]["selector"]
+    assert {"matchLabels": labels} == deployment["spec"]["selector"] == pool["spec"]["selector"] == load_manifest(
+        "monitoring/podmonitor.yaml")["spec"]["selector"]
+    assert {service_port["targetPort"], endpoint["port"]} == {port["name"]}
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
+    [rule] = load_manifest("gateway/httproute.yaml")["spec"]["rules"]
+    assert rule["backendRefs"] == [{"group": "inference.networking.k8s.io", "kind": pool["kind"],
+                                    "name": pool["metadata"]["name"]}]
+
+
+def test_kubernetes_autoscaler_asks_for_metrics_that_the_adapter_makes_of_ours() -> None:
+    autoscaler, values = load_manifest("autoscaling/hpa.yaml"), load_manifest("autoscaling/prometheus-adapter.yaml")
+    assert autoscaler["spec"]["scaleTargetRef"]["name"] == load_manifest("base/deployment.yaml")["metadata"]["name"]
+    rules = {rule["name"]["as"]: rule["seriesQuery"].partition("{")[0] for rule in values["rules"]["custom"]}
+    assert {metric["pods"]["metric"]["name"] for metric in autoscaler["spec"]["metrics"]} == rules.keys()
+    families = {family.name for family in all_families(TokenLimits(1000, 4000), 1, with_adapters=True)}
+    assert set(rules.values()) <= families
+    [dropped] = load_manifest("monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    assert dropped["regex"] in families
+
+
+def test_kustomizations_name_existing_files_and_all_of_them() -> None:
+    for path in KUBERNETES_FOLDER.rglob("kustomization.yaml"):
+        resources = yaml.safe_load(path.read_text())["resources"]
+        assert all((path.parent / resource).exists() for resource in resources), path
+        others = {other.name for other in path.parent.glob("*.yaml")} - {path.name, "prometheus-adapter.yaml"}
+        assert others == {resource for resource in resources if not resource.startswith("..")}, path
+
+
+PROXY_FILES = sorted(path for path in (KUBERNETES_FOLDER.parent / "proxies").iterdir() if path.suffix != ".md")
+
+
+def load_compose_services() -> dict[str, Any]:
+    return dict(yaml.safe_load((KUBERNETES_FOLDER.parent / "compose/compose.yaml").read_text())["services"])
+
+
+def test_compose_starts_the_replicas_that_the_proxies_name() -> None:
+    services = load_compose_services()
+    replicas = services.keys() - {"proxy"}
+    assert len(PROXY_FILES) == 4
+    for path in PROXY_FILES:
+        assert set(re.findall(r"\b(weft-\d)(?::|, port_value: )3000", path.read_text())) == replicas, path
+    for name in replicas:
+        arguments = services[name]["command"]
+        assert {word for word in arguments if word.startswith("-")} <= SERVE_FLAGS
+        seconds = sum(get_flag_value(arguments, flag) for flag in ("--shutdown-delay", "--shutdown-timeout"))
+        assert float(services[name]["stop_grace_period"].removesuffix("s")) >= seconds + 2 * EXIT_MARGIN_SECONDS
+        assert services[name]["environment"]["PORT"] == "3000"
+    source, _, _ = services["proxy"]["volumes"][0].partition(":")
+    assert (KUBERNETES_FOLDER.parent / "compose" / source).resolve() in PROXY_FILES
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ ALLOWED_IMPORTS = {
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
     "grpc": {"router/shards", "shard", "benchmarks"},
-    "aiohttp": {"router/http", "launcher/client", "benchmarks/experiments/hostile_tenant.py"},
+    "aiohttp": {"router/http", "launcher/client", "benchmarks/experiments/hostile_tenant.py",
+                "benchmarks/experiments/replicas.py"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/text/jinja_sandbox.py"},
     "llguidance": {"router/grammars/compiler_process.py", "shard/sampling/grammar.py"},

@@ -1,10 +1,7 @@
 """The dashboard and alerts in deploy/ use metrics and labels that exist, and each alert has its tests."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,19 +11,17 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from support.promtool import DEPLOY_FOLDER, FAMILIES_BY_NAME, check_page_with_promtool, run_promtool
 from support.servers.weft_process import SIMULATED_MODEL, run_weft_process
 
 from router.model_info import ModelInfo
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry.instruments import MetricType
-from router.telemetry.metric_definitions import all_families
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 
-DEPLOY_FOLDER = Path(__file__).parents[1] / "deploy"
 LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
-FAMILIES_BY_NAME = {family.name: family for family in all_families(LIMITS, 1, with_adapters=True)}
 HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 PROMETHEUS_LABELS = {"instance", "job", "le"}  # labels that Prometheus adds, and the label of buckets
 
@@ -145,42 +140,11 @@ def test_each_alert_is_described_on_the_monitoring_page() -> None:
     assert sorted(name for row in rows for name in row.split(", ")) == sorted(load_alert_rules())
 
 
-def run_promtool(*arguments: str, stdin_text: str = "") -> tuple[int, set[str]]:
-    """Run promtool; return its exit code and its output lines."""
-    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian, Ubuntu: apt install prometheus; or PROMTOOL=/path/to/promtool)")
-    done = subprocess.run([promtool, *arguments], cwd=DEPLOY_FOLDER, input=stdin_text, capture_output=True, text=True,
-                          check=False)
-    return done.returncode, {line.strip() for line in (done.stdout + done.stderr).splitlines()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
 def test_promtool_accepts_the_rules_and_their_tests(words: tuple[str, ...]) -> None:
     code, output = run_promtool(*words)
     assert code == 0, output
-
-
-def list_accepted_complaints() -> set[str]:
-    """Return the complaints of promtool that are accepted: they are about names that we did not choose.
-
-    Counters have the names of text-generation-inference, without `_total` and two of them with `_count`; our own
-    counters follow that style. Names with a colon are those that the Kubernetes gateway queries.
-    """
-    counters = [name for name, family in FAMILIES_BY_NAME.items() if family.metric_type is MetricType.COUNTER]
-    return {
-        *(f'{name} counter metrics should have "_total" suffix' for name in counters),
-        *(f'{name} non-histogram and non-summary metrics should not have "_count" suffix'
-          for name in ("tgi_request_count", "tgi_batch_inference_count")),
-        *(f"{name} metric names should not contain ':'" for name in FAMILIES_BY_NAME if ":" in name)}
-
-
-def check_page_with_promtool(page: str) -> None:
-    """Assert that promtool accepts the page; with exit code 3 promtool complains about names only."""
-    code, complaints = run_promtool("check", "metrics", stdin_text=page)
-    assert complaints <= list_accepted_complaints()
-    assert code == (3 if complaints else 0)
 
 
 @pytest.mark.slow

@@ -184,6 +184,22 @@ class AdapterRegistry:
     def get_entries(self) -> dict[AdapterReference, AdapterEntry]:
         return dict(self._entries)
 
+    def find_public_names(self) -> dict[LoadableResource, list[str]]:
+        """Return the names by which everybody may know each adapter that is in use: for a private adapter its aliases,
+        which the operator gave it, else its name, too."""
+        aliases_by_reference: dict[AdapterReference, list[str]] = {}
+        for alias, reference in self.aliases.items():
+            aliases_by_reference.setdefault(reference, []).append(alias)
+        names_by_resource: dict[LoadableResource, list[str]] = {}
+        for reference, entry in self._entries.items():
+            resource = self.get_resource_in_use(entry.version)
+            if resource is not None:
+                names = names_by_resource.setdefault(resource, [])
+                names += aliases_by_reference.get(reference, [])
+                is_private = entry.version.is_private and reference not in self._operator_references
+                names += [] if is_private else [reference.name]
+        return names_by_resource
+
     def references_being_fetched(self) -> set[AdapterReference]:
         """Return the adapters whose fetch is under way, known before or not."""
         return {named for named, _, _ in self._fetch_tasks}

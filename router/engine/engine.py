@@ -30,7 +30,7 @@ from router.shards.handshake import perform_handshake
 from router.shards.message_conversion import decode_answer, encode_plan
 from router.shards.shard_group import ShardGroup
 from router.telemetry.load_log import LoadLog
-from router.telemetry.server_metrics import RequestRecord, ServerMetrics
+from router.telemetry.server_metrics import NO_ADAPTER_NAMES, AdapterNames, RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import ResumedText, Tokenizer
 
@@ -170,8 +170,9 @@ class Engine:
         reason = self.why_unavailable()
         return {"ready": not reason, "not_ready_reason": reason or None, "has_shards": self.has_shards}
 
-    def metrics_page(self) -> str:
-        return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards)
+    def metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
+        return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards,
+                                          adapter_names=adapter_names)
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         """Return the record of an unfinished or recently finished request."""

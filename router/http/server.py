@@ -102,7 +102,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *EngineRoutes(services, settings).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
-        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(),
+        *MetricsRoutes(engine, validator.adapter_registry, allows_json=services.is_lorax).routes(),
         *PageRoutes(probe_routes.health, is_enabled=config.ui).routes(), *probe_routes.routes()]:
         first_routes.setdefault((route.method, route.path), route)  # a dialect's routes come before others
     app.add_routes(first_routes.values())

@@ -34,9 +34,9 @@ class ResourceState(Enum):
 
 
 # Shown to users.
-ABSENT_STATUS = "absent"
-STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here", ResourceState.DRAINING: "leaving",
-                   ResourceState.UNLOADING: "leaving"}
+ABSENT_STATUS, LOADED_STATUS, LEAVING_STATUS = "absent", "here", "leaving"
+STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: LOADED_STATUS,
+                   ResourceState.DRAINING: LEAVING_STATUS, ResourceState.UNLOADING: LEAVING_STATUS}
 
 
 @dataclass(slots=True, eq=False)

@@ -152,7 +152,7 @@ GATEWAY_FAMILIES = (
     gauge("vllm:cache_config_info", "Always 1; the labels tell the size of the cache.",
           ("block_size", "num_gpu_blocks")),
     gauge("vllm:lora_requests_info",
-          "The labels name the adapters in use; the value is the time of the last change, in Unix time.",
+          "The labels name the adapters on the shards, and those for which requests wait; the value is Unix time.",
           ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
 )
 

@@ -4,17 +4,17 @@ step, and when a request begins or ends; gauges are computed from the scheduler'
 import heapq
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import fsum
 from typing import Any, Self
 
 from router.config import ADAPTER_SOURCES
-from router.request import FinishReason, Request, Tenant
+from router.request import FinishReason, LoadableResource, Request, Tenant
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.loadable_resource_cache import ABSENT_STATUS
+from router.scheduler.loadable_resource_cache import ABSENT_STATUS, LEAVING_STATUS, LOADED_STATUS
 from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
@@ -26,6 +26,9 @@ from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
 MAX_REFUSED_RECORDS = 100  # records of refused requests, fewer: under overload there are many of them
+# names by which clients ask for an adapter on the shards, as far as everybody may see them
+AdapterNames = Mapping[LoadableResource, Collection[str]]
+NO_ADAPTER_NAMES: AdapterNames = {}
 STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
@@ -214,10 +217,10 @@ class ServerMetrics:
         self.loop_watch = LoopWatch(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
                                       for part in ("all", "computing")))
 
-    def render(self, *, is_ready: bool, has_shards: bool) -> str:
+    def render(self, *, is_ready: bool, has_shards: bool, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}
         gauges |= ({"vllm:lora_requests_info": {("0", "", ""): self.started_at}} if self.adapters is None
-                   else adapter_gauges(self._scheduler, time.time()))
+                   else adapter_gauges(self._scheduler, time.time(), adapter_names))
         return self._registry.render(gauges, self._aliases)
 
 
@@ -434,18 +437,33 @@ def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
     }
 
 
-def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
+def adapter_gauges(scheduler: Scheduler, now: float,
+                   adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> dict[str, GaugeValues]:
     """Return the gauges of a server with adapters. `now` is Unix time."""
     state_by_adapter = {resource: standing.state
                         for resource, standing in scheduler.resource_cache.adapter_statuses.items()
                         if standing.state != ABSENT_STATUS}
     state_counts = Counter(state_by_adapter.values())
-    names_and_running = [(sequence.request.adapter_name, sequence.timeline.phase in RUNNING_PHASES)
-                         for sequence in scheduler.sequences]
-    running, waiting = (",".join(sorted({name for name, runs in names_and_running if name and runs is wanted}))
-                        for wanted in (True, False))
+    running, waiting = find_adapter_names(scheduler, state_by_adapter, adapter_names)
     return {
         "weft_adapters": {(state,): state_counts[state] for state in ADAPTER_STATES},
         "weft_adapter_bytes": {(): sum(resource.max_bytes for resource in state_by_adapter)},
-        "vllm:lora_requests_info": {(str(scheduler.settings.max_active_adapters), running, waiting): now},
+        "vllm:lora_requests_info": {(str(scheduler.settings.max_active_adapters), ",".join(sorted(running)),
+                                     ",".join(sorted(waiting - running))): now},
     }
+
+
+def find_adapter_names(scheduler: Scheduler, state_by_adapter: Mapping[LoadableResource, str],
+                       adapter_names: AdapterNames) -> tuple[set[str], set[str]]:
+    """Return the names of adapters that are on the shards, and of those for which requests wait. The gateway compares
+    them with `model`, and splits the list at commas, so a name with a comma is left out."""
+    names_by_standing: tuple[set[str], set[str]] = set(), set()
+    for sequence in scheduler.sequences:
+        if sequence.request.adapter is not None:
+            names_by_standing[sequence.timeline.phase not in RUNNING_PHASES].update(
+                {sequence.request.adapter_name} - {""}, adapter_names.get(sequence.request.adapter, ()))
+    for adapter, state in state_by_adapter.items():
+        if state != LEAVING_STATUS:
+            names_by_standing[state != LOADED_STATUS].update(adapter_names.get(adapter, ()))
+    running, waiting = ({name for name in names if "," not in name} for names in names_by_standing)
+    return running, waiting

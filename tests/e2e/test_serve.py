@@ -123,6 +123,30 @@ def test_requests_unfinished_at_the_shutdown_timeout_get_an_error(tmp_path: Path
         assert weft.wait_for_exit()[0] == 0
 
 
+def test_stopping_server_takes_requests_during_the_shutdown_delay(tmp_path: Path) -> None:
+    """A load balancer sees that the server is not ready before a request is refused; a second signal ends the delay."""
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-delay", "3600") as weft:
+        assert weft.generate(3)
+        weft.send_signal(signal.SIGTERM)
+        while weft.get_status("/ready") != 503:
+            pass
+        assert weft.generate(3)
+        assert weft.get_status("/live") == 200
+        weft.send_signal(signal.SIGINT)
+        assert weft.wait_for_exit()[0] == 0
+
+
+def test_requests_are_refused_after_the_shutdown_delay(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-delay", "0.2") as weft:
+        events = iter_stream_events(weft.post_prompt("/generate_stream", 100))
+        next(events)
+        weft.send_signal(signal.SIGTERM)
+        while weft.get_status("/generate_stream") != 503:  # 405 until then
+            pass
+        assert len(list(events)) == 99
+        assert weft.wait_for_exit()[0] == 0
+
+
 def test_second_signal_ends_requests_with_an_error_and_a_line_in_the_log(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "3600") as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from router.adapters.registry import AdapterRegistry
 from router.engine.engine import Engine
 from router.errors import AdapterNotFound
 from router.http.anthropic.rendering import model_json
@@ -236,6 +237,7 @@ class MetricsRoutes:
     """Handler of `/metrics`."""
 
     _engine: Engine
+    _adapter_registry: AdapterRegistry | None = None
     _: KW_ONLY
     allows_json: bool = False  # whether `Accept: application/json` gets the metrics as JSON, as in LoRAX
 
@@ -243,9 +245,11 @@ class MetricsRoutes:
         return [web.get("/metrics", self.metrics)]
 
     async def metrics(self, request: web.Request) -> web.Response:
+        page = self._engine.metrics_page({} if self._adapter_registry is None
+                                         else self._adapter_registry.find_public_names())
         if self.allows_json and request.headers.get("Accept") == "application/json":
-            return json_response(metrics_page_to_json(self._engine.metrics_page()))
-        return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
+            return json_response(metrics_page_to_json(page))
+        return web.Response(body=page.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def matches_filters(record: RequestRecord, filters: Mapping[str, Any], now: float) -> bool:

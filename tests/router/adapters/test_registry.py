@@ -275,6 +275,18 @@ def test_alias_resolves_until_it_is_forgotten() -> None:
     run_scenario(scenario)
 
 
+def test_public_names_are_those_that_clients_may_see() -> None:
+    """A private adapter is known by the alias that the operator gave it, and not at all without one."""
+    async def scenario(setup: RegistrySetup) -> None:
+        setup.registry.add_alias("loom", AdapterReference("a"))
+        in_use = [await setup.resolve("a"), await setup.resolve("b"), await setup.resolve("secret", "key")]
+        names = setup.registry.find_public_names()
+        assert [names[adapter.resource] for adapter in in_use] == [["loom", "a"], ["b"], []]
+        setup.registry.add_alias("hidden", AdapterReference("secret"))
+        assert setup.registry.find_public_names()[in_use[2].resource] == ["hidden"]
+    run_scenario(scenario)
+
+
 def test_operator_defined_alias_cannot_be_changed() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.preload_adapters()

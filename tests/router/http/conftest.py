@@ -25,7 +25,13 @@ from router.request import LoadableResource, Request, RequestKind, Tenant, Token
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
+from router.telemetry.server_metrics import (
+    NO_ADAPTER_NAMES,
+    AdapterNames,
+    RequestRecord,
+    RequestRecordStore,
+    ServerMetrics,
+)
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import ResumedText, Tokenizer, create_byte_tokenizer
@@ -98,8 +104,9 @@ class ScriptedEngine:
         return {"ready": not self.unavailable_reason, "not_ready_reason": self.unavailable_reason or None,
                 "has_shards": self.has_shards}
 
-    def metrics_page(self) -> str:
-        return self.server_metrics.render(is_ready=not self.unavailable_reason, has_shards=True)
+    def metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
+        return self.server_metrics.render(is_ready=not self.unavailable_reason, has_shards=True,
+                                          adapter_names=adapter_names)
 
     def _on_disconnect(self, request: Request) -> None:
         self.disconnected_requests.append(request)

@@ -103,3 +103,23 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
         "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},
         "weft_adapter_bytes": {(): 200},
         "vllm:lora_requests_info": {("3", "a,b", "c"): 5.0}}
+
+
+def test_adapters_that_wait_loaded_for_their_next_request_are_named_as_running() -> None:
+    """The gateway prefers a replica with the adapter on its shards, whatever name its client knows."""
+    core = Scheduler(SchedulerSettings(max_active_adapters=3, look_ahead=1), MODEL_INFO)
+    core.on_shards_ready(replace(MODEL_INFO, adapter_bytes=1000), 1, 0.0)
+    idle, coming = LoadableResource("adapter", 1, 100), LoadableResource("adapter", 2, 100)
+    core.on_resource_loaded(idle, 0.0)
+    core.submit(Request("1", (1,), 8, adapter=coming, adapter_name="loom"), 0.0)
+    core.on_timer(0.0)
+    names = {idle: ("warp", "w"), coming: ("loom", "l"), LoadableResource("adapter", 3, 1): ("absent",)}
+    assert adapter_gauges(core, 5.0, names)["vllm:lora_requests_info"] == {("3", "w,warp", "l,loom"): 5.0}
+
+
+def test_name_with_a_comma_is_not_in_the_list_that_the_gateway_splits_at_commas() -> None:
+    core = Scheduler(SchedulerSettings(max_active_adapters=3, look_ahead=1), MODEL_INFO)
+    core.on_shards_ready(replace(MODEL_INFO, adapter_bytes=1000), 1, 0.0)
+    core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
+    names = {LoadableResource("adapter", 1, 100): ("warp,weft", "warp")}
+    assert adapter_gauges(core, 5.0, names)["vllm:lora_requests_info"] == {("3", "warp", ""): 5.0}
