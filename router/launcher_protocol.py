@@ -24,7 +24,7 @@ class RouterProcessArgs:
     environment variables: WEFT_API_KEY, the key that clients must send, and WEFT_HUB_TOKEN, our token for the Hub."""
 
     config: RouterConfig
-    shards: tuple[str, ...]  # their addresses, by rank
+    shards: tuple[str, ...]  # their addresses, by rank, of shards on other hosts the files (shards/rank_address.py)
     model: str = ""  # its name, as the user gave it
     notice: str = ""  # note about the model, for users
     folder: str = ""  # folder of the model's files; empty: the simulated model
@@ -36,6 +36,7 @@ class RouterProcessArgs:
     progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
     logs: LogSettings = field(default_factory=LogSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)
+    shard_credentials: str = ""  # folder of certificate, key and secret for shards on other hosts; empty: none
     hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
 
     @classmethod

@@ -90,7 +90,7 @@ class ServerHarness:
                  parent_fd: int) -> None:
         self.ready = asyncio.Event()
         plan = LaunchPlan((make_child("s0", shard, child_starts), make_child("s1", shard, child_starts)),
-                          make_child("router", router, child_starts), "")
+                          make_child("router", router, child_starts), "/meeting-")
         self.ready_infos: list[dict[str, Any]] = []
         self.display = StartupDisplay(io.StringIO())
         self.server = Supervisor(plan, bind_listener("127.0.0.1", 0), parent_fd, self._on_ready, display=self.display,
