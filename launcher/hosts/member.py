@@ -105,26 +105,28 @@ class HostMember:
     async def _follow(self, connection: HostConnection, model_label: str) -> None:
         """Start and stop shards as node 0 says. Raises HostConnectionLost, or LaunchError of shards that cannot
         start."""
-        while True:
-            receiving = asyncio.ensure_future(connection.receive())
-            try:
+        receiving = asyncio.ensure_future(connection.receive())
+        try:
+            while True:
                 await asyncio.wait({receiving, *([self._run_task] if self._run_task else [])},
                                    return_when=asyncio.FIRST_COMPLETED)
                 if self._run_task is not None and self._run_task.done():
                     await self._end_shards()
-                if not receiving.done():
-                    continue
-                message = receiving.result()
-            finally:
-                receiving.cancel()
-                await asyncio.wait([receiving])
-            if "start" in message:
-                await self._end_shards()
-                self.idle.clear()
-                self._run_task = asyncio.create_task(self._run_shards(connection, message["start"], model_label))
-            elif "stop" in message:
-                await self._end_shards()
-                connection.send(make_end_report(message["stop"], "was stopped"))
+                if receiving.done():
+                    message = receiving.result()
+                    receiving = asyncio.ensure_future(connection.receive())
+                    await self._obey(message, connection, model_label)
+        finally:
+            receiving.cancel()
+            await asyncio.wait([receiving])
+
+    async def _obey(self, message: Message, connection: HostConnection, model_label: str) -> None:
+        await self._end_shards()
+        if "start" in message:
+            self.idle.clear()
+            self._run_task = asyncio.create_task(self._run_shards(connection, message["start"], model_label))
+        elif "stop" in message:
+            connection.send(make_end_report(message["stop"], "was stopped"))
 
     async def _run_shards(self, connection: HostConnection, start_name: str, model_label: str) -> None:
         """Run the shards of one start until one ends, and report that. Raises the error of one that cannot start."""

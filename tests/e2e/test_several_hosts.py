@@ -1,9 +1,9 @@
 """One model on two hosts: two network namespaces with a weft each, and a shard on each."""
 
 import asyncio
-import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +83,13 @@ class Group:
         self._members[-1].send_signal(signal.SIGTERM)
         return self._members[-1].wait()
 
+    def wait(self) -> None:
+        """Wait for all processes, which have been stopped or killed."""
+        if self.first.process.returncode is None:
+            self.first.wait_for_exit()
+        for member in self._members:
+            member.wait()
+
 
 @contextmanager
 def run_group(hosts: HostPair, folder: Path, *settings: str) -> Iterator[Group]:
@@ -93,11 +100,12 @@ def run_group(hosts: HostPair, folder: Path, *settings: str) -> Iterator[Group]:
         yield group
         assert group.stop() == 0
     finally:
-        if group is not None and group.first in RUNNING_SERVERS:
-            RUNNING_SERVERS.remove(group.first)
         for host in range(2):
             with suppress(ProcessLookupError):
                 hosts.kill_processes(host)
+        if group is not None:
+            RUNNING_SERVERS.remove(group.first)
+            group.wait()
 
 
 @pytest.fixture
@@ -135,17 +143,17 @@ def test_streams_go_on_when_the_hosts_lose_sight_of_each_other(
     expected = run_streams_on_one_host(tmp_path, model)
     with run_group(hosts, tmp_path, model, "--shard-credentials", credentials, *SETTINGS) as group:
         async def cut_link(probe: HealthProbe) -> None:
-            group.hosts.set_link("down")
+            await asyncio.to_thread(group.hosts.set_link, "down")
             await probe.wait_for_status("/ready", 503)
             await asyncio.to_thread(wait_for_text, group.read_member_log, "node 0 is lost: no sign of life")
-            group.hosts.set_link("up")
+            await asyncio.to_thread(group.hosts.set_link, "up")
             await probe.wait_for_status("/ready", 200)
         assert run_disturbed_streams(group.first, cut_link, bodies=BODIES) == expected
 
 
 def wait_for_text(read: Callable[[], str], text: str) -> None:
     while text not in read():
-        os.sched_yield()
+        time.sleep(0.05)
 
 
 STRANGER = """
