@@ -138,7 +138,7 @@ class HostCoordinator(RemoteHosts):
                 ssl=self._credentials.make_server_context(), limit=MAX_LINE_BYTES)
         except OSError as error:
             raise LaunchError(
-                f"cannot listen for other nodes at {format_address(layout.master_address, layout.master_port)} "
+                f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
                 f"({error.strerror}); --master-addr must be an address of this host") from error
 
     async def _wait_for_hosts(self) -> None:
@@ -147,7 +147,7 @@ class HostCoordinator(RemoteHosts):
             if missing != shown:
                 shown = missing
                 self._output.log(f"waiting for {describe_nodes(missing)} of {self._layout.num_nodes} at "
-                                 + format_address(self._layout.master_address, self._layout.master_port))
+                                 + format_address(self._group.master_host, self._layout.master_port))
             self._joined.clear()
             await self._joined.wait()
 

@@ -1,7 +1,12 @@
 """The group of ranks that share a model, on one machine or several hosts. Sums follow docs/concepts/exactness.md, "Sums
 in rank order"; "Collectives of a step" there lists the calls in their order."""
 
+import fcntl
+import os
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -17,6 +22,8 @@ from shard.parallel.shared_memory import SharedMemoryExchange
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank that hangs is left to others
 LOOPBACK_ADDRESS = "127.0.0.1"
+NCCL_INTERFACE_VARIABLE = "NCCL_SOCKET_IFNAME"  # of the interface on which NCCL listens
+SIOCGIFADDR = 0x8915  # the system call for an interface's address
 
 Result = TypeVar("Result")
 
@@ -156,6 +163,8 @@ class NcclGroup:
         self._store = store = rendezvous.open_store(world_size)  # as in GlooGroup
         if rendezvous.spans_hosts:
             check_same_backend(store, rank, world_size, "nccl")
+            if interface := find_interface(rendezvous.host_address):
+                os.environ.setdefault(NCCL_INTERFACE_VARIABLE, f"={interface}")
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
             "nccl", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, device_id=device)
@@ -219,6 +228,17 @@ def check_same_backend(store: Store, rank: int, world_size: int, backend: str) -
         if (others := store.get(f"backend/{other}").decode()) != backend:
             raise ValueError(f"rank {rank} uses {backend} and rank {other} {others}; give all hosts the same "
                              "--dist-backend and --device, and a GPU for every shard or for none")
+
+
+def find_interface(address: str) -> str:
+    """Return the name of the network interface that has an IPv4 address, or ""."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no IPv4 address
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
 
 
 def as_bytes(x: Tensor) -> Any:

@@ -26,6 +26,7 @@ from shard.parallel.group import (
     check_same_backend,
     choose_dist_backend,
     even_rank_range,
+    find_interface,
     join_group,
     padded_rank_range,
     replicated_rank_range,
@@ -254,6 +255,11 @@ def test_hosts_exchange_data_over_the_network(requested: str, device: str, num_g
 def test_hosts_share_no_memory() -> None:
     with pytest.raises(ValueError, match="--dist-backend memory is for shards on one machine"):
         choose_dist_backend("memory", "cpu", 1, 0, spans_hosts=True)
+
+
+def test_interface_is_found_by_its_address() -> None:
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("192.0.2.1") == ""
 
 
 def test_hosts_that_would_exchange_data_differently_are_an_error() -> None:
