@@ -36,26 +36,32 @@ class GroupStore:
             while True:
                 writer.write(encode_message({"result": await self._execute(await read_message(reader))}))
                 await writer.drain()
-        except (HostConnectionLost, OSError, KeyError, TypeError, ValueError):
+        except (HostConnectionLost, OSError, TypeError, ValueError):
             return  # the rank is gone, or what it sends is no request
 
     async def _execute(self, request: Message) -> object:
-        if "set" in request:
-            await self._set(request["set"], b64decode(request["value"]))
-            return None
-        if "get" in request:
-            await self._wait_for([request["get"]])
-            return b64encode(self._values[request["get"]]).decode()
-        if "wait" in request:
-            await self._wait_for(request["wait"])
-            return None
-        if "check" in request:
-            return all(key in self._values for key in request["check"])
-        if "delete" in request:
-            return self._values.pop(request["delete"], None) is not None
-        total = int(self._values.get(request["add"], b"0")) + int(request["amount"])
-        await self._set(request["add"], str(total).encode())
-        return total
+        """Return the result of a request. Raises ValueError for one that is none."""
+        result: object = None
+        match request:
+            case {"set": str(key), "value": str(value)}:
+                await self._set(key, b64decode(value))
+            case {"get": str(key)}:
+                await self._wait_for([key])
+                result = b64encode(self._values[key]).decode()
+            case {"wait": list(keys)}:
+                await self._wait_for(keys)
+            case {"check": list(keys)}:
+                result = all(key in self._values for key in keys)
+            case {"add": str(key), "amount": int(amount)}:
+                result = int(self._values.get(key, b"0")) + amount
+                await self._set(key, str(result).encode())
+            case {"delete": str(key)}:
+                result = self._values.pop(key, None) is not None
+            case {"count": True}:
+                result = len(self._values)
+            case _:
+                raise ValueError("no request to a store")
+        return result
 
     async def _set(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE_BYTES or len(self._values) >= MAX_KEYS:

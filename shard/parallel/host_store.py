@@ -5,6 +5,7 @@ A store belongs to one start of the shards. When that ends, the launcher closes 
 gets an error.
 """
 
+# ruff: noqa: N802 - of a store in Python, torch calls methods by their names in C++
 import json
 import socket
 import ssl
@@ -26,6 +27,8 @@ class HostStore(Store):
     def __init__(self, meeting_point: str, credentials: HostCredentials, timeout: timedelta) -> None:
         """Connect to the store of the meeting point `HOST:PORT/NAME`. `timeout` is for every wait for another rank."""
         super().__init__()
+        self._arguments = meeting_point, credentials, timeout
+        self._clones: list[HostStore] = []  # which torch keeps without their Python parts
         address, _, name = meeting_point.partition("/")
         host, _, port = address.rpartition(":")
         self._timeout = timeout
@@ -54,13 +57,23 @@ class HostStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._call({"wait": list(keys)}, timeout or self._timeout)
 
-    def delete_key(self, key: str) -> bool:
+    def deleteKey(self, key: str) -> bool:
         return bool(self._call({"delete": key}))
+
+    def getNumKeys(self) -> int:
+        return int(self._call({"count": True}))
+
+    def clone(self) -> "HostStore":
+        """Return a store of the same values with a connection of its own."""
+        self._clones.append(HostStore(*self._arguments))
+        return self._clones[-1]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 
     def close(self) -> None:
+        for clone in self._clones:
+            clone.close()
         self._reader.close()
         self._socket.close()
 

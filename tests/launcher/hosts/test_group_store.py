@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, find_free_port, make_group
+from torch.distributed import PrefixStore
 
 from launcher.console_output import Output
 from launcher.hosts.coordinator import HostCoordinator
@@ -83,12 +84,19 @@ def test_counters_add_up(credentials: HostCredentials) -> None:
     assert sorted([*first, *second]) == list(range(1, 11))
 
 
-def test_deleted_value_is_gone(credentials: HostCredentials) -> None:
-    def use(meeting_point: str) -> tuple[bool, ...]:
+def test_torch_uses_it_as_any_store(credentials: HostCredentials) -> None:
+    """torch wraps stores, and calls those in Python from C++: methods that it does not find there are errors."""
+    def use(meeting_point: str) -> None:
         with open_store(meeting_point, credentials) as store:
-            store.set("a", b"1")
-            return store.delete_key("a"), store.delete_key("a"), store.check(["a"])
-    assert run_ranks(credentials, use) == [(True, False, False)]
+            wrapped = PrefixStore("of", store)
+            wrapped.set("a", b"1")
+            wrapped.wait(["a"], SHORT)
+            assert wrapped.get("a") == wrapped.clone().get("a") == b"1"
+            assert (wrapped.add("n", 2), wrapped.add("n", 3), wrapped.num_keys()) == (2, 5, 2)
+            assert (wrapped.delete_key("a"), wrapped.delete_key("a"), wrapped.check(["a"])) == (True, False, False)
+            wrapped.multi_set(["b", "c"], [b"2", b"3"])
+            assert wrapped.multi_get(["b", "c"]) == [b"2", b"3"]
+    run_ranks(credentials, use)
 
 
 def test_rank_that_does_not_come_is_an_error(credentials: HostCredentials) -> None:

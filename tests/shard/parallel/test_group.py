@@ -19,6 +19,7 @@ from shard.errors import PeerLost
 from shard.parallel.group import (
     COLLECTIVE_TIMEOUT,
     GROUP_BACKENDS,
+    NcclGroup,
     RankGroup,
     Rendezvous,
     SharedMemoryGroup,
@@ -260,6 +261,23 @@ def test_hosts_share_no_memory() -> None:
 def test_interface_is_found_by_its_address() -> None:
     assert find_interface("127.0.0.1") == "lo"
     assert find_interface("192.0.2.1") == ""
+
+
+def test_nccl_meets_through_the_store_on_the_interface_of_the_hosts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without GPUs the group is not joined: this is what NCCL is asked for."""
+    requests: list[tuple[Any, ...]] = []
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **settings: requests.append(
+        (backend, settings["rank"], settings["world_size"], str(settings["device_id"]), settings["store"].get("x"))))
+    rendezvous = Rendezvous(str(tmp_path / "meeting"), "127.0.0.1")
+    store = rendezvous.open_store(2)
+    store.set("backend/0", "nccl")
+    store.set("x", b"1")
+    NcclGroup(1, 2, rendezvous)
+    assert requests == [("nccl", 1, 2, "cuda:3", b"1")]
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
 
 
 def test_hosts_that_would_exchange_data_differently_are_an_error() -> None:
