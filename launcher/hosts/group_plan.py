@@ -56,8 +56,8 @@ def make_group_plan(launch: LaunchConfig, environment: Mapping[str, str]) -> Gro
     if layout is None:
         return None
     if not launch.shard_credentials:
-        raise ConfigurationError(f"several nodes need {CREDENTIALS_FLAG}: shards are reached over a network only with "
-                                 "TLS and a secret")
+        raise ConfigurationError(f"{layout.num_nodes} nodes ({layout.source}) need {CREDENTIALS_FLAG}: shards are "
+                                 "reached over a network only with TLS and a secret")
     num_shard = layout.num_nodes if launch.num_shard == 1 else launch.num_shard
     layout.count_local_shards(num_shard)
     return GroupPlan(layout, read_credentials(launch.shard_credentials), num_shard,

@@ -192,6 +192,7 @@ async def serve_member(group: GroupPlan, facts: Mapping[str, Any], shard_specs: 
     stop_signals = asyncio.Semaphore(0)
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop_signals.release)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, output.warn, "only node 0 writes recordings")
     first_signal = asyncio.create_task(stop_signals.acquire())
     await asyncio.wait([run_task, first_signal], return_when=asyncio.FIRST_COMPLETED)
     if not run_task.done():

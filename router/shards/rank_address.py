@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -59,7 +59,7 @@ class RemoteChannel:
         return partial(self._channel.stream_stream(method, **serializers), metadata=self._metadata)
 
 
-Channel = grpc.aio.Channel | RemoteChannel
+Channel: TypeAlias = grpc.aio.Channel | RemoteChannel
 
 
 def open_channel(address: str, target: str, options: Sequence[tuple[str, Any]],
@@ -67,6 +67,7 @@ def open_channel(address: str, target: str, options: Sequence[tuple[str, Any]],
     """Return a channel to the rank of `address`, which listens at `target`: with TLS and the secret if it is on another
     host."""
     if not is_remote(address):
-        return grpc.aio.insecure_channel(target, options=options)
+        channel: Channel = grpc.aio.insecure_channel(target, options=options)
+        return channel
     assert credentials is not None
     return RemoteChannel(target, options, credentials)

@@ -25,6 +25,7 @@ from support.servers.weft_process import (
     RUNNING_SERVERS,
     SIMULATED_MODEL,
     WEFT_EXECUTABLE,
+    iter_stream_events,
     run_weft_process,
 )
 
@@ -74,6 +75,9 @@ class Group:
         self.hosts.kill_processes(1)
         self._members[-1].wait()
         self.start_member()
+
+    def send_signal_to_member(self, number: signal.Signals) -> None:
+        self._members[-1].send_signal(number)
 
     def stop(self) -> int:
         """Stop host 0 and then host 1; return the exit code of host 1."""
@@ -195,11 +199,22 @@ def test_strangers_and_hosts_that_differ_get_nothing(hosts: HostPair, credential
         assert group.first.generate(5)
 
 
+def test_group_that_is_stopped_at_once_finishes_its_requests(
+        hosts: HostPair, credentials: str, tmp_path: Path) -> None:
+    with run_group(hosts, tmp_path, SIMULATED_MODEL, "--shard-credentials", credentials, *SETTINGS) as group:
+        events = iter_stream_events(group.first.post_prompt("/generate_stream", 60))
+        next(events)
+        group.send_signal_to_member(signal.SIGTERM)
+        group.first.send_signal(signal.SIGTERM)
+        assert len([*events]) == 59
+        assert group.first.wait_for_exit()[0] == 0
+
+
 @pytest.mark.parametrize("node_rank", ["0", "1"])
 def test_server_that_others_could_reach_without_credentials_does_not_start(tmp_path: Path, node_rank: str) -> None:
     process = subprocess.run([WEFT_EXECUTABLE, "serve", SIMULATED_MODEL, "--port", "0", "--nnodes", "2", "--node-rank",
                               node_rank, "--master-addr", "10.0.0.1"], cwd=tmp_path, capture_output=True, text=True,
                              check=False)
     assert process.returncode == 2
-    assert process.stderr == ("weft: several nodes need --shard-credentials: shards are reached over a network only "
-                              "with TLS and a secret\n")
+    assert process.stderr == ("weft: 2 nodes (--nnodes) need --shard-credentials: shards are reached over a network "
+                              "only with TLS and a secret\n")

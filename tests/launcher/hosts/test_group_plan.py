@@ -61,7 +61,7 @@ def test_by_default_each_node_has_one_shard(folder: str) -> None:
 
 
 def test_several_nodes_need_credentials() -> None:
-    with pytest.raises(ConfigurationError, match="several nodes need --shard-credentials") as error:
+    with pytest.raises(ConfigurationError, match=r"2 nodes \(--nnodes\) need --shard-credentials") as error:
         make_group_plan(make_launch(""), {})
     assert error.value.exit_code == 2
 
