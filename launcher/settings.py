@@ -28,7 +28,8 @@ RESERVED_VARIABLES = frozenset({
 POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
 # Other spellings: those of vLLM where they mean the same.
 FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "adapters": ("--enable-lora",), "hostname": ("--host",), "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
+    "adapters": ("--enable-lora",), "dist_init_addr": ("--master-addr",), "hostname": ("--host",),
+    "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
     "model_id": ("--model",),
     "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",)}
@@ -55,10 +56,9 @@ class LaunchConfig:
         "LeaderWorkerSet count.", low=1, high=64)
     node_rank: int = setting(
         0, "Number of this node, from 0. Node 0 has the router and leads the others.", low=0, high=63)
-    master_addr: str = setting("", "Address of node 0. It listens there for the other nodes.")
-    master_port: int = setting(
-        0, "Port of node 0 for the other nodes. 0: 29500, or that of torchrun or, where torchrun itself listens there, "
-        "the next one.", low=0, high=65535)
+    dist_init_addr: str = setting(
+        "", "Address of node 0, where it listens for the other nodes: HOST or HOST:PORT. Without a port: 29500, or "
+        "torchrun's, or the next one if torchrun itself listens there.")
     shard_credentials: str = setting(
         "", "Folder with the files tls.crt, tls.key, ca.crt and secret, for all connections between nodes. Needed with "
         "several nodes.")
@@ -125,7 +125,7 @@ SETTINGS_BY_NAME: Mapping[str, Setting] = {setting.name: setting for settings in
 GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "Model": ("model_id", "revision", "dtype", "quantize", "device", "num_shard", "threads", "embedding_dim", "exact",
               "tokenizer_config_path"),
-    "Several hosts": ("nnodes", "node_rank", "master_addr", "master_port", "shard_credentials"),
+    "Several hosts": ("nnodes", "node_rank", "dist_init_addr", "shard_credentials"),
     "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "allowed_hosts", "dialect", "compat",
              "payload_limit", "header_timeout", "body_timeout", "keep_alive_timeout", "max_connections",
              "max_connections_per_address", "slow_client_buffer", "slow_client_timeout", "validation_workers",

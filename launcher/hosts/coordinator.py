@@ -135,11 +135,12 @@ class HostCoordinator(RemoteHosts):
         try:
             return await asyncio.start_server(
                 self._accept_caller, self._group.master_host, layout.master_port,
-                ssl=self._credentials.make_server_context(), limit=MAX_LINE_BYTES)
+                ssl=self._credentials.make_server_context(), ssl_handshake_timeout=HELLO_TIMEOUT_SECONDS,
+                limit=MAX_LINE_BYTES)
         except OSError as error:
             raise LaunchError(
                 f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
-                f"({error.strerror}); --master-addr must be an address of this host") from error
+                f"({error.strerror}); --dist-init-addr must be an address of this host") from error
 
     async def _wait_for_hosts(self) -> None:
         expected, shown = set(range(1, self._layout.num_nodes)), set[int]()

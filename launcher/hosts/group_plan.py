@@ -69,4 +69,4 @@ def resolve_host(address: str) -> str:
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise LaunchError(f"there is no address {address} (--master-addr): {error.strerror}") from error
+        raise LaunchError(f"there is no address {address} (--dist-init-addr): {error.strerror}") from error

@@ -77,8 +77,10 @@ class HostMember:
             except HostConnectionLost as lost:
                 self._output.warn(f"node 0 is lost: {lost}")
             finally:
-                await self._end_shards()
-                await connection.close()
+                try:
+                    await self._end_shards()
+                finally:
+                    await connection.close()
 
     async def _join(self) -> tuple[HostConnection, str]:
         """Connect and return the connection and the model's name there. Raises ConfigurationError if either host
@@ -142,13 +144,13 @@ class HostMember:
                                                              for process in self._processes]})
         dead = await wait_for_first_exit(self._processes)
         self._display.stop()
-        error = next((process for process in self._processes
-                      if process.exit_task.done() and process.explains_exit), dead).make_error()
-        is_cause = dead.explains_exit
+        cause = next((process for process in self._processes
+                      if process.exit_task.done() and process.explains_exit), dead)
+        error = cause.make_error()
         await terminate_all(self._processes, 0)
-        connection.send(make_end_report(start_name, str(error), is_cause=is_cause,
+        connection.send(make_end_report(start_name, str(error), is_cause=cause.explains_exit,
                                         is_lasting=isinstance(error, ConfigurationError)))
-        if is_cause and not self._has_been_ready:
+        if cause.explains_exit and not self._has_been_ready:
             raise error
         self._output.warn(f"{error}; node 0 starts all shards again")
 

@@ -56,7 +56,7 @@ class Group:
 
     def __init__(self, hosts: HostPair, folder: Path, *settings: str) -> None:
         self.hosts, self._folder = hosts, folder
-        self._settings = ("--nnodes", "2", "--master-addr", HOST_ADDRESSES[0], *settings)
+        self._settings = ("--nnodes", "2", "--dist-init-addr", HOST_ADDRESSES[0], *settings)
         self._members: list[subprocess.Popen[bytes]] = []
         self.start_member()
         self.first = FirstHost(folder, "--hostname", CLIENT_ADDRESS, *self._settings,
@@ -189,7 +189,7 @@ def test_strangers_and_hosts_that_differ_get_nothing(hosts: HostPair, credential
         assert hosts.run_command(1, python, "-P", "-c", STRANGER, HOST_ADDRESSES[0],
                                  "29500").splitlines() == ["UNAVAILABLE True"]
         process = subprocess.run(hosts.make_command(
-            1, WEFT_EXECUTABLE, "serve", SIMULATED_MODEL, "--nnodes", "2", "--node-rank", "1", "--master-addr",
+            1, WEFT_EXECUTABLE, "serve", SIMULATED_MODEL, "--nnodes", "2", "--node-rank", "1", "--dist-init-addr",
             HOST_ADDRESSES[0], "--shard-credentials", credentials, "--dtype", "float32"),
             capture_output=True, text=True, check=False)
         assert process.returncode == 2
@@ -213,7 +213,7 @@ def test_group_that_is_stopped_at_once_finishes_its_requests(
 @pytest.mark.parametrize("node_rank", ["0", "1"])
 def test_server_that_others_could_reach_without_credentials_does_not_start(tmp_path: Path, node_rank: str) -> None:
     process = subprocess.run([WEFT_EXECUTABLE, "serve", SIMULATED_MODEL, "--port", "0", "--nnodes", "2", "--node-rank",
-                              node_rank, "--master-addr", "10.0.0.1"], cwd=tmp_path, capture_output=True, text=True,
+                              node_rank, "--dist-init-addr", "10.0.0.1"], cwd=tmp_path, capture_output=True, text=True,
                              check=False)
     assert process.returncode == 2
     assert process.stderr == ("weft: 2 nodes (--nnodes) need --shard-credentials: shards are reached over a network "

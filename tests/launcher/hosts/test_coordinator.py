@@ -252,5 +252,5 @@ def test_address_of_another_host_cannot_be_listened_at(credentials: HostCredenti
     harness = Harness(credentials, tmp_path, 2)
     group = replace(harness.group, master_host="192.0.2.1")
     coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
-    with pytest.raises(LaunchError, match="--master-addr must be an address of this host"):
+    with pytest.raises(LaunchError, match="--dist-init-addr must be an address of this host"):
         asyncio.run(coordinator.start_shards(1))

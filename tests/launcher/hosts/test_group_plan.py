@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_launch(folder: str, node_rank: int = 0, num_shard: int = 4, address: str = "127.0.0.1") -> LaunchConfig:
-    return LaunchConfig(num_shard=num_shard, nnodes=2, node_rank=node_rank, master_addr=address,
+    return LaunchConfig(num_shard=num_shard, nnodes=2, node_rank=node_rank, dist_init_addr=address,
                         shard_credentials=folder)
 
 
@@ -67,6 +67,6 @@ def test_several_nodes_need_credentials() -> None:
 
 
 def test_unknown_address_of_the_first_node_may_be_known_later(folder: str) -> None:
-    with pytest.raises(LaunchError, match=r"there is no address no-such-host.invalid \(--master-addr\)") as error:
+    with pytest.raises(LaunchError, match=r"there is no address no-such-host.invalid \(--dist-init-addr\)") as error:
         make_group_plan(make_launch(folder, address="no-such-host.invalid"), {})
     assert error.value.exit_code == 1
