@@ -178,6 +178,7 @@ for port in ports:
 """
 
 
+@pytest.mark.long
 def test_strangers_and_hosts_that_differ_get_nothing(hosts: HostPair, credentials: str, tmp_path: Path) -> None:
     """The unit tests have wrong secrets and certificates; here a process without TLS tries the real ports."""
     with run_group(hosts, tmp_path, SIMULATED_MODEL, "--shard-credentials", credentials, *SETTINGS) as group:
