@@ -107,22 +107,28 @@ class HostCoordinator(RemoteHosts):
         self._connections: dict[int, HostConnection] = {}  # of the hosts that are there, by node
         self._joined = asyncio.Event()  # set when a host joins
         self._shards: dict[int, HostShards] = {}  # of the current start, by node
-        self._store = GroupStore("")
+        self._store: GroupStore | None = None  # of the current start
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
 
     async def start_shards(self, start_number: int) -> Sequence[ShardMember]:
         if self._server is None:
             self._server = await self._listen()
-        self._store.close()
+        self._close_store()
         await self._wait_for_hosts()
-        self._store = GroupStore(f"{self._group.run_name}-{start_number}")
-        self._shards = {node: HostShards(node, connection, self._store.name, self._get_address_files(node))
+        self._store = store = GroupStore(f"{self._group.run_name}-{start_number}")
+        self._shards = {node: HostShards(node, connection, store.name, self._get_address_files(node))
                         for node, connection in sorted(self._connections.items())}
         return list(self._shards.values())
 
+    def _close_store(self) -> None:
+        """Let go the ranks of the last start, and those of it that come late."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+
     async def close(self) -> None:
-        self._store.close()
+        self._close_store()
         if self._server is not None:
             self._server.close()
         for caller in self._callers:
@@ -167,7 +173,7 @@ class HostCoordinator(RemoteHosts):
                 self._output.warn(f"refused {writer.get_extra_info('peername')[0]}: it has another secret")
                 writer.write(encode_message({"refused": f"it has another secret ({CREDENTIALS_FLAG})"}))
             elif "store" in hello:
-                if hello["store"] == self._store.name:
+                if self._store is not None and hello["store"] == self._store.name:
                     await self._store.serve(reader, writer)
             else:
                 await self._serve_host(hello, reader, writer)
