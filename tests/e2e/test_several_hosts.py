@@ -29,7 +29,7 @@ from support.servers.weft_process import (
     run_weft_process,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BODIES = [make_stream_body(number) for number in range(64)]
 DEMO_MODEL = "weft/demo"
