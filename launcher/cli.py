@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -38,6 +39,10 @@ from launcher.environment_variables import (
     read_hub_token,
     recordings_folder,
 )
+from launcher.hosts.coordinator import HostCoordinator
+from launcher.hosts.description import describe_host
+from launcher.hosts.group_plan import GroupPlan, make_group_plan
+from launcher.hosts.member import serve_member
 from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import (
@@ -70,7 +75,7 @@ from launcher.subcommands import (
     top_command,
     tune_command,
 )
-from launcher.supervisor.launch_plan import AdapterStoreConfig, make_plan
+from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
@@ -149,6 +154,14 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_otlp_installed(launch.trace_settings)
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
+    group = make_group_plan(launch, os.environ)
+    if group is not None:
+        launch = replace(launch, num_shard=group.num_shard)
+        output.log(group.describe())
+    if group is not None and not group.layout.is_first:
+        model = find_or_download_model(launch, needed_download, shard.quantize)
+        run_group_member(launch, router, shard, model, group=group, output=output)
+        return
     with bind_listener(router.hostname, router.port) as listener:
         model = find_or_download_model(launch, needed_download, shard.quantize)
 
@@ -159,13 +172,33 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                                             has_page=router.ui))
 
         with create_runtime_folder() as folder:
-            plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,
-                             shard_environment=huge_page_variables(os.environ),
-                             record_folder=str(recordings_folder(os.environ)),
-                             adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
-                             traces=launch.trace_settings, described_settings=described_settings)
+            plan = make_server_plan(launch, router, shard, model, runtime_folder=check_socket_path_length(folder),
+                                    group=group, described_settings=described_settings)
+            remote_hosts = None if group is None else HostCoordinator(
+                group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
+                get_address_files=partial(group.list_address_files, folder), model_label=model.folder, output=output)
             asyncio.run(serve(plan, listener, print_banner, router.shutdown_delay + router.shutdown_timeout, output,
-                              logs_stop=launch.log_level in {"debug", "info"}))
+                              logs_stop=launch.log_level in {"debug", "info"}, remote_hosts=remote_hosts))
+
+
+def run_group_member(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, model: ResolvedModel, *,
+                     group: GroupPlan, output: Output) -> None:
+    """Run the shards of a host that is not the first one of its group."""
+    with create_runtime_folder() as folder:
+        plan = make_server_plan(launch, router, shard, model, runtime_folder=folder, group=group)
+        asyncio.run(serve_member(group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
+                                 plan.shard_specs, seconds_to_finish=router.shutdown_timeout, output=output))
+
+
+def make_server_plan(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, model: ResolvedModel, *,
+                     runtime_folder: str, group: GroupPlan | None,
+                     described_settings: Sequence[Mapping[str, Any]] = ()) -> LaunchPlan:
+    return make_plan(router, shard, launch.num_shard, runtime_folder, model,
+                     shard_environment=huge_page_variables(os.environ),
+                     record_folder=str(recordings_folder(os.environ)),
+                     adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
+                     traces=launch.trace_settings, placement=None if group is None else group.placement,
+                     described_settings=described_settings)
 
 
 def make_adapter_store_config(launch: LaunchConfig, router: RouterConfig) -> AdapterStoreConfig | None:

@@ -28,12 +28,14 @@ RESERVED_VARIABLES = frozenset({
 POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
 # Other spellings: those of vLLM where they mean the same.
 FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "adapters": ("--enable-lora",), "hostname": ("--host",), "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
+    "adapters": ("--enable-lora",), "dist_init_addr": ("--master-addr",), "hostname": ("--host",),
+    "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
     "model_id": ("--model",),
     "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",)}
 FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
-                                    "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})
+                                    "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable",
+                                    "host_address", "credentials", "local_rank", "local_world_size", "model_label"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,19 @@ class LaunchConfig:
         "answers with made-up words.")
     revision: str = setting("main", "Branch, tag or commit of a model at the Hub.")
     num_shard: int = setting(
-        1, "Number of shards (tensor parallelism). Each is a process with a part of the model.", low=1, high=64)
+        1, "Number of shards (tensor parallelism). Each is a process with a part of the model. With --nnodes: of all "
+        "nodes together, by default one each.", low=1, high=64)
+    nnodes: int = setting(
+        1, "Number of nodes (hosts) that share the shards of one model. Unless it is set, variables of torchrun or "
+        "LeaderWorkerSet count.", low=1, high=64)
+    node_rank: int = setting(
+        0, "Number of this node, from 0. Node 0 has the router and leads the others.", low=0, high=63)
+    dist_init_addr: str = setting(
+        "", "Address of node 0, where it listens for the other nodes: HOST or HOST:PORT. Without a port: 29500, or "
+        "torchrun's, or the next one if torchrun itself listens there.")
+    shard_credentials: str = setting(
+        "", "Folder with the files tls.crt, tls.key, ca.crt and secret, for all connections between nodes. Needed with "
+        "several nodes.")
     adapters: bool = setting(
         False, "Let requests name LoRA adapters. --adapter-root, --adapter-id and --preloaded-adapter-ids switch "
         "this on too. Without adapters, a model is slightly faster.")
@@ -111,6 +125,7 @@ SETTINGS_BY_NAME: Mapping[str, Setting] = {setting.name: setting for settings in
 GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "Model": ("model_id", "revision", "dtype", "quantize", "device", "num_shard", "threads", "embedding_dim", "exact",
               "tokenizer_config_path"),
+    "Several hosts": ("nnodes", "node_rank", "dist_init_addr", "shard_credentials"),
     "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "allowed_hosts", "dialect", "compat",
              "payload_limit", "header_timeout", "body_timeout", "keep_alive_timeout", "max_connections",
              "max_connections_per_address", "slow_client_buffer", "slow_client_timeout", "validation_workers",

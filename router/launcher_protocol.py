@@ -25,7 +25,7 @@ class RouterProcessArgs:
     environment variables: WEFT_API_KEY, the key that clients must send, and WEFT_HUB_TOKEN, our token for the Hub."""
 
     config: RouterConfig
-    shards: tuple[str, ...]  # their addresses, by rank
+    shards: tuple[str, ...]  # their addresses, by rank, of shards on other hosts the files (shards/rank_address.py)
     model: str = ""  # its name, as the user gave it
     notice: str = ""  # note about the model, for users
     folder: str = ""  # folder of the model's files; empty: the simulated model
@@ -38,6 +38,7 @@ class RouterProcessArgs:
     logs: LogSettings = field(default_factory=LogSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)
     settings: tuple[Mapping[str, Any], ...] = ()  # all settings of the server with their sources, to be shown
+    shard_credentials: str = ""  # folder of certificate, key and secret for shards on other hosts; empty: none
     hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
 
     @classmethod

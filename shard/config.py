@@ -23,7 +23,7 @@ DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8", "int4")
 CPU_ISA_CHOICES = ("auto", "none", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 ATTENTION_CHOICES = ("auto", "reference", "cpu", "native", "triton")
-DIST_BACKENDS = ("auto", "memory", "nccl")
+DIST_BACKENDS = ("auto", "memory", "gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,13 @@ class ShardConfig:
     progress: str = setting("", "File that tells how far the start has come; empty: none.")
     model: str = setting("", "Folder of the model; empty: a simulated one.")
     memory: str = setting("", "File that remembers what was found out about this machine; empty: none.")
-    meeting_point: str = setting("", "File, new for every start of the shards, at which several of them meet.")
+    meeting_point: str = setting(
+        "", "Where several shards meet, new for every start of them: a file, or on several hosts HOST:PORT/NAME.")
+    host_address: str = setting("", "Address of this host for the other hosts' shards; empty: there are no others.")
+    credentials: str = setting("", "Folder of certificate, key and secret, for other hosts; empty: none.")
+    local_rank: int = setting(-1, "Which of this machine's shards this is; -1: all are on this machine.", low=-1)
+    local_world_size: int = setting(0, "How many shards are on this machine; 0: all.", low=0)
+    model_label: str = setting("", "Model that the shard reports, the same on all hosts; empty: its folder.")
     dtype: str = setting(
         "auto", "Number type of weights and computation. auto: on CUDA that of the checkpoint; on CPU float32 for a "
         "float32 checkpoint, else bfloat16 or float32, whichever a short measurement finds faster.", choices=DTYPES)
@@ -105,8 +111,8 @@ class ShardConfig:
         False, "Start only if an answer has the same bits whatever else is served at the same time. On CUDA this "
         "makes matrix products slower; on CPU they are always exact.")
     dist_backend: str = setting(
-        "auto", "How shards exchange partial results. memory: through shared memory. auto: nccl if every shard has a "
-        "GPU of its own, else memory.", choices=DIST_BACKENDS)
+        "auto", "How shards exchange partial results. memory: through shared memory. gloo: over TCP. auto: nccl "
+        "if every shard has a GPU of its own, else memory, or gloo on several hosts.", choices=DIST_BACKENDS)
     memory_fraction: float | None = setting(
         None, "Share of memory for the KV cache. On CUDA: of the whole GPU, weights and workspace included, default "
         "0.9. On CPU: of what is available after loading the model, for all shards together, default 0.5.",
@@ -122,6 +128,16 @@ class ShardConfig:
         check_settings(self)
         if self.rank >= self.world_size:
             raise ValueError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
+
+    @property
+    def machine_rank(self) -> int:
+        """Number of this shard among those of its machine."""
+        return self.rank if self.local_rank < 0 else self.local_rank
+
+    @property
+    def machine_world_size(self) -> int:
+        """Number of shards on this machine."""
+        return self.local_world_size or self.world_size
 
     @classmethod
     def from_json(cls, json_text: str) -> "ShardConfig":

@@ -15,3 +15,7 @@ class StartupOutOfMemory(RejectedMessage, ValueError):
 
 class StepOutOfMemory(Exception):
     """Too little memory for a step. A smaller step may fit."""
+
+
+class PeerLost(RuntimeError):
+    """Loss of another rank, which is gone, hangs or is out of step. The rank that raises this is not the cause."""

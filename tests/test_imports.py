@@ -13,9 +13,9 @@ import pytest
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
 ALLOWED_IMPORTS = {
-    "launcher": {"router.config", "shard.checkpoint.safetensors_file", "shard.config", "shard.telemetry.logs",
-                 "shard.telemetry.tracing"},
-    "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
+    "launcher": {"router.config", "shard.checkpoint.safetensors_file", "shard.config", "shard.credentials",
+                 "shard.telemetry.logs", "shard.telemetry.tracing"},
+    "router": {"shard.credentials", "shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "model_info", "recording", "request", "scheduler", "simulation"))},
@@ -42,13 +42,12 @@ IMPORT_ORDER = {
                "shards", "validation", "recording", "simulation", "telemetry", "monitor", "engine", "http.transport",
                "http.tgi", "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax",
                "http.field_descriptions", "http.docs_examples", "http.docs", "http.page", "http", "__main__"],
-    "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
-              "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",
+    "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "credentials", "telemetry", "parallel",
+              "config", "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",
               "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
-                 "supervisor", "subcommands", "banner", "doctor", "compat", "settings_docs", "setting_origins",
-                 "command_line", "cli",
-                 "compat_commands", "entry_point"],
+                 "supervisor", "hosts", "subcommands", "banner", "doctor", "compat", "settings_docs", "setting_origins",
+                 "command_line", "cli", "compat_commands", "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }

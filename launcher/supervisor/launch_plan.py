@@ -52,16 +52,33 @@ class AdapterStoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPlacement:
+    """Shards of this host among those of several that serve one model."""
+
+    ranks: range  # of this host's shards
+    first_local_rank: int  # number of the first of them on its machine
+    local_world_size: int  # shards on this machine
+    credentials: str  # folder
+    meeting_prefix: str  # where the shards of all hosts meet, without the number of their start
+    host_address: str = ""  # of this host, as others reach it
+
+    def get_machine_settings(self, rank: int) -> dict[str, Any]:
+        """Return the settings of a shard of this host that one on a single machine does not have."""
+        return {"local_rank": self.first_local_rank + rank - self.ranks.start, "credentials": self.credentials,
+                "local_world_size": self.local_world_size, "host_address": self.host_address}
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Specs of all child processes of a server: the shards and the router."""
+    """Specs of all child processes of a server: the shards of this host and the router."""
 
     shard_specs: tuple[ChildSpec, ...]
     router_spec: ChildSpec
-    runtime_folder: str  # temporary folder of this server
+    meeting_prefix: str  # where shards meet, without the number of their start
 
     def make_shard_specs(self, start_number: int) -> tuple[ChildSpec, ...]:
-        """Return the shards of start `start_number`, with a rendezvous file that no earlier start has used."""
-        meeting_point = f"{self.runtime_folder}/meeting-{start_number}"
+        """Return the shards of start `start_number`, with a meeting point that no earlier start has used."""
+        meeting_point = f"{self.meeting_prefix}{start_number}"
         return tuple(replace(child, settings=child.settings | {"meeting_point": meeting_point})
                      for child in self.shard_specs)
 
@@ -69,8 +86,9 @@ class LaunchPlan:
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_folder: str, model: ResolvedModel, *,
               shard_environment: Mapping[str, str], record_folder: str = "", adapter_store: AdapterStoreConfig
               | None = None, logs: LogSettings = DEFAULT_LOGS, traces: TraceSettings = NO_TRACES,
-              described_settings: Sequence[Mapping[str, Any]] = ()) -> LaunchPlan:
-    """Return the plan of a server: one shard per rank, and the router that drives them.
+              described_settings: Sequence[Mapping[str, Any]] = (),
+              placement: HostPlacement | None = None) -> LaunchPlan:
+    """Return the plan of a server: one shard per rank of this host, by default of all, and the router that drives them.
 
     Each shard has a socket in `runtime_folder`, and `environment` in addition to the inherited variables. The router
     writes recordings to `record_folder`, and shows `described_settings`.
@@ -80,18 +98,29 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_
     # because it would log warnings when the router starts other programs.
     variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", API_KEY_ENV: config.pop("api_key"),
                  **({HUB_TOKEN_ENV: adapter_store.token} if adapter_store else {})}
+    ranks = range(num_shard) if placement is None else placement.ranks
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{runtime_folder}/shard-{rank}.sock",
                       model=model.folder, adaptable=adapter_store is not None,
-                      progress=f"{runtime_folder}/progress-{rank}", logs=logs, traces=traces)
-              for rank in range(num_shard)]
+                      progress=f"{runtime_folder}/progress-{rank}", logs=logs, traces=traces,
+                      **placement.get_machine_settings(rank) if placement is not None else {})
+              for rank in ranks]
+    sockets = {item.rank: item.socket for item in shards}
     return LaunchPlan(
         shard_specs=tuple(ChildSpec(f"shard {item.rank}", python_module_command("shard.rpc.server"), asdict(item),
                                     shard_environment)
                           for item in shards),
         router_spec=ChildSpec("router", python_module_command("router"),
-                              {"config": config, "shards": [item.socket for item in shards], "model": model.name,
+                              {"config": config,
+                               "shards": [sockets.get(rank, f"file:{address_file(runtime_folder, rank)}")
+                                          for rank in range(num_shard)],
+                               "shard_credentials": placement.credentials if placement else "", "model": model.name,
                                "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
                                "store": adapter_store.command_line if adapter_store else (),
                                "progress": [item.progress for item in shards], "logs": asdict(logs),
                                "traces": asdict(traces), "settings": described_settings}, variables),
-        runtime_folder=runtime_folder)
+        meeting_prefix=placement.meeting_prefix if placement else f"{runtime_folder}/meeting-")
+
+
+def address_file(runtime_folder: str, rank: int) -> str:
+    """Return the file that holds the address of a shard on another host while it listens."""
+    return f"{runtime_folder}/address-{rank}"

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 FOLDER_PREFIX, FOLDER_PATTERN = "weft-", "weft-????????"  # tempfile appends eight characters
-OWN_FILE_PATTERNS = ("shard-*.sock", "meeting-*", "progress-*")
+OWN_FILE_PATTERNS = ("shard-*.sock", "meeting-*", "progress-*", "address-*")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Supervisor of one server's child processes: starts them, restarts them, and stops them in order.
 
 A child reports on a pipe that it is ready. Another pipe, to which no data is written, closes when the launcher ends, so
-that the child ends too.
+that the child ends too. The shards of another host count as one child (launcher/hosts/coordinator.py).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
@@ -27,6 +27,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BROKEN_MESSAGE, HEARTBEAT_MESSAGE, EXCUSED_MESSAGE = "broken", "alive", "excused"
 SILENCE_CHECK_SECONDS = 1.0
 MAX_STOPPED_SECONDS, MAX_SILENT_SECONDS = 12.0, 60.0  # without a heartbeat
+CAUSE_SECONDS = 1.0  # within which another host reports that it was the cause of a shard's death here
 STDERR_DESCRIPTOR = 2  # children write to stderr only, also what they print on stdout
 
 
@@ -52,8 +53,46 @@ def ignore_failure_report(_: str) -> None:
     """Do nothing."""
 
 
+class ShardMember(Protocol):
+    """One of those that run the shards together: a child process, or the shards of another host."""
+
+    @property
+    def ready_task(self) -> "asyncio.Future[bool]":
+        """Whether it is ready; False if it ended before it was."""
+
+    @property
+    def exit_task(self) -> "asyncio.Future[int]":
+        """The exit code."""
+
+    @property
+    def explains_exit(self) -> bool:
+        """Whether it ended for a reason of its own, and not since another one did."""
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether it is awaited again, even before all were ready once."""
+
+    def send_signal(self, signal_number: signal.Signals) -> None: ...
+    def make_error(self) -> LaunchError: ...
+    def describe_exit(self) -> str: ...
+    async def wait_until_closed(self) -> None: ...
+
+
+class RemoteHosts:
+    """Other hosts that run some of the shards. There are none: a `HostCoordinator` has some."""
+
+    async def start_shards(self, start_number: int) -> Sequence[ShardMember]:  # noqa: ARG002 - that of a coordinator
+        """Wait until all hosts are there, and start their shards. Raises LaunchError."""
+        return ()
+
+    async def close(self) -> None:
+        """Let go the hosts; their shards have ended."""
+
+
 class ChildProcess:
     """A child process that was started."""
+
+    comes_again = False
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, messages: asyncio.StreamReader,
                  display: StartupDisplay, on_broken: Callable[[str], None]) -> None:
@@ -138,6 +177,16 @@ class ChildProcess:
         return (silent_seconds >= MAX_SILENT_SECONDS
                 or (silent_seconds >= MAX_STOPPED_SECONDS and self.is_stopped()))
 
+    @property
+    def explains_exit(self) -> bool:
+        """Whether the child itself reported a cause."""
+        return bool(self._reported_cause)
+
+    async def wait_until_closed(self) -> None:
+        """Wait until the child, which has ended, and its own children have closed its pipe."""
+        await self.ready_task
+        await self.messages.read()
+
     def is_stopped(self) -> bool:
         """Return whether the process is stopped, by SIGSTOP or a terminal."""
         try:
@@ -180,7 +229,7 @@ async def open_message_pipe() -> tuple[asyncio.StreamReader, int]:
     return reader, write
 
 
-async def wait_until_all_ready(processes: Sequence[ChildProcess]) -> bool:
+async def wait_until_all_ready(processes: Sequence[ShardMember]) -> bool:
     """Wait until all are ready. Return False as soon as one has ended instead: the others may wait for it."""
     for ready in asyncio.as_completed([process.ready_task for process in processes]):
         if not await ready:
@@ -188,12 +237,22 @@ async def wait_until_all_ready(processes: Sequence[ChildProcess]) -> bool:
     return True
 
 
-async def wait_for_first_exit(processes: Sequence[ChildProcess]) -> ChildProcess:
+async def wait_for_first_exit(processes: Sequence[ShardMember]) -> ShardMember:
     await asyncio.wait([process.exit_task for process in processes], return_when=asyncio.FIRST_COMPLETED)
     return next(process for process in processes if process.exit_task.done())
 
 
-async def terminate_all(processes: Sequence[ChildProcess], timeout_seconds: float) -> None:
+async def wait_for_cause(processes: Sequence[ShardMember]) -> ShardMember:
+    """Wait for the first exit and return its cause: where another host takes part, a shard here may notice the end of
+    one there before that host reports it."""
+    first = await wait_for_first_exit(processes)
+    if first.explains_exit or all(isinstance(process, ChildProcess) for process in processes):
+        return first
+    await asyncio.wait([process.exit_task for process in processes], timeout=CAUSE_SECONDS)
+    return next((process for process in processes if process.exit_task.done() and process.explains_exit), first)
+
+
+async def terminate_all(processes: Sequence[ShardMember], timeout_seconds: float) -> None:
     """Terminate the processes, and kill those that have not ended after `timeout_seconds`."""
     for signal_number, timeout in ((signal.SIGTERM, timeout_seconds), (signal.SIGKILL, None)):
         for process in processes:
@@ -201,8 +260,7 @@ async def terminate_all(processes: Sequence[ChildProcess], timeout_seconds: floa
         if processes:
             await asyncio.wait([process.exit_task for process in processes], timeout=timeout)
     for process in processes:
-        await process.ready_task
-        await process.messages.read()
+        await process.wait_until_closed()
 
 
 class Supervisor:
@@ -210,7 +268,7 @@ class Supervisor:
 
     def __init__(self, plan: LaunchPlan, listener: socket.socket, parent_fd: int,
                  on_ready: Callable[[dict[str, Any]], None], *, display: StartupDisplay, output: Output = PLAIN_OUTPUT,
-                 pauses: Sequence[float] = RESTART_PAUSES_SECONDS) -> None:
+                 pauses: Sequence[float] = RESTART_PAUSES_SECONDS, remote_hosts: RemoteHosts | None = None) -> None:
         """Prepare a server; `on_ready` is called once, with the router's ready message."""
         self._plan = plan
         self._listener = listener
@@ -218,9 +276,10 @@ class Supervisor:
         self._on_ready = on_ready
         self._display = display
         self._output = output
+        self._remote_hosts = remote_hosts or RemoteHosts()
         # The first restart has no pause: most accidents are single. Deaths of shards do not count for the router.
         self._shard_restart_policy, self._router_restart_policy = (RestartPolicy((0.0, *pauses)) for _ in range(2))
-        self._shard_processes: list[ChildProcess] = []
+        self._shard_processes: list[ShardMember] = []
         self._router_processes: list[ChildProcess] = []  # one, or none yet
         self._shards_ready = asyncio.Event()  # the shards are ready
         self._has_been_ready = False
@@ -237,6 +296,7 @@ class Supervisor:
 
     async def _run_shards(self) -> None:
         for generation in itertools.count(1):
+            self._shard_processes += await self._remote_hosts.start_shards(generation)
             for child in self._plan.make_shard_specs(generation):
                 self._shard_processes.append(await ChildProcess.start(child, self._display, parent_fd=self._parent_fd))
             if await wait_until_all_ready(self._shard_processes):
@@ -246,7 +306,7 @@ class Supervisor:
                 else:
                     self._display.update_progress("router", "warm-up", 0, 0)
                 self._report_if_all_ready()
-            dead_process = await wait_for_first_exit(self._shard_processes)
+            dead_process = await wait_for_cause(self._shard_processes)
             self._shards_ready.clear()
             await terminate_all(self._shard_processes, 0)
             self._shard_processes.clear()
@@ -283,11 +343,11 @@ class Supervisor:
         for shard in self._shard_processes:
             shard.send_signal(signal.SIGKILL)
 
-    async def _wait_before_restart(self, dead_process: ChildProcess, restarted_name: str,
+    async def _wait_before_restart(self, dead_process: ShardMember, restarted_name: str,
                                    restart_policy: RestartPolicy) -> None:
         """Wait before a restart. Raises LaunchError if nothing was served yet, TooManyDeathsError after many deaths."""
         self._display.stop()
-        if not self._has_been_ready:
+        if not (self._has_been_ready or dead_process.comes_again):
             raise dead_process.make_error()
         pause = restart_policy.choose_pause_after_death(time.monotonic())
         if pause is None:
@@ -302,6 +362,7 @@ class Supervisor:
         self._listener.close()
         await terminate_all(self._router_processes, seconds_to_finish + EXIT_MARGIN_SECONDS)
         await terminate_all(self._shard_processes, EXIT_MARGIN_SECONDS)
+        await self._remote_hosts.close()
 
     def request_recording(self) -> None:
         """Signal the router to write a recording of its last minutes.
@@ -323,7 +384,7 @@ class Supervisor:
             router.send_signal(signal.SIGINT)
 
     def kill_all_processes(self) -> None:
-        for process in self._router_processes + self._shard_processes:
+        for process in (*self._router_processes, *self._shard_processes):
             process.send_signal(signal.SIGKILL)
 
 
@@ -350,13 +411,14 @@ def bind_socket(listener: socket.socket, address: tuple[Any, ...]) -> socket.soc
 
 
 async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
-                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, logs_stop: bool = False) -> None:
+                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, logs_stop: bool = False,
+                remote_hosts: RemoteHosts | None = None) -> None:
     """Serve until a signal asks to stop; a second signal ends the requests. Raises LaunchError.
 
     `logs_stop`: whether both signals and the end are logged."""
     parent_fd, write_descriptor = os.pipe()
     supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_progress_stream()),
-                            output=output)
+                            output=output, remote_hosts=remote_hosts)
     run_task = asyncio.create_task(supervisor.run_processes())
 
     def log_stop(text: str) -> None:

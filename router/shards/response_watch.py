@@ -4,8 +4,12 @@ as a whole.
 Time in which this process itself stood still, such as on a paused machine, does not count."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import grpc
+
+from router.shards.rank_address import Channel
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
 EMPTY_REQUEST = b""  # a serialized HealthCheckRequest without a service name
@@ -28,7 +32,7 @@ async def wait_for_outcome(outcome: "asyncio.Future[object]", timeout: float) ->
     return outcome.done()
 
 
-async def wait_until_unresponsive(channel: grpc.aio.Channel, timeout: float) -> None:
+async def wait_until_unresponsive(channel: Channel, timeout: float) -> None:
     """Wait until the process has not responded for `timeout` seconds. It responds in a thread of its own, however long
     its steps take."""
     loop, check = asyncio.get_running_loop(), channel.unary_unary(CHECK_METHOD)
@@ -43,7 +47,7 @@ async def wait_until_unresponsive(channel: grpc.aio.Channel, timeout: float) -> 
             num_unanswered += 1
 
 
-async def is_check_answered(check: grpc.aio.UnaryUnaryMultiCallable, timeout: float) -> bool:
+async def is_check_answered(check: Callable[..., Any], timeout: float) -> bool:
     """Return whether the process responds, if only with an error."""
     try:
         await check(EMPTY_REQUEST, timeout=timeout)

@@ -14,8 +14,17 @@ from google.protobuf.message import Message
 from router.config import RouterConfig
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
+from router.shards.rank_address import (
+    CHECK_ADDRESS_SECONDS,
+    Channel,
+    is_remote,
+    open_channel,
+    read_address,
+    wait_for_address,
+)
 from router.shards.response_watch import wait_until_unresponsive
 from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
+from shard.credentials import HostCredentials
 from shard.pb import shard_pb2 as pb
 
 # The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
@@ -51,21 +60,40 @@ EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service 
 class RankConnection:
     """Connection to one shard process: a channel, its unary calls, and a stream for the verbs of steps."""
 
-    def __init__(self, address: str, on_disconnect: Callable[[], None], *, use_stream: bool) -> None:
+    def __init__(self, address: str, on_disconnect: Callable[[], None], *, use_stream: bool,
+                 credentials: HostCredentials | None = None) -> None:
         self._address = address
+        self._target = ""  # at which the shard listens, once that is known
         self._on_disconnect = on_disconnect
         self._use_stream = use_stream
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._unary_calls: dict[str, Callable[..., Awaitable[Any]]] = {
-            verb: self._channel.unary_unary(f"/weft.shard.Shard/{verb}", response_deserializer=answer.FromString)
-            for verb, answer in VERBS.values()
-        }
-        self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
+        self._credentials = credentials
+        self._channel: Channel
+        self._unary_calls: dict[str, Callable[..., Awaitable[Any]]]
+        self._watch_health: Any
         self._health_task: asyncio.Task[None] | None = None
         self._response_task: asyncio.Task[None] | None = None
         self._running_calls: set[Any] = set()
         self._failure: RpcFailure | None = None  # outcome of all calls, since the process does not respond
         self._step_stream: StepStreamClient | None = None
+
+    async def _open_channel(self) -> None:
+        """Open a channel to where the shard listens now, unless there is one."""
+        target = await wait_for_address(self._address)
+        if target == self._target:
+            return
+        await self._close_channel()
+        self._target = target
+        self._channel = open_channel(self._address, target, CHANNEL_OPTIONS, self._credentials)
+        self._unary_calls = {
+            verb: self._channel.unary_unary(f"/weft.shard.Shard/{verb}", response_deserializer=answer.FromString)
+            for verb, answer in VERBS.values()
+        }
+        self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
+
+    async def _close_channel(self) -> None:
+        if self._target:
+            self._target = ""
+            await self._channel.close()
 
     def send(self, verb: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
         """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
@@ -109,12 +137,16 @@ class RankConnection:
     async def wait_until_ready(self) -> None:
         """Wait until the shard listens, however long it loads its model, and watch its health from then on. Returns
         after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS without one. Raises ShardsLost if the
-        shard is hung: it accepts connections and sends nothing."""
+        shard is hung: it accepts connections and sends nothing; or if its host got another address meanwhile."""
+        await self._open_channel()
         ready = asyncio.ensure_future(self._channel.channel_ready())
+        check_seconds = CHECK_ADDRESS_SECONDS if is_remote(self._address) else HANG_PROBE_TIMEOUT_SECONDS
         try:
-            while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT_SECONDS))[0]:
+            while not (await asyncio.wait([ready], timeout=check_seconds))[0]:
                 if await is_hung(self._address):
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
+                if read_address(self._address) != self._target:
+                    raise ShardsLost(ShardLossReason.DEATH, "a shard on another host is gone before it was connected")
         finally:
             ready.cancel()
         health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
@@ -143,29 +175,33 @@ class RankConnection:
 
     async def close(self) -> None:
         await self.stop_streams()
-        await self._channel.close()
+        await self._close_channel()
 
 
 class ShardGroup:
     """Connections to all ranks of one model."""
 
     def __init__(self, addresses: Iterable[str], transport: str = "stream",
-                 response_timeout: float = DEFAULT_RESPONSE_TIMEOUT_SECONDS) -> None:
-        """A rank whose process does not respond for `response_timeout` seconds is given up, with all others."""
+                 response_timeout: float = DEFAULT_RESPONSE_TIMEOUT_SECONDS,
+                 credentials: HostCredentials | None = None) -> None:
+        """A rank whose process does not respond for `response_timeout` seconds is given up, with all others. Ranks on
+        other hosts need `credentials`."""
         self.on_disconnect: Callable[[], None] = lambda: None  # called when a rank has gone
         self.addresses = tuple(addresses)
         self._use_stream = transport == "stream"
         self.is_disconnected = False  # whether a rank has gone since the last `connect`, or does not respond
         self.hang_reason = ""  # why the processes must be replaced, since the last `connect`
         self._response_timeout = response_timeout
+        self._credentials = credentials
         self._ranks: list[RankConnection] = []
         self._num_connects = 0  # number of calls of `connect`
 
     async def connect(self) -> None:
-        """Wait until every rank listens, and watch the health of all."""
+        """Wait until every rank listens, and watch the health of all. Raises ShardsLost if one is hung, or has gone
+        while another was waited for."""
         if not self._ranks:
-            self._ranks = [RankConnection(address, self._mark_disconnected, use_stream=self._use_stream)
-                           for address in self.addresses]
+            self._ranks = [RankConnection(address, self._mark_disconnected, use_stream=self._use_stream,
+                                          credentials=self._credentials) for address in self.addresses]
         # Restart all watches: an old one may not have noticed yet that its shard has gone.
         await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
         self.is_disconnected, self.hang_reason = False, ""
@@ -177,6 +213,8 @@ class ShardGroup:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
+        if self.is_disconnected:  # by now its successor may listen, whose health is not watched
+            raise ShardsLost(ShardLossReason.DEATH, "a shard went away while another was waited for")
 
     def watch_responses(self) -> None:
         """Watch from now on, until the next `connect`, whether all ranks respond."""

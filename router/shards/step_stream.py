@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from router.shards.rank_address import Channel
 from router.shards.response_watch import FIRST_CHECK_SECONDS, wait_for_outcome
 from shard.pb import shard_pb2 as pb
 
@@ -32,7 +33,7 @@ RpcOutcome = Any  # the verb's answer, or RpcFailure
 class StepStreamClient:
     """The `Steps` call to one rank: messages are answered in the order in which they were sent."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()
         self._send_queue: asyncio.Queue[bytes] = asyncio.Queue()

@@ -13,13 +13,11 @@ from tempfile import TemporaryFile
 import torch
 from torch import Tensor
 
+from shard.errors import PeerLost
+
 PIECE_BYTES = 2**20  # bytes that a rank writes at once
 CONNECT_RETRY_SECONDS = 0.005  # seconds between attempts to connect to a rank that does not listen yet
 SIGNAL_BYTES = 4  # bytes of a signal, which is the length of a piece
-
-
-class PeerLost(RuntimeError):
-    """Loss of another rank, which is gone, hangs or is out of step. The rank that raises this is not the cause."""
 
 
 class SharedMemoryExchange:

@@ -1,9 +1,11 @@
-"""Process of one shard: a worker behind gRPC on a unix socket, once the model is loaded. It ends on SIGTERM or SIGINT,
-some seconds after its parent is gone, and some time after the router that watched its health is gone.
+"""Process of one shard: a worker behind gRPC, once the model is loaded. It listens on a unix socket, or for a router on
+another host at an address with TLS and a secret. It ends on SIGTERM or SIGINT, some seconds after its parent is gone,
+and some time after the router that watched its health is gone.
 """
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
@@ -21,8 +23,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
-from shard.errors import StartupOutOfMemory
+from shard.credentials import UNIX_SCHEME, HostCredentials, format_address, read_credentials
+from shard.errors import PeerLost, StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
+from shard.rpc.authentication import SecretInterceptor, check_address_is_protected, make_server_credentials
 from shard.rpc.service import ShardService, Worker
 from shard.simulator.worker import SimulatedWorker
 from shard.telemetry.logs import start_logging
@@ -40,7 +44,8 @@ from shard.telemetry.tracing import SpanSender, make_span_sender
 MODEL_WORKER_FACTORY = "shard.workers.factory:make_worker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20
 GRPC_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0))  # of no use with unix sockets: a port belongs to one shard
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HEALTH_SERVICES = ("", "weft.shard.Shard")
 # turns for which a thread of GNU OpenMP, which torch ships, spins before it sleeps
@@ -51,6 +56,7 @@ SERVING_RESPONSE = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckR
 UNKNOWN_SERVICE_RESPONSE = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
 PARENT_GRACE_SECONDS = 3.0  # seconds that a shard outlives its parent
 STOP_GRACE_SECONDS = 1.0  # seconds that calls have to finish
+PEER_LOST_EXIT_CODE = 70
 MAX_STOP_SECONDS = 10.0  # seconds after which the process ends even if the worker still computes
 
 logger = logging.getLogger(__name__)
@@ -93,14 +99,22 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # sh
 
 
 @asynccontextmanager
-async def serve_grpc(socket: str, service: ShardService, health_service: HealthService) -> AsyncIterator[None]:
-    server = grpc.aio.server(options=GRPC_OPTIONS)
+async def serve_grpc(socket: str, service: ShardService, health_service: HealthService,
+                     credentials: HostCredentials | None = None) -> AsyncIterator[int]:
+    """Listen at an address and yield the port, if it has one. Credentials are not needed on a unix socket. Raises
+    ValueError for an address that other machines can reach, without credentials."""
+    check_address_is_protected(socket, credentials)
+    if socket.startswith(UNIX_SCHEME):
+        credentials = None
+    server = grpc.aio.server(options=GRPC_OPTIONS,
+                             interceptors=() if credentials is None else (SecretInterceptor(credentials),))
     shard_pb2_grpc.add_ShardServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    server.add_insecure_port(socket)
+    port = (server.add_insecure_port(socket) if credentials is None
+            else server.add_secure_port(socket, make_server_credentials(credentials)))
     await server.start()
     try:
-        yield
+        yield port
     finally:
         health_service.close()
         service.stop()
@@ -116,6 +130,8 @@ async def serve(config: ShardConfig) -> int:
     with open_progress_file(config.progress) as on_progress:
         on_progress(LOAD_PHASE, 0, 0)
         try:
+            credentials = read_credentials(config.credentials) if config.credentials else None
+            check_address_is_protected(config.socket, credentials)
             worker = await load_worker(partial(make_worker, config, ProgressPipe(config.ready_fd, on_progress)),
                                        compute_executor, stop_event)
             # the router reports it, too
@@ -127,7 +143,11 @@ async def serve(config: ShardConfig) -> int:
             else:
                 sys.stderr.write(f"weft: {reason}\n")
             return choose_exit_code(error)
-        await serve_until_stopped(config, worker, compute_executor, stop_event, on_progress, span_sender=span_sender)
+        except PeerLost as lost:  # that rank, or its launcher, reports the cause
+            logger.error("this shard ends with its group: %s", lost)
+            return PEER_LOST_EXIT_CODE
+        await serve_until_stopped(config, worker, compute_executor, stop_event, on_progress, span_sender=span_sender,
+                                  credentials=credentials)
         if span_sender is not None:
             await asyncio.to_thread(span_sender.close)
     return 0
@@ -135,22 +155,31 @@ async def serve(config: ShardConfig) -> int:
 
 async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_executor: ThreadPoolExecutor,
                               stop_event: asyncio.Event, on_progress: OnProgress, *,
-                              span_sender: SpanSender | None = None) -> None:
+                              span_sender: SpanSender | None = None,
+                              credentials: HostCredentials | None = None) -> None:
     """Serve until `stop_event` is set."""
     answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else None
     with open_step_log(config.step_log) as call_verb:
         service = ShardService(worker, config.gap_timeout, answer_delay,
                                trace_steps(span_sender, config.rank, call_verb), compute_executor,
                                on_progress=on_progress)
-        async with serve_grpc(config.socket, service, HealthService(config.router_grace, stop_event.set)):
+        async with serve_grpc(config.socket, service, HealthService(config.router_grace, stop_event.set),
+                              credentials) as port:
             for number in STOP_SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
             gc.collect()
             gc.freeze()  # present objects are never freed
             on_progress(WARM_UP_PHASE, 0, 0)
-            write_line_and_close_pipe(config.ready_fd, "ready")
+            write_line_and_close_pipe(config.ready_fd, make_ready_line(config, port))
             await stop_event.wait()
             force_exit_after(MAX_STOP_SECONDS)
+
+
+def make_ready_line(config: ShardConfig, port: int) -> str:
+    """Return `ready`, with the address for a router on another host, whose port was chosen by the system."""
+    if not config.host_address:
+        return "ready"
+    return f"ready {port} {json.dumps({'address': format_address(config.host_address, port)})}"
 
 
 async def load_worker(create_worker: Callable[[], Worker], compute_executor: ThreadPoolExecutor,

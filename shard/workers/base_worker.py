@@ -12,11 +12,10 @@ from typing import Generic, TypeVar
 
 from torch import cuda
 
-from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
+from shard.errors import PeerLost, RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.hardware.cache_budget import is_beyond_recovery, is_out_of_memory
 from shard.hardware.device_setup import use_one_thread
 from shard.hardware.dtype import dtype_name
-from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits, PoolingText
 from shard.state.shard_state import ShardState

@@ -25,6 +25,7 @@ from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.attention.native import can_use_native_attention
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
+from shard.credentials import read_credentials
 from shard.hardware.cache_budget import (
     AvailableMemory,
     CacheBudget,
@@ -55,7 +56,7 @@ from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_lib
 from shard.ops.linear import can_pack, make_probe_product
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
-from shard.parallel.group import RankGroup, choose_dist_backend, join_group
+from shard.parallel.group import RankGroup, Rendezvous, choose_dist_backend, join_group
 from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
 from shard.runner.batch_invariance_check import (
     QUICK_GATE_SIZES,
@@ -92,7 +93,7 @@ class LoadContext:
 
     @property
     def name(self) -> str:
-        return self.settings.model
+        return self.settings.model_label or self.settings.model
 
     def compute_adapter_budget(self) -> int:
         """Return the bytes for this shard's adapters."""
@@ -255,12 +256,14 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
         raise ValueError(f"--quantize {config.quantize} is for models that weft has code of its own for, and "
                          f"{model_config.architecture} runs through transformers; leave it out")
     num_gpus = torch.cuda.device_count()
-    device = choose_device(config.device, config.rank, num_gpus)
+    device = choose_device(config.device, config.machine_rank, num_gpus)
     set_up_device(device, config)
     check_quantization_on_load(config.quantize, device.type)
+    rendezvous = Rendezvous(config.meeting_point, config.host_address,
+                            read_credentials(config.credentials) if config.credentials else None)
     group = join_group(config.rank, config.world_size,
-                       choose_dist_backend(config.dist_backend, device.type, config.world_size, num_gpus),
-                       config.meeting_point)
+                       choose_dist_backend(config.dist_backend, device.type, config.machine_world_size, num_gpus,
+                                           spans_hosts=rendezvous.spans_hosts), rendezvous)
     probe_cache = ProbeCache(Path(config.memory) if config.memory else None)
     key = make_probe_key({"asked": "the faster number type", "kernels": library_file_name(), "isa": config.cpu_isa})
     find_fastest = partial(agree_on_dtype, group, probe_cache, key,
@@ -268,7 +271,8 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     dtype, user_note = choose_dtype(config.dtype, model_config.dtype, device.type, find_fastest)
     if user_note:
         logger.info("%s", user_note)
-    num_sharing_shards = count_ranks_on_gpu(group.rank, group.size, num_gpus) if device.type == "cuda" else group.size
+    num_sharing_shards = (count_ranks_on_gpu(config.machine_rank, config.machine_world_size, num_gpus)
+                          if device.type == "cuda" else config.machine_world_size)
     # of all ranks; with quantized weights too little if they are dequantized at load, too much if quantized at load
     weight_bytes = count_weight_bytes(Path(config.model))
     if model_config.quantization is None and not config.quantize:
@@ -283,7 +287,7 @@ def set_up_device(device: torch.device, config: ShardConfig) -> None:
     if device.type == "cpu":
         if config.cpu_isa != "auto":
             os.environ[ISA_VARIABLE] = config.cpu_isa
-        torch.set_num_threads(choose_num_threads(config.threads, count_usable_cores(), config.world_size))
+        torch.set_num_threads(choose_num_threads(config.threads, count_usable_cores(), config.machine_world_size))
         return
     if config.exact:
         disable_split_k()
@@ -297,9 +301,9 @@ def check_weight_memory(needed_bytes: int, device: torch.device, group: RankGrou
     read."""
     if device.type == "cuda":
         available = AvailableMemory(read_gpu_memory(device.index)[0], "that the GPU has left")
-        needed_bytes = needed_bytes * num_sharing_shards // group.size
     else:
         available = read_host_memory()
+    needed_bytes = needed_bytes * num_sharing_shards // group.size
     min_available = group.all_reduce_min(available.bytes)
     check_weights_fit(needed_bytes, replace(available, bytes=min_available), num_sharing_shards)
 

@@ -29,7 +29,7 @@ def test_rank_must_be_below_world_size() -> None:
     ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16, got int8"),
     ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got tpu"),
     ({"attention": "flash"}, "attention must be one of auto, reference, cpu, native, triton, got flash"),
-    ({"dist_backend": "mpi"}, "dist_backend must be one of auto, memory, nccl, got mpi"),
+    ({"dist_backend": "mpi"}, "dist_backend must be one of auto, memory, gloo, nccl, got mpi"),
 ], ids=str)
 def test_setting_out_of_bounds_is_rejected_with_its_bound(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):

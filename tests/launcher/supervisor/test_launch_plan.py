@@ -4,7 +4,7 @@ import json
 import sys
 
 from launcher.hub.resolve import BUILTIN_MODELS, SIMULATED_MODEL, ResolvedModel
-from launcher.supervisor.launch_plan import make_plan
+from launcher.supervisor.launch_plan import HostPlacement, make_plan
 from router.config import API_KEY_ENV, RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LogSettings
@@ -117,3 +117,16 @@ def test_all_children_get_the_same_trace_settings() -> None:
                      traces=traces)
     assert [child.settings["traces"] for child in (*plan.shard_specs, plan.router_spec)] == [expected] * 3
     assert ShardConfig.from_json(plan.shard_specs[0].make_command_line()[-1]).traces == traces
+
+
+def test_host_of_a_group_has_its_ranks_and_the_router_files_for_the_others() -> None:
+    placement = HostPlacement(range(2), first_local_rank=0, local_world_size=2, credentials="/credentials",
+                              meeting_prefix="10.0.0.1:29500/run-", host_address="10.0.0.1")
+    plan = make_plan(RouterConfig(), SHARD_CONFIG, 3, "/folder", BUILTIN_MODELS[SIMULATED_MODEL], shard_environment={},
+                     placement=placement)
+    assert plan.router_spec.settings["shards"] == ["unix:/folder/shard-0.sock", "unix:/folder/shard-1.sock",
+                                                   "file:/folder/address-2"]
+    assert plan.router_spec.settings["shard_credentials"] == "/credentials"
+    names = ("rank", "world_size", "local_rank", "local_world_size", "host_address", "credentials", "meeting_point")
+    assert [[child.settings[name] for name in names] for child in plan.make_shard_specs(4)] == [
+        [rank, 3, rank, 2, "10.0.0.1", "/credentials", "10.0.0.1:29500/run-4"] for rank in range(2)]

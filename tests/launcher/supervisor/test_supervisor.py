@@ -21,10 +21,12 @@ from launcher.supervisor.supervisor import (
     ChildProcess,
     ConfigurationError,
     LaunchError,
+    RemoteHosts,
     Supervisor,
     TooManyDeathsError,
     bind_listener,
     terminate_all,
+    wait_for_cause,
 )
 
 PARSE_ARGUMENTS = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
@@ -87,14 +89,14 @@ class ServerHarness:
     """A server of two shards and a router, and the task that runs it."""
 
     def __init__(self, child_starts: ChildStartLog, shard: str, router: str, pauses: tuple[float, ...],
-                 parent_fd: int) -> None:
+                 parent_fd: int, *, remote_hosts: RemoteHosts | None = None) -> None:
         self.ready = asyncio.Event()
         plan = LaunchPlan((make_child("s0", shard, child_starts), make_child("s1", shard, child_starts)),
-                          make_child("router", router, child_starts), "")
+                          make_child("router", router, child_starts), "/meeting-")
         self.ready_infos: list[dict[str, Any]] = []
         self.display = StartupDisplay(io.StringIO())
         self.server = Supervisor(plan, bind_listener("127.0.0.1", 0), parent_fd, self._on_ready, display=self.display,
-                                 pauses=pauses)
+                                 pauses=pauses, remote_hosts=remote_hosts)
         self.keep_task = asyncio.create_task(self.server.run_processes())
 
     def _on_ready(self, ready_info: dict[str, Any]) -> None:
@@ -111,10 +113,11 @@ class ServerHarness:
 def run_with_server(child_starts: ChildStartLog) -> Callable[..., None]:
     """Return a function that runs a scenario with a server and stops the server at the end."""
     def run(scenario: Callable[[ServerHarness], Awaitable[None]], shard: str = LASTING_PROGRAM,
-            router: str = LASTING_PROGRAM, pauses: tuple[float, ...] = (0, 0)) -> None:
+            router: str = LASTING_PROGRAM, pauses: tuple[float, ...] = (0, 0),
+            remote_hosts: RemoteHosts | None = None) -> None:
         async def run_scenario() -> None:
             parent_fd, held_open = os.pipe()
-            server = ServerHarness(child_starts, shard, router, pauses, parent_fd)
+            server = ServerHarness(child_starts, shard, router, pauses, parent_fd, remote_hosts=remote_hosts)
             try:
                 await scenario(server)
             finally:
@@ -322,6 +325,94 @@ def test_every_shard_generation_has_its_own_meeting_point(run_with_server: Calla
         [second] = await child_starts.read_next(2)
         assert (first, second) == ("/meeting-1", "/meeting-2")
     run_with_server(scenario, shard=MEETING_POINT_PROGRAM, router=PARSE_ARGUMENTS + REPORT_READY + WAIT_FOR_PARENT)
+
+
+class RemoteShards:
+    """Shards of another host that a test ends."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready_task: asyncio.Future[bool] = loop.create_future()
+        self.exit_task: asyncio.Future[int] = loop.create_future()
+        self.explains_exit = self.comes_again = False
+        self.received_signals: list[signal.Signals] = []
+        self.ready_task.set_result(True)
+
+    def send_signal(self, signal_number: signal.Signals) -> None:
+        self.received_signals.append(signal_number)
+        self.end()
+
+    def end(self, *, explains_exit: bool = False, comes_again: bool = False) -> None:
+        if not self.exit_task.done():
+            self.explains_exit, self.comes_again = explains_exit, comes_again
+            self.exit_task.set_result(1)
+
+    def make_error(self) -> LaunchError:
+        return LaunchError(self.describe_exit())
+
+    def describe_exit(self) -> str:
+        return "node 1 is lost"
+
+    async def wait_until_closed(self) -> None:
+        """Return at once."""
+
+
+class ScriptedHosts(RemoteHosts):
+    """Another host whose shards of each start a test gets."""
+
+    def __init__(self) -> None:
+        self.starts: asyncio.Queue[RemoteShards] = asyncio.Queue()
+        self.is_closed = False
+
+    async def start_shards(self, start_number: int) -> list[RemoteShards]:
+        self.starts.put_nowait(shards := RemoteShards())
+        return [shards]
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_lost_host_replaces_all_shards_even_before_the_first_readiness(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    hosts = ScriptedHosts()
+
+    async def scenario(harness: ServerHarness) -> None:
+        first = await hosts.starts.get()
+        await child_starts.read_next(2)
+        assert not harness.ready.is_set()
+        first.end(explains_exit=True, comes_again=True)
+        await hosts.starts.get()
+        assert await child_starts.read_next(2) == {"s0", "s1"}
+        await harness.stop()
+        assert hosts.is_closed
+    run_with_server(scenario, router=PARSE_ARGUMENTS + WAIT_FOR_PARENT, remote_hosts=hosts)
+
+
+def test_dead_shard_ends_those_of_other_hosts(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    hosts = ScriptedHosts()
+
+    async def scenario(harness: ServerHarness) -> None:
+        first = await hosts.starts.get()
+        await child_starts.read_next(3)
+        await harness.ready.wait()
+        harness.server._shard_processes[1].send_signal(signal.SIGKILL)
+        await hosts.starts.get()
+        assert first.received_signals
+        assert await child_starts.read_next(2) == {"s0", "s1"}
+    run_with_server(scenario, remote_hosts=hosts)
+
+
+def test_cause_is_the_host_that_was_lost_and_not_the_shard_that_noticed_it() -> None:
+    async def scenario() -> None:
+        noticed, lost = RemoteShards(), RemoteShards()
+        noticed.end()
+        asyncio.get_running_loop().call_soon(lambda: lost.end(explains_exit=True))
+        assert await wait_for_cause([noticed, lost]) is lost
+        without_cause = RemoteShards()
+        without_cause.end()
+        assert await wait_for_cause([noticed, without_cause]) is noticed
+    asyncio.run(scenario())
 
 
 def test_dead_router_is_replaced_but_not_the_shards(run_with_server: Callable[..., None],

@@ -8,9 +8,8 @@ import pytest
 import torch
 from support.shards.protocol_messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
 
-from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
+from shard.errors import PeerLost, RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.parallel.group import SingleRankGroup
-from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
 from shard.workers.base_worker import BaseWorker

@@ -1,0 +1,93 @@
+"""Place of this process among the hosts of one model: from flags, or from variables of torchrun or LeaderWorkerSet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.settings import LaunchConfig
+
+DEFAULT_MASTER_PORT = 29500  # torch's
+MAX_PORT = 65535
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # True: torchrun itself listens at MASTER_PORT
+LWS_VARIABLES = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """Place of this process among `num_nodes` that serve one model; under torchrun several may share a machine."""
+
+    node_rank: int
+    num_nodes: int
+    master_address: str  # of the first node, which leads
+    master_port: int
+    source: str  # where this was read, for messages
+    machine_rank: int = 0  # number of this node among those of its machine
+    machine_size: int = 1  # nodes on this machine
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise ValueError(f"the number of this node must be from 0 to {self.num_nodes - 1} ({self.source} says "
+                             f"{self.num_nodes} nodes), got {self.node_rank}")
+        if not self.master_address:
+            raise ValueError(f"{self.num_nodes} nodes need --dist-init-addr, the address of the first one")
+
+    @property
+    def is_first(self) -> bool:
+        return self.node_rank == 0
+
+    def count_local_shards(self, num_shard: int) -> int:
+        """Return how many of `num_shard` shards each node has. Raises ValueError if they cannot be shared evenly."""
+        if num_shard % self.num_nodes:
+            raise ValueError(f"--num-shard counts the shards of all nodes: {num_shard} cannot be shared evenly by "
+                             f"{self.num_nodes} nodes")
+        return num_shard // self.num_nodes
+
+
+def read_host_layout(launch: LaunchConfig, environment: Mapping[str, str]) -> HostLayout | None:
+    """Return the place of this process, or None if it serves alone. Flags win over variables. Raises ValueError."""
+    host, port = parse_address(launch.dist_init_addr)
+    if launch.nnodes > 1:
+        return HostLayout(launch.node_rank, launch.nnodes, host, port or DEFAULT_MASTER_PORT, "--nnodes")
+    if launch.node_rank:
+        raise ValueError(f"--node-rank {launch.node_rank} needs --nnodes, the number of nodes")
+    is_torchrun = (all(environment.get(name) for name in TORCHRUN_VARIABLES)
+                   and read_number(environment, "WORLD_SIZE") > 1)
+    if is_torchrun:
+        return read_torchrun_layout(host, port, environment)
+    if all(environment.get(name) for name in LWS_VARIABLES) and read_number(environment, "LWS_GROUP_SIZE") > 1:
+        return HostLayout(read_number(environment, "LWS_WORKER_INDEX"), read_number(environment, "LWS_GROUP_SIZE"),
+                          host or environment["LWS_LEADER_ADDRESS"], port or DEFAULT_MASTER_PORT, "LWS_GROUP_SIZE")
+    if launch.dist_init_addr:
+        raise ValueError(f"--dist-init-addr {launch.dist_init_addr} needs --nnodes, the number of nodes")
+    return None
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of HOST, HOST:PORT or [HOST]:PORT; the port is 0 without one. Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or (":" in host and not host.endswith("]")):  # no port: a name, or the number of IPv6
+        host, port = address, "0"
+    if not (port.isascii() and port.isdecimal()) or int(port) > MAX_PORT or (separator and not host):
+        raise ValueError(f"--dist-init-addr must be HOST, HOST:PORT or [IPV6]:PORT, got {address}")
+    return host.strip("[]"), int(port)
+
+
+def read_torchrun_layout(host: str, port: int, environment: Mapping[str, str]) -> HostLayout:
+    """Return the layout of torchrun's processes, each of which is a node. The port is behind MASTER_PORT if torchrun
+    itself listens there. `host` and `port` win."""
+    is_port_taken = environment.get(AGENT_STORE_VARIABLE) == "True"
+    port = port or read_number(environment, "MASTER_PORT") + is_port_taken
+    return HostLayout(read_number(environment, "RANK"), read_number(environment, "WORLD_SIZE"),
+                      host or environment["MASTER_ADDR"], port, "WORLD_SIZE",
+                      machine_rank=read_number(environment, "LOCAL_RANK", 0),
+                      machine_size=read_number(environment, "LOCAL_WORLD_SIZE", 1))
+
+
+def read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the number in a variable. Raises ValueError that names the variable."""
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"the variable {name} must be a whole number, got {text!r}")
+    return int(text)
