@@ -140,6 +140,8 @@ def deploy_ray_command(*positional: str, address: str = "auto", app_name: str = 
     named = merge_settings(positional, settings)
     options = RayOptions(**{name: named.pop(name) for name in RAY_OPTION_NAMES if name in named})
     _, router, _ = make_configs(add_default_settings(named))
+    if not router.port:
+        raise ValueError("--port must be at least 1 on Ray, whose proxies have the same one everywhere, got 0")
     ray_serve = import_module("launcher.ray_serve.deploy")
     try:
         ray_serve.deploy(ray_serve.RayTarget(address, app_name, router.hostname, router.port), options,
@@ -354,17 +356,18 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     settings."""
     settings = {} if config_path is None else read_config_file(config_path, SERVE_FLAG_NAMES)
     run_settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in FIXED_SETTINGS}
+    deploy_settings = {name: value for name, value in settings.items() if name != "json-output"}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
               config=ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings,
-                                 DEPLOY_COMMAND: {RAY_ENGINE: settings}}, source=config_path)
+                                 DEPLOY_COMMAND: {RAY_ENGINE: deploy_settings}}, source=config_path)
               if settings else None)
     parameters = make_serve_flags(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
         parameter for parameter in parameters if parameter.name not in FIXED_SETTINGS])
     deploy_ray_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        make_deploy_ray_flags(parameters))
+        make_deploy_ray_flags([parameter for parameter in parameters if parameter.name != "json_output"]))
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(SETTINGS_BY_NAME)} settings. Each also has an "
                 "environment variable: docs/reference/settings.md.")
     app.command(serve_command, name=SERVE_COMMAND, help_epilogue="" if shows_all else epilogue)

@@ -1,8 +1,7 @@
 """A Ray cluster of this machine alone, with ports and a folder of its own, for weft's replicas behind Ray Serve.
 
     with run_ray_cluster(python) as cluster:
-        cluster.deploy("weft/simulated", "--replicas", "3")  # further arguments of `weft deploy ray`
-        ...  # requests to cluster.url
+        url = cluster.start_replicas(3, "weft/simulated", "--routing", "power-of-two")
 
 `python` is that of an environment with weft's packages and Ray.
 """
@@ -69,6 +68,13 @@ class RayCluster:
     def deploy(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run `weft deploy ray` with these arguments, at the port of this cluster."""
         return self.run("python", "-m", "launcher.cli", "deploy", "ray", "--port", str(self.http_port), *arguments)
+
+    def start_replicas(self, number: int, *arguments: str) -> str:
+        """Deploy so many replicas and return their URL. Raises ProcessStartError."""
+        completed = self.deploy("--replicas", str(number), *arguments)
+        if completed.returncode:
+            raise ProcessStartError(completed.stderr)
+        return self.url
 
     def list_pids(self) -> list[int]:
         """Return all processes of the cluster, also those whose parents have ended if this process adopts orphans."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ def deploy(target: RayTarget, options: RayOptions, settings: ServerSettings) -> 
     """Deploy on the cluster and print the address. Raises DeploymentFailed."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        check_address(target.address)
+        check_address(os.environ.get("RAY_ADDRESS", "") if target.address == "auto" else target.address)
         ray.init(address=target.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     except OSError as error:
         raise DeploymentFailed(f"there is no Ray cluster at {target.address} (--address); start one with "

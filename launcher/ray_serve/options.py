@@ -100,7 +100,7 @@ def read_app_arguments(arguments: Mapping[str, Any]) -> tuple[RayOptions, dict[s
         name = str(written_name).replace("-", "_")
         if name not in known:
             similar = get_close_matches(name, known, n=1)
-            reason = "Ray Serve sets it" if name in FIXED_SETTINGS else "there is no such setting"
+            reason = "it is the same for all replicas" if name in FIXED_SETTINGS else "there is no such setting"
             raise ValueError(f"{written_name}: {reason}" + (f"; did you mean {similar[0]}?" if similar else ""))
         kind = option_types[name] if name in option_types else SETTINGS_BY_NAME[name].type
         (options if name in option_types else settings)[name] = convert_value(str(written_name), value, kind)

@@ -406,7 +406,7 @@ def test_deploy_ray_sends_options_to_ray_and_settings_to_servers(deploy_ray: Cal
 
 
 def test_deploy_ray_reads_a_file_of_settings(deploy_ray: Callable[..., Any], tmp_path: Path) -> None:
-    (path := tmp_path / "weft.yaml").write_text("model-id: org/name\nport: 81\n")
+    (path := tmp_path / "weft.yaml").write_text("model-id: org/name\nport: 81\njson-output: true\n")
     target, _, server = deploy_ray("--config", str(path))
     assert (target[3], server.model_id) == (81, "org/name")
 
@@ -421,6 +421,7 @@ def test_deploy_ray_without_ray_is_a_one_line_error(run_weft: Callable[..., Any]
 @pytest.mark.parametrize(("arguments", "line"), [
     (("--replicas", "0"), 'weft: Invalid value "0" for --replicas. Must be >= 1.'),
     (("--replicas", "3", "--max-replicas", "2"), "weft: --max-replicas must be at least --replicas 3, got 2"),
+    (("--port", "0"), "weft: --port must be at least 1 on Ray, whose proxies have the same one everywhere, got 0"),
     (("--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17")])
 def test_invalid_options_of_deploy_ray_are_a_one_line_error(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str) -> None:

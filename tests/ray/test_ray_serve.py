@@ -26,7 +26,7 @@ from benchmarks.harness.ray_cluster import INGRESS_TITLE, RayCluster, run_ray_cl
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 NUM_STREAMS, NUM_REPEATS = 16, 4
 SLOW_STEPS = ("--simulated-seconds-per-step", "0.05")
-RUNNING = "vllm:num_requests_running"
+RUNNING, SUCCESSES = "vllm:num_requests_running", "tgi_request_success"
 CHAT = {"model": "tgi", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "seed": 1,
         "temperature": 0}
 PAIRS = [  # requests whose answers hold nothing that changes from one to the next
@@ -73,15 +73,15 @@ def simulated(two_replicas: RayCluster) -> RayCluster:
 
 
 def wait_for_replicas(cluster: RayCluster, number: int) -> None:
-    """Wait until so many replicas exist, and the ingress sends requests to so many."""
-    def is_settled() -> bool:
-        try:
-            known = asyncio.run(read_metric(cluster.url, RUNNING))
-        except (aiohttp.ClientError, AssertionError):
-            return False
-        return len(known) == number == len(cluster.find_replicas())
+    """Wait until so many replicas exist, and the ingress sends requests to all of them."""
+    async def is_settled() -> bool:
+        before = await read_metric(cluster.url, SUCCESSES)
+        async with StreamLoad(cluster.url, 4 * number, 1):
+            pass
+        after = await read_metric(cluster.url, SUCCESSES)
+        return len(after) == number and all(after[name] > before.get(name, after[name]) for name in after)
 
-    wait_until(is_settled, f"{number} replicas serve")
+    wait_until(lambda: len(cluster.find_replicas()) == number and asyncio.run(is_settled()), f"{number} replicas serve")
 
 
 async def send(url: str, method: str, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:

@@ -31,7 +31,7 @@ def test_arguments_of_a_file_have_types() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"replica": 2}, "replica: there is no such setting; did you mean replicas?"),
-    ({"port": 1}, "port: Ray Serve sets it"),
+    ({"port": 1}, "port: it is the same for all replicas"),
     ({"replicas": "two"}, "replicas must be a number, got 'two'"),
     ({"max-batch-size": None}, "max-batch-size must be a number, got None"),
     ({"adapters": "yes"}, "adapters must be true or false, got 'yes'"),

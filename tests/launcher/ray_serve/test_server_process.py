@@ -16,9 +16,9 @@ FAKE_SERVER = """
 import os, signal, sys, time
 if sys.argv[1] == "fails": sys.exit("weft: no such model")
 if sys.argv[1] == "stays": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.environ["VARIABLE"], file=sys.stderr, flush=True)
 print("something else")
 print("weft serves org/name on 1 shard at http://127.0.0.1:4321", flush=True)
-print(os.environ["VARIABLE"], file=sys.stderr, flush=True)
 print("x" * 200_000, flush=True)
 while True: time.sleep(60)
 """
