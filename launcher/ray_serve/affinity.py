@@ -20,7 +20,7 @@ BASE_MODEL_NAMES = frozenset({"", "__base_model__", "tgi", "dummy", "base", "def
 MIN_MATCHED_SHARE = 0.25  # of a prompt; a shorter cached part is not worth a longer queue
 # Bounded load: a replica may have a quarter more requests than the mean, and some more, as a small batch costs little.
 LOAD_FACTOR, LOAD_SLACK = 1.25, 4
-MAX_ENTRIES = 200_000
+MAX_ENTRIES = 100_000
 MAX_REPLICAS_PER_ENTRY = 16
 
 

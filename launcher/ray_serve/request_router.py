@@ -1,6 +1,7 @@
 """Ray Serve's choice of a replica for a request of the ingress, by affinity and load."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -16,6 +17,8 @@ class AffinityRouter(RequestRouter):
         super().__init__(*arguments, **settings)
         self._table = AffinityTable()
         self._num_sent = Counter[ReplicaID]()  # by this process, and not completed
+        # Of requests that have a replica and are not sent: several are chosen for before the first is sent.
+        self._chosen = dict[Any, ReplicaID]()  # by future
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
@@ -40,14 +43,23 @@ class AffinityRouter(RequestRouter):
         if not by_name or pending_request is None:
             return [list(by_name.values())]
         pending_request.routing_context.should_backoff = True  # when all replicas are full
-        chosen = by_name.pop(self._table.choose(
-            find_affinity_key(pending_request), {name: self._count_requests(item) for name, item in by_name.items()}))
+        chosen = by_name.pop(self._table.choose(find_affinity_key(pending_request), self._count_requests(by_name)))
+        self._note_choice(pending_request, chosen.replica_id)
         return [[chosen], list(by_name.values())]
 
-    def _count_requests(self, replica: RunningReplica) -> int:
-        """Return the requests under way with a replica. Ray's count has those of other processes, but only for a while
+    def _note_choice(self, request: PendingRequest, replica_id: ReplicaID) -> None:
+        """Count a request with its replica until its future is done: Ray sends it then, or its client has left."""
+        if request.future not in self._chosen:
+            request.future.add_done_callback(self._chosen.pop)
+        self._chosen[request.future] = replica_id
+
+    def _count_requests(self, replicas: Mapping[str, RunningReplica]) -> dict[str, int]:
+        """Return the requests under way by replica. Ray's count has those of other processes, but only for a while
         after it was heard of."""
-        return max(self.replica_queue_len_cache.get(replica.replica_id) or 0, self._num_sent[replica.replica_id])
+        num_chosen = Counter(self._chosen.values())
+        return {name: num_chosen[item.replica_id] + max(self.replica_queue_len_cache.get(item.replica_id) or 0,
+                                                        self._num_sent[item.replica_id])
+                for name, item in replicas.items()}
 
 
 def find_affinity_key(pending_request: PendingRequest) -> AffinityKey:

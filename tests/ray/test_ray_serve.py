@@ -139,15 +139,16 @@ def test_client_that_leaves_cancels_its_request(simulated: RayCluster, path: str
     asyncio.run(run())
 
 
-async def kill_under_streams(cluster: RayCluster, pid: int) -> StreamLoad:
-    """Kill a process while streams run on both replicas, and send a request after that."""
+async def kill_under_streams(cluster: RayCluster, pid: int, late_ends: frozenset[str] = frozenset({COMPLETE})
+                             ) -> StreamLoad:
+    """Kill a process while streams run on both replicas, send requests at once, and check how these end."""
     async with StreamLoad(cluster.url, NUM_STREAMS, 100) as load:
         await wait_for_metric(cluster.url, RUNNING, NUM_STREAMS)
         assert min((await read_metric(cluster.url, RUNNING)).values()) >= 4
         os.kill(pid, signal.SIGKILL)
         async with aiohttp.ClientSession(cluster.url) as client:
             late = await asyncio.gather(*(read_stream(client, number, make_body(number, 4)) for number in range(8)))
-    assert {record.end for record in late} == {COMPLETE}
+    assert {record.end for record in late} <= late_ends
     return load
 
 
@@ -174,8 +175,10 @@ def test_killed_router_is_replaced_by_its_launcher(simulated: RayCluster) -> Non
 
 
 def test_killed_server_takes_its_replica_along(simulated: RayCluster) -> None:
+    """A router answers for a moment after its launcher is gone, so that a late stream may begin on it."""
     before = simulated.find_replicas()
-    check_cut_visibly(asyncio.run(kill_under_streams(simulated, simulated.find_servers()[0])))
+    check_cut_visibly(asyncio.run(kill_under_streams(simulated, simulated.find_servers()[0],
+                                                     frozenset({COMPLETE, CUT}))))
     wait_for_replicas(simulated, 2)
     assert simulated.find_replicas() != before
 
