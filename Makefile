@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients test-proxies chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check manifests-check proto proto-check page page-check test-page docs docs-site bench study dist stats clean
+.PHONY: help run test test-long test-clients test-proxies chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check manifests-check proto proto-check page page-check test-page test-ray docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -79,6 +79,7 @@ help:
 	make page          build the page for browsers, router/http/page/static; needs Node.js
 	make page-check    types of its sources, and whether it is what make page would build
 	make test-page     its tests, in Chromium; needs Node.js
+	make test-ray      replicas on a real Ray cluster, installed in an environment of its own; about ten minutes
 	make docs          write settings.md, migration-flags.md, http-fields.md and the tables of metrics.md in docs/reference
 	make docs-site     build the documentation as a site in .site/html; checks links and spelling
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
@@ -202,6 +203,8 @@ test-proxies: .venv/ready
 		DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
 	fi
 	PATH="$$PATH:/usr/sbin" $(PYTEST) -m proxies $(ARGS)
+test-ray: .venv/ready
+	@$(PYTEST) -m ray $(or $(ARGS),tests/ray)
 
 # Real processes, which a run kills and stops, with folders of their own. The report says what was wrong.
 chaos soak: .venv/ready

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -53,6 +54,7 @@ from launcher.hub.resolve import (
     find_cached_model,
     find_model,
 )
+from launcher.ray_serve.options import RayOptions, check_ray_installed, make_server_settings
 from launcher.setting_origins import describe_settings, note_sources
 from launcher.settings import (
     COMMON_SETTINGS,
@@ -61,6 +63,7 @@ from launcher.settings import (
     SETTINGS_BY_NAME,
     LaunchConfig,
     Setting,
+    iterate_settings,
     make_configs,
 )
 from launcher.subcommands import (
@@ -87,7 +90,9 @@ SERVE_FLAG_NAMES = {flag.removeprefix("--"): setting.flags[0].removeprefix("--")
                     for setting in SETTINGS_BY_NAME.values() for flag in setting.flags if flag.startswith("--")}
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 HELP_ALL_FLAG = "--help-all"
-SERVE_COMMAND, RUN_COMMAND = "serve", "run"  # the commands that take the settings of a server
+RAY_OPTION_NAMES = tuple(option.name for option in fields(RayOptions))
+SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND = "serve", "run", "deploy"  # those that take the settings of a server
+RAY_ENGINE = "ray"  # what `weft deploy` can deploy on
 
 
 BATCHING_STUDY_DEFAULTS = {"dialect": "batching", "port": 8500}
@@ -133,6 +138,25 @@ def run_command(*positional: str, **settings: Any) -> None:
     """
     raise SystemExit(run_model(merge_settings(positional, settings),
                                [*python_module_command("launcher.cli"), SERVE_COMMAND]))
+
+
+def deploy_ray_command(*positional: str, address: str = "auto", app_name: str = "weft", **settings: Any) -> None:
+    """Serve a model on a Ray cluster: replicas of `weft serve` behind Ray Serve. Repeated, it updates them in turn.
+
+    Takes the settings of `weft serve`; --hostname and --port are those of Ray's HTTP proxies.
+    """
+    check_ray_installed()
+    named = merge_settings(positional, settings)
+    options = RayOptions(**{name: named.pop(name) for name in RAY_OPTION_NAMES if name in named})
+    _, router, _ = make_configs(add_default_settings(named))
+    if not router.port:
+        raise ValueError("--port must be at least 1 on Ray, whose proxies have the same one everywhere, got 0")
+    ray_serve = import_module("launcher.ray_serve.deploy")
+    try:
+        ray_serve.deploy(ray_serve.RayTarget(address, app_name, router.hostname, router.port), options,
+                         make_server_settings(named, (*python_module_command("launcher.cli")[1:], SERVE_COMMAND)))
+    except ray_serve.DeploymentFailed as error:
+        raise LaunchError(str(error)) from None
 
 
 def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,6 +373,18 @@ def make_serve_flags(*, shows_all: bool) -> list[inspect.Parameter]:
     return [*parameters, make_config_parameter(group)]
 
 
+def make_deploy_ray_flags(serve_flags: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the flags of `weft deploy ray`: its own, and those of a server."""
+    group = Group("Ray", sort_key=-1)
+    own = [make_parameter(option, group, read_variables=False) for option in iterate_settings(RayOptions)]
+    texts = {"address": "Address of the cluster. auto: that of RAY_ADDRESS, or the one on this machine.",
+             "app_name": "Name of the application in Ray Serve."}
+    named = [parameter.replace(annotation=Annotated[str, Parameter(help=texts[name], group=group)])
+             for name, parameter in inspect.signature(deploy_ray_command).parameters.items() if name in texts]
+    return [*(flag for flag in serve_flags if flag.kind is flag.POSITIONAL_OR_KEYWORD), *own, *named,
+            *(flag for flag in serve_flags if flag.kind is not flag.POSITIONAL_OR_KEYWORD)]
+
+
 def make_config_parameter(group: Group) -> inspect.Parameter:
     description = "YAML file of settings, by the names of their flags. A flag or a variable wins over it."
     return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[
@@ -360,14 +396,18 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     settings."""
     settings = {} if config_path is None else read_config_file(config_path, SERVE_FLAG_NAMES)
     run_settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in FIXED_SETTINGS}
+    deploy_settings = {name: value for name, value in settings.items() if name != "json-output"}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
-              config=(*([ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings}, source=config_path)]
+              config=(*([ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings,
+                                     DEPLOY_COMMAND: {RAY_ENGINE: deploy_settings}}, source=config_path)]
                         if settings else []), note_sources))
     parameters = make_serve_flags(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
         parameter for parameter in parameters if parameter.name not in FIXED_SETTINGS])
+    deploy_ray_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        make_deploy_ray_flags([parameter for parameter in parameters if parameter.name != "json_output"]))
     epilogue = (f"`weft serve {HELP_ALL_FLAG}` shows all {len(SETTINGS_BY_NAME)} settings. Each also has an "
                 "environment variable: docs/reference/settings.md.")
     app.command(serve_command, name=SERVE_COMMAND, help_epilogue="" if shows_all else epilogue)
@@ -386,6 +426,9 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     app.command(tune_command, name="tune")
     doctor_command.__signature__ = inspect.Signature(make_doctor_flags())  # type: ignore[attr-defined]
     app.command(doctor_command, name="doctor")
+    deploy_app = App(name=DEPLOY_COMMAND, help="Serve a model on a cluster.")
+    deploy_app.command(deploy_ray_command, name=RAY_ENGINE, help_epilogue="" if shows_all else epilogue)
+    app.command(deploy_app)
     app.command(migrate_command, name="migrate")
     app.command(make_adapters_app())
     app.command(version_command, name="version")
@@ -416,7 +459,7 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
-    takes_settings = bool(arguments) and arguments[0] in {SERVE_COMMAND, RUN_COMMAND}
+    takes_settings = bool(arguments) and arguments[0] in {SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND}
     shows_all = HELP_ALL_FLAG in arguments and takes_settings
     words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():

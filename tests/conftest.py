@@ -1,6 +1,6 @@
 """Checks that apply to every test: no leaked resources, no blocked event loop, no randomness by default.
 
-    pytest           all tests but the long ones, those with official clients, in a browser and on a GPU
+    pytest           all tests but the long ones, those with official clients, in a browser, on Ray and on a GPU
     pytest -m long   the long ones, with new schedules every time
 """
 
@@ -51,8 +51,8 @@ BLOCKING_CALLS = (  # blocking calls, each with the case in which the call retur
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; child processes inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.option.markexpr = config.option.markexpr or (
-        "not long and not clients and not proxies and not fuzz and not page and not gpu")
+    config.option.markexpr = config.option.markexpr or " and ".join(f"not {name}" for name in (
+        "long", "clients", "proxies", "fuzz", "page", "ray", "gpu"))
     # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
     config.option.timeout_method = "thread"
     # Fixed examples, so that a failing test is caused by the current change; `-m long` searches for new ones.

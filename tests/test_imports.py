@@ -23,8 +23,10 @@ ALLOWED_IMPORTS = {
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
     "grpc": {"router/shards", "shard", "benchmarks"},
-    "aiohttp": {"router/http", "launcher/client", "benchmarks/experiments/hostile_tenant.py",
+    "aiohttp": {"router/http", "launcher/client", "launcher/ray_serve/forwarding.py",
+                "launcher/ray_serve/deployments.py", "benchmarks/experiments/hostile_tenant.py",
                 "benchmarks/experiments/replicas.py"},
+    "ray": {"launcher/ray_serve"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/text/jinja_sandbox.py"},
     "llguidance": {"router/grammars/compiler_process.py", "shard/sampling/grammar.py"},
@@ -47,7 +49,7 @@ IMPORT_ORDER = {
               "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
                  "supervisor", "hosts", "subcommands", "banner", "doctor", "compat", "settings_docs", "setting_origins",
-                 "command_line", "cli", "compat_commands", "entry_point"],
+                 "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],
 }
@@ -159,9 +161,9 @@ def test_router_never_loads_torch() -> None:
 
 @pytest.mark.slow
 def test_launcher_loads_no_libraries_of_its_children() -> None:
-    """The clients of a server, which are imported when they are run, and the code that made the demo model are left
-    out."""
-    own = [path for path in list_modules("launcher") if not {"demo", "client"} & {*path.parts}]
+    """The clients of a server and what runs inside Ray, which are imported when they are run, and the code that made
+    the demo model are left out. Of the latter two packages the command line imports only options."""
+    own = [path for path in list_modules("launcher") if not {"demo", "client", "ray_serve"} & {*path.parts}]
     assert not (HEAVY_LIBRARIES
                 | {"grpc", "aiohttp", "google", "tokenizers"}) & get_packages_loaded_by(*map(get_module_name, own))
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from launcher import cli, subcommands
 from launcher.client.adapters import AdaptersCommand
 from launcher.client.chat import ChatSettings
+from launcher.ray_serve.options import RayOptions
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
 from router.model_info import ModelInfo
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
@@ -392,3 +394,50 @@ def test_run_chooses_port_and_output_itself(run_weft: Callable[..., Any], tmp_pa
 def test_explain_takes_a_url_alone_for_the_list_of_requests(run_weft: Callable[..., Any]) -> None:
     code, _, error = run_weft("explain", "http://127.0.0.1:9")
     assert (code, error.startswith("weft: cannot reach http://127.0.0.1:9:")) == (1, True)
+
+
+@pytest.fixture
+def deploy_ray(monkeypatch: pytest.MonkeyPatch, run_weft: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs `weft deploy ray` and returns target, options and server, without a cluster."""
+    def run(*arguments: str) -> Any:
+        calls = list[Any]()
+        fake = SimpleNamespace(RayTarget=lambda *fields: fields, DeploymentFailed=LaunchError,
+                               deploy=lambda *call: calls.append(call))
+        monkeypatch.setattr(cli, "check_ray_installed", lambda: None)
+        monkeypatch.setattr(cli, "import_module", lambda name: {"launcher.ray_serve.deploy": fake}[name])
+        assert run_weft("deploy", "ray", *arguments) == (0, "", "")
+        return calls[0]
+    return run
+
+
+def test_deploy_ray_sends_options_to_ray_and_settings_to_servers(deploy_ray: Callable[..., Any]) -> None:
+    target, options, server = deploy_ray("org/name", "--replicas", "2", "--gpus", "0.5", "--port", "80", "--app-name",
+                                         "a", "--max-batch-size", "8")
+    assert target == ("auto", "a", "127.0.0.1", 80)
+    assert options == RayOptions(replicas=2, gpus=0.5)
+    assert server.arguments == ("-P", "-m", "launcher.cli", "serve", "--model-id=org/name", "--port=0",
+                                "--max-batch-size=8", "--hostname=127.0.0.1", "--no-json-output")
+
+
+def test_deploy_ray_reads_a_file_of_settings(deploy_ray: Callable[..., Any], tmp_path: Path) -> None:
+    (path := tmp_path / "weft.yaml").write_text("model-id: org/name\nport: 81\njson-output: true\n")
+    target, _, server = deploy_ray("--config", str(path))
+    assert (target[3], server.model_id) == (81, "org/name")
+
+
+def test_deploy_ray_without_ray_is_a_one_line_error(run_weft: Callable[..., Any],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.ray_serve.options.find_spec", lambda _: None)
+    assert run_weft("deploy", "ray") == (
+        2, "", "weft: weft deploy ray needs Ray Serve, which is not installed: pip install 'weft[ray]'\n")
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (("--replicas", "0"), 'weft: Invalid value "0" for --replicas. Must be >= 1.'),
+    (("--replicas", "3", "--max-replicas", "2"), "weft: --max-replicas must be at least --replicas 3, got 2"),
+    (("--port", "0"), "weft: --port must be at least 1 on Ray, whose proxies have the same one everywhere, got 0"),
+    (("--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17")])
+def test_invalid_options_of_deploy_ray_are_a_one_line_error(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str) -> None:
+    monkeypatch.setattr(cli, "check_ray_installed", lambda: None)
+    assert run_weft("deploy", "ray", *arguments) == (2, "", f"{line}\n")
