@@ -9,6 +9,7 @@ lists the settings. The last line is JSON.
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -23,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import uvloop
@@ -39,9 +40,13 @@ from benchmarks.harness.experiment import (
 )
 from benchmarks.harness.front_ends import FRONT_ENDS, find_free_port, run_front_end
 from benchmarks.harness.processes import HOST
+from benchmarks.harness.ray_cluster import RayCluster, run_ray_cluster, wait_until
 from benchmarks.harness.results import report_results
 
 DIRECT = "direct"  # no front end: clients take turns at the replicas
+# Python of an environment with Ray and weft's packages; the front end of that name has replicas of its own.
+RAY_SERVE, RAY_VARIABLE = "ray serve", "RAY_PYTHON"
+REPLICA_LABEL_PATTERN = re.compile(r'\{replica="[^"]*"\}|(?<=\{)replica="[^"]*",')
 DEMO_ADAPTER = Path(__file__).parents[2] / "launcher" / "demo" / "adapters" / "pirate"
 NUM_PREFIXES, PREFIX_LENGTH = 64, 768  # shared prefixes, and their tokens
 NUM_ADAPTERS = 64
@@ -60,7 +65,7 @@ STREAM_FIELDS = {"stream": True, "ignore_eos": True, "stream_options": {"include
 class ReplicasSettings(ExperimentSettings):
     replicas: PositiveInts = (1, 2, 3)
     "How many replicas; one row for each number."
-    front_ends: tuple[str, ...] = (DIRECT, *FRONT_ENDS)
+    front_ends: tuple[str, ...] = (DIRECT, *FRONT_ENDS, RAY_SERVE)
     "Which front ends; those that are not installed are left out."
     clients: PositiveInt = 12
     "How many clients for each replica send one request after the other."
@@ -72,7 +77,7 @@ class Replica:
     """One server at a port of its own, in a group of processes that can be killed together."""
 
     def __init__(self, folder: Path, adapter_root: Path) -> None:
-        self.port = find_free_port()
+        self.port, self.adapter_root = find_free_port(), adapter_root
         self._command = [sys.executable, "-P", "-m", "launcher.cli", "serve", "weft/simulated", "--port",
                          str(self.port), "--adapter-root", str(adapter_root), *REPLICA_FLAGS]
         self._environment = {**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder / f"cache-{self.port}")}
@@ -211,17 +216,66 @@ def make_adapter_body(number: int) -> dict[str, Any]:
         "model": f"adapter-{Random(number).randrange(NUM_ADAPTERS)}"}
 
 
-async def read_counters(replicas: Sequence[Replica], *names: str) -> list[float]:
-    """Return the sums of counters over all replicas."""
+async def read_counters(urls: Sequence[str], *names: str) -> list[float]:
+    """Return the sums of counters over all replicas, whose pages are at the URLs."""
     sums = dict.fromkeys(names, 0.0)
     async with aiohttp.ClientSession() as http:
-        for replica in replicas:
-            async with http.get(f"http://{HOST}:{replica.port}/metrics") as answer:
+        for url in urls:
+            async with http.get(f"{url}/metrics") as answer:
                 for line in (await answer.text()).splitlines():
-                    name, _, value = line.rpartition(" ")
+                    name, _, value = REPLICA_LABEL_PATTERN.sub("", line).rpartition(" ")
                     if name in sums:
                         sums[name] += float(value)
     return [sums[name] for name in names]
+
+
+class Fleet(Protocol):
+    """The replicas behind a front end: where they are reached, and what happens to one of them."""
+
+    number: int
+    direct_urls: Sequence[str]  # of replicas like them, without the front end
+    metrics_urls: Sequence[str]  # of all their metrics
+
+    async def kill_one(self) -> None: ...
+    async def drain_one(self) -> None: ...
+    def restore(self) -> None:
+        """Wait until all are there again."""
+
+
+class LocalFleet:
+    """Servers of this machine behind a proxy that knows their ports."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas, self.number = replicas, len(replicas)
+        self.direct_urls = self.metrics_urls = [f"http://{HOST}:{replica.port}" for replica in replicas]
+
+    async def kill_one(self) -> None:
+        self._replicas[0].send_signal(signal.SIGKILL)
+
+    async def drain_one(self) -> None:
+        self._replicas[0].send_signal(signal.SIGTERM)
+
+    def restore(self) -> None:
+        self._replicas[0].restart()
+
+
+class RayFleet:
+    """Replicas behind Ray Serve, which starts and ends them itself."""
+
+    def __init__(self, cluster: RayCluster, number: int, flags: Sequence[str], direct_url: str) -> None:
+        self._cluster, self.number, self._flags = cluster, number, flags
+        self.direct_urls, self.metrics_urls = [direct_url], [cluster.url]
+
+    async def kill_one(self) -> None:
+        os.kill(self._cluster.find_servers()[0], signal.SIGKILL)
+
+    async def drain_one(self) -> None:
+        """Update all, one after the other: nothing ends one alone."""
+        await asyncio.to_thread(self._cluster.start_replicas, self.number, *self._flags, "--max-best-of", "3")
+
+    def restore(self) -> None:
+        wait_until(lambda: len(self._cluster.find_servers()) == self.number, "all replicas")
+        time.sleep(5.0)  # until the last one is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +297,9 @@ class ReplicasPoint:
 class FrontEndMeasurement:
     """Measurement of one front end before running replicas."""
 
-    def __init__(self, settings: ReplicasSettings, replicas: Sequence[Replica], urls: Sequence[str]) -> None:
-        self._settings, self._replicas, self._urls = settings, replicas, urls
-        self._direct_urls = [f"http://{HOST}:{replica.port}" for replica in replicas]
-        self._num_clients = settings.clients * len(replicas)
+    def __init__(self, settings: ReplicasSettings, fleet: Fleet, urls: Sequence[str]) -> None:
+        self._settings, self._fleet, self._urls = settings, fleet, urls
+        self._num_clients = settings.clients * fleet.number
         self._numbers = count()  # of requests: no load repeats those of another
 
     def _run(self, make_body: MakeBody) -> Coroutine[Any, Any, Outcomes]:
@@ -256,9 +309,9 @@ class FrontEndMeasurement:
         plain = await self._run(make_plain_body)
         first_token_ms, gap_ms = await self._measure_added_ms()
         hit_percent, loads = await self._measure_hits(), await self._measure_loads()
-        killed = await self._disturb(signal.SIGKILL)
-        drained = await self._disturb(signal.SIGTERM)
-        return ReplicasPoint(front_end, len(self._replicas), plain.num_complete / self._settings.seconds,
+        killed = await self._disturb(self._fleet.kill_one)
+        drained = await self._disturb(self._fleet.drain_one)
+        return ReplicasPoint(front_end, self._fleet.number, plain.num_complete / self._settings.seconds,
                              first_token_ms, gap_ms, hit_percent, loads, killed.num_cut, killed.num_refused,
                              drained.num_errors)
 
@@ -268,7 +321,7 @@ class FrontEndMeasurement:
         end = time.monotonic() + self._settings.seconds
         async with aiohttp.ClientSession() as http:
             for number in count():
-                for urls, outcomes in ((self._urls, through), (self._direct_urls, direct)):
+                for urls, outcomes in ((self._urls, through), (self._fleet.direct_urls, direct)):
                     await send_request(http, urls[number % len(urls)], make_plain_body(number, 8), outcomes)
                 if time.monotonic() > end:
                     break
@@ -278,46 +331,60 @@ class FrontEndMeasurement:
     async def _measure_hits(self) -> float:
         names = "tgi_prefix_hit_tokens", "tgi_prefix_query_tokens"
         await self._run(make_prefix_body)  # fills the caches, and a router's memory of prefixes
-        before = await read_counters(self._replicas, *names)
+        before = await read_counters(self._fleet.metrics_urls, *names)
         await self._run(make_prefix_body)
         hits, queries = (after - earlier for after, earlier in
-                         zip(await read_counters(self._replicas, *names), before, strict=True))
+                         zip(await read_counters(self._fleet.metrics_urls, *names), before, strict=True))
         return 100 * hits / max(queries, 1.0)
 
     async def _measure_loads(self) -> float:
         names = 'weft_adapter_loads{outcome="ok"}', "tgi_request_success"
         await self._run(make_adapter_body)
-        before = await read_counters(self._replicas, *names)
+        before = await read_counters(self._fleet.metrics_urls, *names)
         await self._run(make_adapter_body)
         loads, requests = (after - earlier for after, earlier in
-                           zip(await read_counters(self._replicas, *names), before, strict=True))
+                           zip(await read_counters(self._fleet.metrics_urls, *names), before, strict=True))
         return 100 * loads / max(requests, 1.0)
 
-    async def _disturb(self, number: signal.Signals) -> Outcomes:
-        """Run a load in the middle of which the first of several replicas gets a signal; start it again afterwards."""
-        if len(self._replicas) == 1:
+    async def _disturb(self, end_one: Callable[[], Coroutine[Any, Any, None]]) -> Outcomes:
+        """Run a load in the middle of which the first of several replicas ends; have it start again afterwards."""
+        if self._fleet.number == 1:
             return Outcomes()
-        loop, first = asyncio.get_running_loop(), self._replicas[0]
-        timer = loop.call_later(self._settings.seconds / 3, first.send_signal, number)
+
+        async def end_one_later() -> None:
+            await asyncio.sleep(self._settings.seconds / 3)
+            await end_one()
+        ending = asyncio.create_task(end_one_later())
         outcomes = await run_clients(self._urls, self._num_clients, 2 * self._settings.seconds,
                                      lambda index: make_plain_body(index, SHORT_OUTPUT_TOKENS), self._numbers)
-        timer.cancel()
-        await asyncio.to_thread(first.restart)
+        await ending
+        await asyncio.to_thread(self._fleet.restore)
         await asyncio.sleep(3.0)  # until health checks have seen it
         return outcomes
 
 
 def measure_front_end(settings: ReplicasSettings, name: str, replicas: Sequence[Replica]) -> ReplicasPoint | None:
     """Return the figures of a front end, or None if it is not installed."""
-    ports = [replica.port for replica in replicas]
+    fleet = LocalFleet(replicas)
     if name == DIRECT:
-        urls = [f"http://{HOST}:{port}" for port in ports]
-        return uvloop.run(FrontEndMeasurement(settings, replicas, urls).measure(name))
-    if FRONT_ENDS[name].find_program() is None:
+        return uvloop.run(FrontEndMeasurement(settings, fleet, fleet.direct_urls).measure(name))
+    program = os.environ.get(RAY_VARIABLE) if name == RAY_SERVE else FRONT_ENDS[name].find_program()
+    if program is None:
         print(f"{name} is not installed", file=sys.stderr)
         return None
-    with run_front_end(name, ports) as url:
-        return uvloop.run(FrontEndMeasurement(settings, replicas, [url]).measure(name))
+    if name == RAY_SERVE:
+        return measure_ray_serve(settings, Path(program), len(replicas))
+    with run_front_end(name, [replica.port for replica in replicas]) as url:
+        return uvloop.run(FrontEndMeasurement(settings, fleet, [url]).measure(name))
+
+
+def measure_ray_serve(settings: ReplicasSettings, python: Path, number: int) -> ReplicasPoint:
+    """Return the figures of Ray Serve, with replicas of its own. `python` is that of an environment with Ray."""
+    with run_replicas(1) as [direct], run_ray_cluster(python) as cluster:
+        flags = ("weft/simulated", "--adapter-root", str(direct.adapter_root), *REPLICA_FLAGS)
+        url = cluster.start_replicas(number, *flags)
+        fleet = RayFleet(cluster, number, flags, f"http://{HOST}:{direct.port}")
+        return uvloop.run(FrontEndMeasurement(settings, fleet, [url]).measure(RAY_SERVE))
 
 
 COLUMNS = (("front end", "{0.front_end}"), ("replicas", "{0.replicas}"), ("req/s", "{0.requests_per_second:.1f}"),
