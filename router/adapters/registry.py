@@ -196,8 +196,7 @@ class AdapterRegistry:
             if resource is not None:
                 names = names_by_resource.setdefault(resource, [])
                 names += aliases_by_reference.get(reference, [])
-                is_private = entry.version.is_private and reference not in self._operator_references
-                names += [] if is_private else [reference.name]
+                names += [] if self.is_private(reference, entry) else [reference.name]
         return names_by_resource
 
     def references_being_fetched(self) -> set[AdapterReference]:

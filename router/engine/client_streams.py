@@ -68,7 +68,7 @@ class ClientStreams:
             timeline = RequestTimeline(now())
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
                                timeline.submitted_at if arrived_at is None else arrived_at, timeline,
-                               traceparent=traceparent,
+                               traceparent=traceparent, num_resumed=len(request.resumed_tokens),
                                adapter_name=None if request.adapter is None else request.adapter_name)
         self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record, resumed_text)
         self.request_records.add_unfinished(record)

@@ -110,7 +110,8 @@ FIELD_DESCRIPTIONS: Mapping[str, str] = {
     "repeat_penalty": "divides the logits of tokens that occur in prompt or text; 1 changes nothing",
     "repetition_penalty": "divides the logits of tokens that occur in prompt or text; 1 changes nothing",
     "response_format": "grammar of the answer",
-    "resume_token_ids": "tokens of the text that the client has; the stream goes on behind them",
+    "resume_token_ids": "tokens of the text that the client has; the stream goes on behind them. --max-input-tokens "
+                        "does not count them",
     "return_documents": "whether results have the documents' texts; true by default",
     "return_full_text": "put the prompt in front of the text",
     "return_k_alternatives": "return the best candidates of each token",

@@ -127,8 +127,10 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
 
 
 def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: Iterable[web.RouteDef] = (), *,
-                        compat: str = "none") -> web.Application:
+                        compat: str = "none", make_page_routes: Callable[[Handler], list[web.RouteDef]]
+                        = lambda _: []) -> web.Application:
     """Create an application that answers probes and the routes in `extra_routes`, and rejects all others with 503.
+    `make_page_routes` returns those for browsers; it is given what answers `/` for others.
 
     Its probes never say that the server is ready: that is for the application that follows.
     """
@@ -139,8 +141,9 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
         raise make_not_ready_error(why_unavailable())
 
     app = web.Application(middlewares=[create_request_middleware(api_keys, partial(render_failure, compat=compat))])
+    own_probes = replace(probes, why_unavailable=why_unavailable)
     routes: dict[tuple[str, str], web.RouteDef] = {}
-    for route in [*extra_routes, *replace(probes, why_unavailable=why_unavailable).routes()]:
+    for route in [*make_page_routes(own_probes.health), *extra_routes, *own_probes.routes()]:
         routes.setdefault((route.method, route.path), route)
     app.add_routes([*routes.values(), web.route("*", "/{path:.*}", reject_not_ready)])
     app.on_response_prepare.append(add_request_id_header)
@@ -293,16 +296,17 @@ class StandInServer:
     async def start_during_startup(self, engine: Engine,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
-        probes = ProbeRoutes(engine.why_unavailable, get_startup_progress)
-        await self._start(probes, StartingPageRoutes(probes.health, get_startup_progress,
-                                                     is_enabled=self.has_page).routes())
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), (), lambda probe: (
+            StartingPageRoutes(probe, get_startup_progress, is_enabled=self.has_page).routes()))
 
     async def start_during_shutdown(self, engine: Engine) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
         await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
 
-    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef]) -> None:
-        stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef],
+                     make_page_routes: Callable[[Handler], list[web.RouteDef]] = lambda _: []) -> None:
+        stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat,
+                                           make_page_routes=make_page_routes)
         allow_cors_origins(stand_in_app, self.cors_origins)
         await self.start(stand_in_app)
 

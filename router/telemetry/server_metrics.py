@@ -49,6 +49,7 @@ class RequestRecord:
     # Its HTTP side, for explanations: route, status, headers. None while unfinished, and for all but the first of
     # several prompts or choices.
     http_exchange: Mapping[str, Any] | None = None
+    num_resumed: int = 0  # tokens of another stream behind which the output goes on
 
     @classmethod
     def of_refused(cls, request_id: str, tenant_name: str, arrived_at: float, now: float, error_type: str) -> Self:
@@ -71,6 +72,8 @@ class RequestRecord:
         fields: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens, "cached_tokens": timeline.num_prefix_hit_tokens,
             "generated_tokens": self.num_generated, "queue_ms": round(queue_seconds * 1000, 1)}
+        if self.num_resumed:
+            fields["resumed_tokens"] = self.num_resumed
         starts = [start for phase, start, _ in timeline.intervals(now) if phase is RequestPhase.DECODE]
         if starts:
             fields["first_token_ms"] = round((starts[0] - self.arrived_at) * 1000, 1)

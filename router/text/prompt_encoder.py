@@ -21,6 +21,7 @@ T = TypeVar("T")
 # Only this many of `max_new_tokens` have to fit after the prompt: larger values are cut to what is left, and the text
 # then finishes with `length`. Clients of TGI rely on asking for more than fits.
 MAX_REQUIRED_NEW_TOKENS = 1024
+MAX_INLINE_RESUMED_TOKENS = 64  # that are decoded on the event loop
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, on which clients shorten the prompt
 MAX_INLINE_CHARACTERS = 512  # of a prompt that is encoded without a thread
 
@@ -208,7 +209,8 @@ class PromptEncoder:
     async def decode_resumed(self, prompt: tuple[int, ...], tokens: tuple[int, ...], tenant: Tenant) -> ResumedText:
         """Decode the tokens of an output that goes on behind them. Raises Overloaded."""
         work = partial(self._tokenizer.decode_resumed, prompt, tokens)
-        return work() if is_short(tokens) else await self._thread_pool.run(work, tenant)
+        is_inline = len(tokens) <= MAX_INLINE_RESUMED_TOKENS
+        return work() if is_inline else await self._thread_pool.run(work, tenant)
 
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         prompt, parameter_names = prompt_input.prompt, prompt_input.parameter_names

@@ -94,7 +94,9 @@ class Tokenizer:
     def decode_resumed(self, prompt: Sequence[int], tokens: Sequence[int]) -> "ResumedText":
         """Decode the tokens of an output that goes on behind them."""
         detokenizer = self.create_detokenizer(prompt)
+        detokenizer._pair_texts = {}  # a client's tokens must not fill the shared cache
         pieces = tuple([detokenizer.step(token) for token in tokens])
+        detokenizer._pair_texts = self._pair_texts
         special_flags = tuple([token in self.special_tokens for token in tokens])
         texts = tuple([self.decode_token(token) if is_special else piece
                        for token, piece, is_special in zip(tokens, pieces, special_flags, strict=True)])

@@ -6,6 +6,7 @@ tokenizer.json. A sequence keeps its match; one that re-enters with generated to
 
 import logging
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from shard.state.sequence import Sequence
 
 # Limits of the work for a single token, about 5 ms, and of a match's memory: the whole step waits for each match.
 MATCHER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
+# Processor time of a step for matching again what sequences have generated: together, and at least for each.
+MAX_REMATCHING_SECONDS, MIN_REMATCHING_SECONDS = 0.5, 0.03
+REMATCHED_PIECE_TOKENS = 4
 # By the value of a byte: its bits from the lowest on, as eight bytes in one int64.
 BYTE_VALUES, BIT_INDICES = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
 UNPACKED_BITS_BY_BYTE = (BYTE_VALUES[:, None] >> BIT_INDICES & 1).view(torch.int64)[:, 0]
@@ -60,15 +64,23 @@ class GrammarTokenizer:
 class GrammarState:
     """Progress of a sequence in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, sequence: Sequence) -> None:
+    def __init__(self, matcher: LLMatcher, sequence: Sequence, max_seconds: float) -> None:
+        """Match the tokens that the sequence has generated. If that takes more than `max_seconds` of the processor, the
+        grammar allows no further token."""
         self._matcher = matcher
         self._end_tokens = frozenset(sequence.sampling.end_tokens)
-        matcher.consume_tokens(sequence.tokens[sequence.num_prompt_tokens:])
+        tokens, deadline = sequence.tokens[sequence.num_prompt_tokens:], thread_time() + max_seconds
+        self._is_lost = False
+        for start in range(0, len(tokens), REMATCHED_PIECE_TOKENS):
+            if thread_time() > deadline:
+                self._is_lost = True
+                break
+            matcher.consume_tokens(tokens[start:start + REMATCHED_PIECE_TOKENS])
 
     def compute_bitmask(self) -> bytes:
         """Return a bit for every token; none is set if the grammar allows no token."""
         mask = self._matcher.compute_bitmask()
-        return bytes(len(mask)) if self._matcher.is_error() else mask
+        return bytes(len(mask)) if self._is_lost or self._matcher.is_error() else mask
 
     def advance(self, token: int) -> bool:
         """Advance by a token and return whether it fits. An end token changes nothing: a step may be under way already.
@@ -111,9 +123,11 @@ class GrammarRegistry:
         return state.advance(token)
 
     def _compute_allowed_tokens(self, sequences: list[Sequence]) -> Tensor:  # [rows, vocabulary] bool
+        rematching_ends_at = thread_time() + MAX_REMATCHING_SECONDS
         for sequence in sequences:
             if sequence.worker_state is None:
-                sequence.worker_state = GrammarState(self._matchers[sequence.grammar_id].deep_copy(), sequence)
+                sequence.worker_state = GrammarState(self._matchers[sequence.grammar_id].deep_copy(), sequence,
+                                                     max(rematching_ends_at - thread_time(), MIN_REMATCHING_SECONDS))
         masks = bytearray().join([sequence.worker_state.compute_bitmask() for sequence in sequences])
         bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(sequences), -1)
         is_allowed = UNPACKED_BITS_BY_BYTE[bits.long()].view(torch.bool)

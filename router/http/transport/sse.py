@@ -158,7 +158,8 @@ class EventPump:
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
         if self._stream.resumed_text is not None:
-            await asyncio.to_thread(self._skip_resumed_text)
+            async with self._pump_flusher.resumption_lock:
+                await asyncio.to_thread(self._skip_resumed_text)
         self._stream.on_event = partial(self._pump_flusher.add, self)
         while not self._renderer.is_finished:
             self.write(self.render_queued_events())
@@ -202,6 +203,8 @@ class PumpFlusher:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        # Streams that go on behind many tokens render these one after the other: others need the threads, too.
+        self.resumption_lock = asyncio.Lock()
         self._clock = clock
         self._due_pumps: list[EventPump] = []
         self._next_flush_at = clock()

@@ -40,3 +40,9 @@ def test_tokens_of_all_prompts_and_choices_are_counted() -> None:
     assert count_tokens(prompts) == {"prompts": 2, "choices": 2, "prompt_tokens": 27, "cached_tokens": 4,
                                      "generated_tokens": 14}
     assert count_tokens([[make_part("r1", 20, 5)]]) == {}
+
+
+def test_tokens_behind_which_an_output_goes_on_are_logged() -> None:
+    record = RequestRecord("r1", "", 20, 9.9, make_timeline(end=10.5), num_resumed=7)
+    assert record.log_fields(11.0)["resumed_tokens"] == 7
+    assert "resumed_tokens" not in RequestRecord("r1", "", 20, 9.9, make_timeline(end=10.5)).log_fields(11.0)

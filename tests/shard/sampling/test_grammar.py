@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -123,6 +124,17 @@ def test_sequences_of_one_grammar_have_separate_states(grammar_registry: Grammar
     grammar_registry.advance(first, ord("a"))
     assert (get_allowed_tokens(grammar_registry, first),
             get_allowed_tokens(grammar_registry, second)) == (get_letter_tokens("b"), get_letter_tokens("ac"))
+
+
+def test_matching_again_what_was_generated_takes_a_limited_time_and_fails_no_other_row(
+        grammar_registry: GrammarRegistry) -> None:
+    grammar_registry.load(1, LLMatcher.grammar_from_lark('start: s\ns: s s | "a"\n'))  # the time grows with the square
+    grammar_registry.load(2, GRAMMAR_FROM_REGEX("[ab]*c"))
+    costly, cheap = (make_constrained_sequence(1, b"a" * 2000), make_constrained_sequence(2, b"ab" * 2000))
+    logits, started_at = torch.zeros(2, VOCABULARY_SIZE), thread_time()
+    assert grammar_registry.mask_logits(logits, [costly, cheap]) == {0}
+    assert thread_time() - started_at < 10  # without a limit a minute
+    assert set(logits[1].isfinite().nonzero()[:, 0].tolist()) == get_letter_tokens("abc")
 
 
 def test_sequence_keeps_its_state_when_its_grammar_is_unloaded(grammar_registry: GrammarRegistry) -> None:

@@ -21,6 +21,7 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
+from router.http.page.routes import StartingPageRoutes
 from router.http.routes.status import MetricsRoutes, ProbeRoutes
 from router.http.server import create_stand_in_app
 from router.telemetry.instruments import CONTENT_TYPE
@@ -42,6 +43,19 @@ def run_with_stand_in_app(scenario, *, unavailable_reason="the server is startin
 async def get_json(client, path):
     async with client.get(path) as answer:
         return answer.status, await answer.json()
+
+
+def test_root_is_not_ready_before_the_server_is():
+    """The engine may be ready while adapters are still preloaded."""
+    async def main():
+        stand_in_app = create_stand_in_app(
+            ProbeRoutes(lambda: "", lambda: LOADING_PROGRESS), ApiKeys.from_config(RouterConfig()),
+            make_page_routes=lambda probe: StartingPageRoutes(probe, lambda: LOADING_PROGRESS).routes())
+        async with TestClient(TestServer(stand_in_app)) as client:
+            for path in ("/", "/health", "/ping", "/ready"):
+                assert (await client.get(path)).status == 503
+            assert "25%" in await (await client.get("/", headers={"Accept": "text/html"})).text()
+    asyncio.run(main())
 
 
 def test_ready_server_answers_all_probes(serve):
