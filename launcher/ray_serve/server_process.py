@@ -41,7 +41,7 @@ class ServerProcess:
         return server
 
     async def _wait_until_ready(self) -> None:
-        assert self.process.stdout
+        assert self.process.stdout is not None
         async for line in self.process.stdout:
             text = line.decode(errors="replace")
             if URL_MARK in text:
@@ -54,14 +54,14 @@ class ServerProcess:
 
     async def _forward_log(self) -> None:
         """Pass the server's log on to this process's, and keep its end."""
-        assert self.process.stderr
+        assert self.process.stderr is not None
         while content := await self.process.stderr.read(READ_BYTES):
             self._log_tail = (self._log_tail + content)[-MAX_TAIL_BYTES:]
             sys.stderr.write(content.decode(errors="replace"))
             sys.stderr.flush()
 
     async def _discard_output(self) -> None:
-        assert self.process.stdout
+        assert self.process.stdout is not None
         while await self.process.stdout.read(READ_BYTES):
             pass
 
