@@ -31,6 +31,7 @@ class RayCluster:
 
     def __init__(self, python: Path, ports: Sequence[int], num_cpus: int, folder: Path) -> None:
         self.python = python
+        self._earlier_pids = {*list_descendants(os.getpid())}  # of others, such as a server to compare with
         port, dashboard_port, client_port, self.http_port = ports
         dashboard_url = f"http://{HOST}:{dashboard_port}"
         self.environment = {
@@ -78,7 +79,7 @@ class RayCluster:
 
     def list_pids(self) -> list[int]:
         """Return all processes of the cluster, also those whose parents have ended if this process adopts orphans."""
-        return list_descendants(os.getpid())[1:]
+        return [pid for pid in list_descendants(os.getpid()) if pid not in self._earlier_pids]
 
     def find_replicas(self, title: str = SERVER_TITLE) -> list[int]:
         """Return the processes of a deployment's replicas."""
