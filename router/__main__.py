@@ -68,11 +68,12 @@ class RouterProcess:
 
     async def drain(self, delay: float, seconds: float, end_requested: asyncio.Event) -> None:
         """Become unready, and take requests for `delay` seconds more. Then reject new requests and wait for the
-        unfinished ones, at most `seconds`. Both end at once when `end_requested`."""
+        unfinished ones, at most `seconds`. Both end at once when `end_requested`, the delay also when the engine has
+        crashed."""
         self.engine.health.set_unready_permanently(SHUTDOWN_REASON)
         if delay:
             with suppress(TimeoutError):
-                await asyncio.wait_for(end_requested.wait(), delay)
+                await asyncio.wait_for(wait_for_either(self.engine.wait_until_crashed(), end_requested.wait()), delay)
         await self.server.stop_accepting()
         await self.stand_in_server.start_during_shutdown(self.engine)
         with suppress(TimeoutError):

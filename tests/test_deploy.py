@@ -13,6 +13,7 @@ import yaml
 from launcher.cli import DOCTOR_SETTINGS
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, TooManyDeathsError
+from router.config import API_KEY_ENV
 from router.telemetry.metric_definitions import all_families
 from router.text.prompt_encoder import TokenLimits
 
@@ -105,6 +106,30 @@ def test_kubernetes_probes_use_existing_paths_and_the_port(name: str) -> None:
         "startup": "/startup", "liveness": "/live", "readiness": "/ready"}
     assert {probe["port"] for probe in probes.values()} <= {port["name"], port["containerPort"]}
     assert port["containerPort"] == get_flag_value(container["args"], "--port")
+
+
+def test_every_pod_that_listens_to_others_takes_its_key_from_a_secret_and_none_is_shipped() -> None:
+    manifests = [manifest for path in KUBERNETES_FOLDER.rglob("*.yaml")
+                 for manifest in yaml.safe_load_all(path.read_text())]
+    assert [manifest for manifest in manifests if manifest.get("kind") == "Secret"] == []
+    listening = [container for manifest in manifests for container in iter_containers(manifest)
+                 if "0.0.0.0" in container.get("args", ())]
+    assert len(listening) == 3
+    # A secret that is not `optional` must exist before its pod starts.
+    assert [container["envFrom"] for container in listening] == 3 * [[{"secretRef": {"name": "weft"}}]]
+    for page in (KUBERNETES_PAGE, (KUBERNETES_FOLDER / "README.md").read_text()):
+        assert f"kubectl create secret generic weft --from-literal={API_KEY_ENV}=" in page
+
+
+def iter_containers(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the containers in a manifest, at any depth."""
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+        for item in value.values():
+            yield from iter_containers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from iter_containers(item)
 
 
 def test_kubernetes_selectors_find_the_pods_and_their_port() -> None:

@@ -15,6 +15,7 @@ from router.simulation.run_stats import RunStats, align_columns, format_millisec
 from router.simulation.simulate import Simulation, SimulationCase, case_from_arguments
 from router.simulation.trace import RequestArrival
 
+MAX_REPLICAS = 1_000  # each is a scheduler of its own, in one process
 MAX_COLUMNS = 8  # replicas that the table shows; of more, those with the fewest and the most tokens
 
 
@@ -27,8 +28,8 @@ class ReplicaSettings:
     adapter_load_seconds: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.num_replicas < 1:
-            raise ValueError(f"--replicas must be at least 1, got {self.num_replicas}")
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(f"--replicas must be at least 1 and at most {MAX_REPLICAS}, got {self.num_replicas}")
         if self.route not in ROUTING_POLICIES:
             raise ValueError(f"--route must be one of {', '.join(ROUTING_POLICIES)}, got {self.route}")
         if self.adapter_load_seconds < 0:

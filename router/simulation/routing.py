@@ -4,12 +4,14 @@ many unfinished requests each replica has, which a balancer counts by itself, an
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 from router.request import Request
 
 # Most unfinished requests of a replica that affinity may choose, relative to the mean of all.
 MAX_RELATIVE_LOAD = 1.25
+MAX_RANKED_ADAPTERS = 1_024  # whose order of replicas is remembered
 
 
 class RoutingPolicy:
@@ -90,11 +92,13 @@ class AdapterAffinity(RoutingPolicy):
         if request.adapter is None:
             return self._choose_least_loaded(loads)
         limit, adapter = compute_load_limit(loads), request.adapter.id
-        return next(replica for replica in self.rank_replicas(adapter) if loads[replica] < limit)
+        return next(replica for replica in rank_replicas(adapter, self._num_replicas) if loads[replica] < limit)
 
-    def rank_replicas(self, adapter: int) -> list[int]:
-        """Return the replicas in the adapter's order, which is the same in every process."""
-        return sorted(range(self._num_replicas), key=lambda replica: sha256(f"{adapter} {replica}".encode()).digest())
+
+@lru_cache(maxsize=MAX_RANKED_ADAPTERS)
+def rank_replicas(adapter: int, num_replicas: int) -> tuple[int, ...]:
+    """Return the replicas in the adapter's order, which is the same in every process."""
+    return tuple(sorted(range(num_replicas), key=lambda replica: sha256(f"{adapter} {replica}".encode()).digest()))
 
 
 def compute_load_limit(loads: Sequence[int]) -> int:

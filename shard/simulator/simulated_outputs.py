@@ -2,11 +2,13 @@
 
 A `SimulatedText` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
-and different for different sequences, so that a mix-up shows. Embeddings and labels are made in the same way. A
+and different for different sequences, so that a mix-up shows. Behind tokens that are not its own, which a client may
+give, a sequence goes on with another text. Embeddings and labels are made in the same way. A
 `CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two.
 """
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b, shake_128
 from math import nan
 from struct import pack
@@ -30,7 +32,7 @@ BlockTags = list[int | None]  # per block the tag of its last writer
 
 
 class StateMismatch(Exception):
-    """Sequence with tokens that it never generated, or with a cache block that holds something else than it needs."""
+    """Sequence with a cache block that holds something else than it needs."""
 
 
 class SimulatedText:
@@ -45,6 +47,13 @@ class SimulatedText:
         self._word_tokens: list[int] = []
         self._word_logprobs: list[float] = []
         self._extra_token_counts = b""
+
+    def go_on_behind(self, tokens: Iterable[int]) -> None:
+        """Make this the text behind these generated tokens. Each that it does not have itself changes what follows."""
+        for index, token in enumerate(tokens):
+            if token != self.get_token(index):
+                self._sequence_hash = blake2b(self._sequence_hash + pack("<QI", index, token), digest_size=16).digest()
+                self._word_index = -1
 
     def get_token(self, index: int) -> int:
         """Return the generated token at this index."""

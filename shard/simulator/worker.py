@@ -2,8 +2,8 @@
 gives.
 
 It fails where a real worker would be wrong without notice: if a sequence reads cache slots that hold another's tokens
-or nothing, or re-enters with tokens that it never generated, the step fails. Scripted faults make it exit, block or
-send invalid answers. It sleeps only through the function it is given.
+or nothing, the step fails. Scripted faults make it exit, block or send invalid answers. It sleeps only through the
+function it is given.
 """
 
 import os
@@ -22,7 +22,6 @@ from shard.simulator.simulated_outputs import (
     BlockTags,
     CacheTags,
     SimulatedText,
-    StateMismatch,
     corrupt_embed_answer,
     corrupt_step_answer,
     make_embedding,
@@ -237,12 +236,10 @@ class SimulatedWorker:
         self._closed_event.wait(max(0.0, min(seconds - (monotonic() - self._step_started_at), MAX_SLEEP_SECONDS)))
 
     def _prepare_sequence(self, sequence: Sequence) -> None:
-        """Give a new sequence its state once its generated tokens are checked; raise if it is poisonous."""
+        """Give a new sequence its state; raise if it is poisonous."""
         if sequence.worker_state is None:
             text = SimulatedText(sequence, self._model_config.seed, self._model_config.mean_output_length)
-            generated = sequence.tokens[sequence.num_prompt_tokens:]
-            if generated != [text.get_token(index) for index in range(len(generated))]:
-                raise StateMismatch(f"sequence {sequence.id} came with tokens that it never said")
+            text.go_on_behind(sequence.tokens[sequence.num_prompt_tokens:])
             prompt = sequence.tokens[:sequence.num_prompt_tokens]
             sequence.worker_state = SimulatedSequenceState(text,
                                                            CacheTags(sequence, self.shard_state.block_usage.block_size),

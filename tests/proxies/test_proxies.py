@@ -207,6 +207,20 @@ def test_killed_replica_cuts_only_the_streams_that_it_had_begun(mortal_setup: Se
     run_scenario(mortal_setup.url, scenario)
 
 
+def test_failing_requests_take_no_replica_out(front_end: str) -> None:
+    faults = ";".join(f"fail_sequence@prefill:{number}" for number in range(1, 11))
+
+    async def scenario(http: aiohttp.ClientSession) -> None:
+        statuses = []
+        for number in range(25):
+            async with http.post("/v1/completions", json=make_body(1, f"{number}", stream=False)) as answer:
+                statuses.append(answer.status)
+        assert set(statuses) == {200, 500}
+    with (run_replicas("--simulated-faults", faults) as replicas,
+          run_front_end(front_end, [replica.port for replica in replicas]) as url):
+        run_scenario(url, scenario)
+
+
 def test_large_body_reaches_a_replica(setup: Setup) -> None:
     async def scenario(http: aiohttp.ClientSession) -> None:
         body = io.BytesIO(json.dumps(make_body(3, stream=False)).encode().rjust(LARGE_BODY_BYTES))

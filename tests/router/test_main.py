@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.__main__ import describe_model, exit_code, wait_for_either
+from router.__main__ import RouterProcess, describe_model, exit_code, wait_for_either
 from router.errors import RetryableStartupError
 from router.model_info import ModelInfo
 from router.scheduler.fault_isolation import ShardLossReason
@@ -23,6 +23,43 @@ def test_first_finished_awaitable_ends_the_wait_and_the_other_is_cancelled():
         never = asyncio.Event()
         assert await wait_for_either(asyncio.sleep(0), never.wait())
         assert not await wait_for_either(never.wait(), asyncio.sleep(0))
+    asyncio.run(scenario())
+
+
+class FakePart:
+    """Engine, HTTP server and stand-in of a router that has no requests; notes what becomes of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.crashed, self.health = asyncio.Event(), self
+
+    def set_unready_permanently(self, _: str) -> None:
+        self.calls.append("unready")
+
+    async def wait_until_crashed(self) -> None:
+        await self.crashed.wait()
+
+    async def wait_until_drained(self) -> None:
+        self.calls.append("drained")
+
+    async def stop_accepting(self) -> None:
+        self.calls.append("refuses")
+
+    async def start_during_shutdown(self, _: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reason", ["crash", "end"])
+def test_shutdown_delay_ends_with_a_crash_of_the_engine_or_a_second_signal(reason: str) -> None:
+    async def scenario() -> None:
+        part, end_requested = FakePart(), asyncio.Event()
+        process = RouterProcess(part, part, None, part, None, None)  # type: ignore[arg-type]
+        drain = asyncio.create_task(process.drain(3600.0, 3600.0, end_requested))
+        await asyncio.sleep(0.01)
+        assert part.calls == ["unready"]
+        (part.crashed if reason == "crash" else end_requested).set()
+        await asyncio.wait_for(drain, 30)
+        assert part.calls[:2] == ["unready", "refuses"]
     asyncio.run(scenario())
 
 

@@ -20,7 +20,15 @@ from router.http.openai.requests import (
     get_echoed_model,
 )
 from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
-from router.http.transport.body import BodyModel, Int32, ReportingBodyModel, TextsOrTokens, UInt32
+from router.http.transport.body import (
+    NOT_GIVEN,
+    BodyModel,
+    Int32,
+    RefusedFields,
+    ReportingBodyModel,
+    TextsOrTokens,
+    UInt32,
+)
 from router.http.transport.services import Services
 from router.request import Tenant
 from router.text.prompt_encoder import DialectParameterNames
@@ -36,6 +44,7 @@ REFUSAL_REASONS = {
     "template": "the model's own template makes the prompt",
     "context": "earlier turns are only taken as text, by /api/chat",
 }
+RESUMPTION_FIELDS: RefusedFields = {"resume_token_ids": NOT_GIVEN}  # streams of these routes name no tokens
 
 
 def refuse_given_fields(body: BodyModel, *names: str) -> None:
@@ -51,6 +60,7 @@ class OllamaOptions(ReportingBodyModel):
         "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau", "num_batch",
         "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline", "repeat_last_n", "use_mlock",
         "use_mmap", "vocab_only"})
+    refused_fields = RESUMPTION_FIELDS
     num_predict: Annotated[int | None, Field(ge=-2, lt=2**32)] = None  # below 1: to the end of the context
     seed: Annotated[int | None, Field(ge=-1, lt=2**64)] = None  # -1: a random one
     temperature: Annotated[float | None, bounds.NOT_NEGATIVE] = None
@@ -68,6 +78,7 @@ class OllamaOptions(ReportingBodyModel):
 
     def to_chat_fields(self) -> dict[str, Any]:
         """Return the fields of a `ChatRequest`. Raises InvalidRequest."""
+        self.check_refused_fields("options.")
         for name in ("typical_p", "tfs_z"):
             if (value := getattr(self, name)) not in {None, 1}:
                 raise InvalidRequest(f"`{name}` must be 1, which keeps all candidates, got {value}: this filter is not "
@@ -123,6 +134,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
 
     parameter_names: ClassVar[DialectParameterNames]
     ignored_fields = OllamaModelRequest.ignored_fields | {"shift", "truncate"}  # a long prompt is refused
+    refused_fields = RESUMPTION_FIELDS
 
     stream: bool | None = None  # true unless it is false
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -141,6 +153,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
         raise NotImplementedError
 
     def build_chat_request(self, messages: list[Message], tools: list[Tool] | None = None) -> ChatRequest:
+        self.check_refused_fields()
         options = {} if self.options is None else self.options.to_chat_fields()
         return ChatRequest(model=self.model_name, messages=messages, tools=tools, logprobs=self.logprobs,
                            top_logprobs=self.top_logprobs, response_format=self._response_format(), **options,

@@ -110,7 +110,8 @@ def test_table_has_a_column_for_all_and_for_replicas(num_replicas, columns):
 
 
 @pytest.mark.parametrize(("changed", "message"), [
-    ({"replicas": 0}, "--replicas must be at least 1, got 0"),
+    ({"replicas": 0}, "--replicas must be at least 1 and at most 1000, got 0"),
+    ({"replicas": 1001}, "--replicas must be at least 1 and at most 1000, got 1001"),
     ({"route": "random"}, "--route must be one of round-robin, least, prefix, adapter, got random"),
     ({"adapter_load_ms": -1}, "--adapter-load-ms must be at least 0, got -1")])
 def test_invalid_settings_are_named(tmp_path, monkeypatch, capsys, changed, message):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request import ADAPTER, LoadableResource, Request
-from router.simulation.routing import ROUTING_POLICIES, AdapterAffinity, compute_load_limit
+from router.simulation.routing import ROUTING_POLICIES, AdapterAffinity, compute_load_limit, rank_replicas
 
 
 def make_request(prefix=(), adapter=None):
@@ -79,7 +79,7 @@ def test_prefix_that_was_sent_long_ago_is_forgotten():
 @given(adapter=st.integers(1, 1000), num_replicas=st.integers(1, 8))
 def test_adapter_has_a_replica_of_its_own_unless_it_is_full(adapter, num_replicas):
     policy, idle = AdapterAffinity(num_replicas, 0), [0] * num_replicas
-    first, *others = policy.rank_replicas(adapter)
+    first, *others = rank_replicas(adapter, num_replicas)
     assert sorted([first, *others]) == [*range(num_replicas)]
     assert policy.choose(make_request(adapter=adapter), idle) == first
     full = [9 if replica == first else 0 for replica in range(num_replicas)]
@@ -88,6 +88,12 @@ def test_adapter_has_a_replica_of_its_own_unless_it_is_full(adapter, num_replica
 
 @given(adapter=st.integers(1, 1000), num_replicas=st.integers(1, 8))
 def test_new_replica_takes_adapters_but_moves_none_between_others(adapter, num_replicas):
-    before = AdapterAffinity(num_replicas, 0).rank_replicas(adapter)
-    assert [replica for replica in AdapterAffinity(num_replicas + 1, 0).rank_replicas(adapter)
-            if replica < num_replicas] == before
+    before, after = (rank_replicas(adapter, number) for number in (num_replicas, num_replicas + 1))
+    assert tuple(replica for replica in after if replica < num_replicas) == before
+
+
+def test_replicas_are_ranked_once_for_each_adapter():
+    policy, number_before = AdapterAffinity(100, 0), rank_replicas.cache_info().misses
+    for request in [make_request(adapter=5_001), make_request(adapter=5_002)] * 20:
+        policy.choose(request, [0] * 100)
+    assert rank_replicas.cache_info().misses == number_before + 2

@@ -129,11 +129,22 @@ def test_text_does_not_depend_on_batches_chunks_or_reentry(data: Any, tokens_per
         assert tokens == [expected_text.get_token(index) for index in range(len(tokens))]
 
 
-def test_sequence_with_the_tokens_of_another_fails_the_step() -> None:
-    tokens = make_expected_text(SequenceRow(7, SHORT_PROMPT_TOKENS, [0])).generate_tokens(0, 1)[0]
-    with pytest.raises(StateMismatch, match="never said"):
-        make_worker().prefill(make_prefill(1, SequenceRow(7, [*PROMPT_TOKENS, *tokens], [0, 1],
-                                                          num_prompt_tokens=len(PROMPT_TOKENS))))
+def test_sequence_goes_on_behind_tokens_that_it_never_generated_with_another_text() -> None:
+    worker, foreign_tokens = make_worker(), [0, 500, 256]
+    tokens = [*foreign_tokens]
+
+    def prefill(worker: SimulatedWorker) -> None:
+        tokens.extend(get_tokens_by_sequence(worker.prefill(make_prefill(1, SequenceRow(
+            7, [*PROMPT_TOKENS, *tokens], range(8), num_prompt_tokens=len(PROMPT_TOKENS)))))[7])
+    prefill(worker)
+    for _ in range(20):
+        tokens.extend(get_tokens_by_sequence(worker.decode(make_decode(1)))[7])
+    own_text = make_expected_text(SequenceRow(7, PROMPT_TOKENS, [0, 1]))
+    assert [own_text.get_token(index) for index in range(3, len(tokens))] != tokens[3:]
+    expected_text = make_expected_text(SequenceRow(7, PROMPT_TOKENS, [0, 1]))
+    expected_text.go_on_behind(foreign_tokens)
+    prefill(make_worker())  # as after the loss of the shards
+    assert [expected_text.get_token(index) for index in range(3, len(tokens))] == tokens[3:]
 
 
 def test_a_cached_prefix_of_another_prompt_fails_the_step() -> None:
