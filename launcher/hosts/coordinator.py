@@ -30,6 +30,7 @@ from launcher.supervisor.supervisor import ConfigurationError, LaunchError, Remo
 from shard.credentials import CREDENTIALS_FLAG, format_address
 
 HELLO_TIMEOUT_SECONDS = 10.0
+MAX_WARNINGS = 100  # of different texts
 
 
 class HostShards:
@@ -110,6 +111,7 @@ class HostCoordinator(RemoteHosts):
         self._store: GroupStore | None = None  # of the current start
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
+        self._warnings: set[str] = set()  # about callers, since a host last joined
 
     async def start_shards(self, start_number: int) -> Sequence[ShardMember]:
         if self._server is None:
@@ -192,12 +194,15 @@ class HostCoordinator(RemoteHosts):
             self._output.warn(f"refused node {node}, which differs from this one: {differences}")
             writer.write(encode_message({"refused": f"this node differs from it: {differences}"}))
             return
-        if (previous := self._connections.pop(node, None)) is not None:
-            self._lose_host(node, previous, "another process joined as this node")
-            await previous.close()
+        if (present := self._connections.get(node)) is not None:  # a half-open connection is lost soon
+            self._warn_once(f"node {node} is already here from {present.remote_host}: another process with the same "
+                            f"--node-rank, from {writer.get_extra_info('peername')[0]}, has to wait")
+            writer.write(encode_message({"retry": f"node {node} is already here from {present.remote_host}"}))
+            return
         connection = HostConnection(reader, writer)
         connection.send({"model": self._model_label})
         self._connections[node] = connection
+        self._warnings.clear()
         self._output.log(f"node {node} of {self._layout.num_nodes} has joined from {connection.remote_host}")
         self._joined.set()
         try:
@@ -210,6 +215,12 @@ class HostCoordinator(RemoteHosts):
             self._lose_host(node, connection, str(lost))
         finally:
             await connection.close()
+
+    def _warn_once(self, text: str) -> None:
+        """Warn of a caller, which tries again and again."""
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(text)
+            self._output.warn(text)
 
     def _lose_host(self, node: int, connection: HostConnection, reason: str) -> None:
         if self._connections.get(node) is connection:

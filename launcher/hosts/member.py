@@ -81,10 +81,11 @@ class HostMember:
                     await self._end_shards()
                 finally:
                     await connection.close()
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> tuple[HostConnection, str]:
         """Connect and return the connection and the model's name there. Raises ConfigurationError if either host
-        refuses the other, OSError or HostConnectionLost if node 0 is not there."""
+        refuses the other, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(
                 self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES, server_hostname=TLS_NAME,
@@ -99,6 +100,9 @@ class HostMember:
         except BaseException:
             await close_writer(writer)
             raise
+        if "retry" in answer:
+            await close_writer(writer)
+            raise HostConnectionLost(str(answer["retry"]))
         if "refused" in answer:
             await close_writer(writer)
             raise ConfigurationError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")

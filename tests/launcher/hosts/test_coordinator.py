@@ -186,16 +186,34 @@ def test_reports_about_an_earlier_start_are_dropped(play: Callable[..., None]) -
     play(scenario)
 
 
-def test_process_that_joins_as_the_same_node_replaces_the_first(play: Callable[..., None]) -> None:
+def test_process_that_joins_as_a_node_that_is_there_waits_until_that_is_lost(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         first = await harness.join()
         [shards] = await harness.coordinator.start_shards(1)
-        await harness.join()
-        await shards.exit_task
-        assert "another process joined as this node" in shards.describe_exit()
+        hello = {"node": 1, "facts": FACTS}
+        answers = await asyncio.gather(*(harness.ask(hello) for _ in range(3)))
+        assert answers == [{"retry": "node 1 is already here from 127.0.0.1"}] * 3
+        assert [line for line in harness.output.lines if "already" in line] == [
+            "node 1 is already here from 127.0.0.1: another process with the same --node-rank, from 127.0.0.1, has to "
+            "wait"]
         assert await first.receive() == {"start": "run-1"}
-        with pytest.raises(HostConnectionLost):
-            await first.receive()
+        assert not shards.exit_task.done()
+        await first.close()
+        await shards.exit_task
+        await harness.join()
+    play(scenario)
+
+
+def test_of_two_processes_that_join_at_once_after_a_loss_one_waits(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await (await harness.join()).close()
+        while harness.coordinator._connections:  # noqa: ASYNC110 - at the first turn of the loop that shows it
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*((harness.call({"node": 1, "facts": FACTS})) for _ in range(2)))
+        received = [await read_message(reader) for reader, _ in answers]
+        assert sum("retry" in message for message in received) == 1
+        for _, writer in answers:
+            writer.close()
     play(scenario)
 
 

@@ -14,6 +14,7 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, find_free_port, make_group
 
 from launcher.console_output import Output
+from launcher.hosts import member
 from launcher.hosts.connection import HostConnection, Message, encode_message, read_message
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
@@ -162,6 +163,29 @@ def test_member_ends_its_shards_when_the_first_host_is_lost_and_joins_again(play
         assert first.member.idle.is_set()
         assert "node 0 is lost: the connection was closed" in first.lines
         assert (await start_shards(again, "other-1"))["of"] == "other-1"
+    play(scenario)
+
+
+def test_member_waits_while_another_process_is_its_node(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 0.01)
+
+    async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
+        for _ in range(3):
+            await first.joined.get()
+        assert not running.done()
+        assert first.lines == [f"waiting for node 0 at 127.0.0.1:{first.group.layout.master_port}: node 1 is already "
+                               "here from 10.0.0.2"]
+    play(scenario, answer={"retry": "node 1 is already here from 10.0.0.2"})
+
+
+def test_member_pauses_before_it_joins_again(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 3600)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        await (await first.joined.get()).close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.joined.get(), 0.3)
     play(scenario)
 
 
