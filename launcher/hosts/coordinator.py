@@ -8,6 +8,7 @@ other. It listens at one address, with TLS, for callers that have the secret.
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,9 @@ from launcher.hosts.group_store import GroupStore
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, RemoteHosts, ShardMember
 from shard.credentials import CREDENTIALS_FLAG, format_address
 
+HANDSHAKE_TIMEOUT_SECONDS = 3.0  # of TLS
 HELLO_TIMEOUT_SECONDS = 10.0
+MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 128, 32  # connections before their first message; a host has a few per shard
 MAX_WARNINGS = 100  # of different texts
 
 
@@ -111,6 +114,8 @@ class HostCoordinator(RemoteHosts):
         self._store: GroupStore | None = None  # of the current start
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
+        self._strangers = Counter[str]()  # connections whose first message has not come, by address
+        self._context = group.credentials.make_server_context()
         self._warnings: set[str] = set()  # about callers, since a host last joined
 
     async def start_shards(self, start_number: int) -> Sequence[ShardMember]:
@@ -142,9 +147,7 @@ class HostCoordinator(RemoteHosts):
         layout = self._layout
         try:
             return await asyncio.start_server(
-                self._accept_caller, self._group.master_host, layout.master_port,
-                ssl=self._credentials.make_server_context(), ssl_handshake_timeout=HELLO_TIMEOUT_SECONDS,
-                limit=MAX_LINE_BYTES)
+                self._accept_caller, self._group.master_host, layout.master_port, limit=MAX_LINE_BYTES)
         except OSError as error:
             raise LaunchError(
                 f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
@@ -163,16 +166,23 @@ class HostCoordinator(RemoteHosts):
     # -- callers
 
     def _accept_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = asyncio.create_task(self._serve_caller(reader, writer))
+        address = (writer.get_extra_info("peername") or ("",))[0]
+        if self._strangers.total() >= MAX_STRANGERS or self._strangers[address] >= MAX_STRANGERS_PER_ADDRESS:
+            writer.transport.abort()
+            return
+        # What comes is for TLS: the plain reader must not take any of it before TLS begins.
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket
+        self._strangers[address] += 1
+        caller = asyncio.create_task(self._serve_caller(reader, writer, address))
         self._callers.add(caller)
         caller.add_done_callback(self._callers.discard)
 
-    async def _serve_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
         """Serve a launcher or a rank of another host. Nothing is done for a caller without the secret."""
         try:
-            hello = await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+            hello = await self._read_hello(reader, writer, address)
             if not self._credentials.accepts(hello.get("secret")):
-                self._output.warn(f"refused {writer.get_extra_info('peername')[0]}: it has another secret")
+                self._output.warn(f"refused {address}: it has another secret")
                 writer.write(encode_message({"refused": f"it has another secret ({CREDENTIALS_FLAG})"}))
             elif "store" in hello:
                 if self._store is not None and hello["store"] == self._store.name:
@@ -183,6 +193,15 @@ class HostCoordinator(RemoteHosts):
             pass
         finally:
             await close_writer(writer)
+
+    async def _read_hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> Message:
+        """Begin TLS and return the first message. Raises HostConnectionLost, OSError or TimeoutError."""
+        try:
+            await writer.start_tls(self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS)
+            return await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+        finally:
+            self._strangers[address] -= 1
+            self._strangers += Counter()  # drops those at zero
 
     async def _serve_host(self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node, facts = hello.get("node"), hello.get("facts")

@@ -16,6 +16,7 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, find_free_port, list_address_files, make_group
 
 from launcher.console_output import Output
+from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
@@ -266,9 +267,56 @@ def test_caller_without_tls_gets_no_answer(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+def test_callers_that_say_nothing_are_limited_and_leave_room_for_others(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "MAX_STRANGERS_PER_ADDRESS", 3)
+
+    async def scenario(harness: Harness) -> None:
+        port = harness.group.layout.master_port
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        ended = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        done, waiting = await asyncio.wait(ended, timeout=0.5)
+        assert (len(done), len(waiting)) == (3, 3)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, local_addr=("127.0.0.2", 0), ssl=harness.credentials.make_client_context(),
+            server_hostname=TLS_NAME)
+        writer.write(encode_message({"secret": harness.credentials.secret, "node": 1, "facts": FACTS}))
+        assert await read_message(reader) in ({"model": "/model"}, {})
+        for _, silent_writer in (*silent, (reader, writer)):
+            silent_writer.close()
+        await asyncio.wait(ended)
+        await harness.join()
+        assert not harness.coordinator._strangers
+    play(scenario)
+
+
+def test_callers_are_limited_whatever_their_addresses(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "MAX_STRANGERS", 2)
+
+    async def scenario(harness: Harness) -> None:
+        port = harness.group.layout.master_port
+        silent = [await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{number}", 0))
+                  for number in (2, 3, 4)]
+        assert await silent[2][0].read() == b""
+        for _, writer in silent:
+            writer.close()
+    play(scenario)
+
+
+def test_handshake_that_does_not_end_is_ended(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "HANDSHAKE_TIMEOUT_SECONDS", 0.05)
+
+    async def scenario(harness: Harness) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.layout.master_port)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    play(scenario)
+
+
 def test_address_of_another_host_cannot_be_listened_at(credentials: HostCredentials, tmp_path: Path) -> None:
     harness = Harness(credentials, tmp_path, 2)
     group = replace(harness.group, master_host="192.0.2.1")
-    coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
+    elsewhere = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
     with pytest.raises(LaunchError, match="--dist-init-addr must be an address of this host"):
-        asyncio.run(coordinator.start_shards(1))
+        asyncio.run(elsewhere.start_shards(1))
