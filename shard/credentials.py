@@ -32,8 +32,16 @@ class HostCredentials:
         """Return whether this is the secret, in a time that does not depend on where they differ."""
         return isinstance(secret, str) and hmac.compare_digest(secret.encode(), self.secret.encode())
 
+    def reload(self) -> "HostCredentials":
+        """Return what the files hold now, for connections from now on, or these if the files do not work."""
+        try:
+            return read_credentials(self.folder)
+        except ValueError:
+            return self
+
     def make_server_context(self) -> ssl.SSLContext:
-        """Return the TLS settings of a server, which refuses clients without a certificate of the same CA."""
+        """Return the TLS settings of a server, from the files as they are now. It refuses clients without a
+        certificate of the same CA."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         return self._load_into(context)
@@ -44,7 +52,7 @@ class HostCredentials:
 
     def _load_into(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(cadata=self.ca.decode())
+        context.load_verify_locations(Path(self.folder) / CA_FILE)
         context.load_cert_chain(Path(self.folder) / CERTIFICATE_FILE, Path(self.folder) / KEY_FILE)
         return context
 

@@ -115,13 +115,13 @@ class HostCoordinator(RemoteHosts):
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
         self._strangers = Counter[str]()  # connections whose first message has not come, by address
-        self._context = group.credentials.make_server_context()
         self._warnings: set[str] = set()  # about callers, since a host last joined
 
     async def start_shards(self, start_number: int) -> Sequence[ShardMember]:
         if self._server is None:
             self._server = await self._listen()
         self._close_store()
+        self._credentials = self._credentials.reload()
         await self._wait_for_hosts()
         self._store = store = GroupStore(f"{self._group.run_name}-{start_number}")
         self._shards = {node: HostShards(node, connection, store.name, self._get_address_files(node))
@@ -197,8 +197,10 @@ class HostCoordinator(RemoteHosts):
     async def _read_hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> Message:
         """Begin TLS and return the first message. Raises HostConnectionLost, OSError or TimeoutError."""
         try:
-            await writer.start_tls(self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS)
-            return await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+            await writer.start_tls(self._credentials.make_server_context(),
+                                   ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                return await read_message(reader)
         finally:
             self._strangers[address] -= 1
             self._strangers += Counter()  # drops those at zero

@@ -38,6 +38,7 @@ from shard.credentials import CREDENTIALS_FLAG, TLS_NAME, format_address
 
 RETRY_SECONDS = 1.0  # between attempts to join
 HELLO_TIMEOUT_SECONDS = 10.0
+DATE_CODES = (9, 10)  # of OpenSSL, for a certificate that is not yet valid, or has expired
 
 
 class HostMember:
@@ -86,17 +87,22 @@ class HostMember:
     async def _join(self) -> tuple[HostConnection, str]:
         """Connect and return the connection and the model's name there. Raises ConfigurationError if either host
         refuses the other, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
+        self._credentials = self._credentials.reload()
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(
-                self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES, server_hostname=TLS_NAME,
-                ssl=self._credentials.make_client_context()), HELLO_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):  # wait_for may swallow a cancellation
+                reader, writer = await asyncio.open_connection(
+                    self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES,
+                    server_hostname=TLS_NAME, ssl=self._credentials.make_client_context())
         except ssl.SSLCertVerificationError as error:
+            if error.verify_code in DATE_CODES:
+                raise HostConnectionLost(f"its certificate: {error.verify_message}") from None
             raise ConfigurationError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
                                      f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
         writer.write(encode_message({"secret": self._credentials.secret, "node": self._layout.node_rank,
                                      "facts": dict(self._facts)}))
         try:
-            answer = await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                answer = await read_message(reader)
         except BaseException:
             await close_writer(writer)
             raise

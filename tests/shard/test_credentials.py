@@ -18,6 +18,16 @@ def test_certificate_of_another_ca_of_the_operator_is_taken(tmp_path: Path) -> N
     assert read_credentials(make_signed(tmp_path / "host", tmp_path / "ca")).secret == SECRET
 
 
+def test_renewed_files_are_loaded_unless_they_do_not_work(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path))
+    make_self_signed(tmp_path, secret="another-secret-of-the-hosts")
+    renewed = credentials.reload()
+    assert renewed.accepts("another-secret-of-the-hosts")
+    assert renewed.certificate == (tmp_path / "tls.crt").read_bytes() != credentials.certificate
+    (tmp_path / "tls.key").unlink()
+    assert renewed.reload() == renewed
+
+
 def test_secret_and_key_are_not_shown(tmp_path: Path) -> None:
     shown = repr(read_credentials(make_self_signed(tmp_path)))
     assert SECRET not in shown

@@ -218,6 +218,19 @@ def test_of_two_processes_that_join_at_once_after_a_loss_one_waits(play: Callabl
     play(scenario)
 
 
+def test_host_with_renewed_credentials_joins_at_the_next_start(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+
+    async def scenario() -> None:
+        async with open_harness(credentials, tmp_path, 2) as harness:
+            harness.credentials = renewed
+            starting = asyncio.create_task(harness.coordinator.start_shards(1))
+            await harness.join()
+            await starting
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("hello", "reason"), [
     ({"node": 1, "facts": FACTS | {"--dtype": "int8"}}, "this node differs from it: --dtype int8 instead of auto"),
     ({"node": 2, "facts": FACTS}, "nodes that join it are from 1 to 1, got 2"),

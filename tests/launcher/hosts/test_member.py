@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -207,6 +208,46 @@ def test_secret_is_not_sent_to_a_host_with_a_certificate_of_another_ca(
         assert "(--shard-credentials): self-signed certificate" in str(error.value)
         assert first.hellos == []
     play(scenario, server_credentials=read_credentials(make_self_signed(tmp_path / "other")))
+
+
+@pytest.mark.parametrize(("code", "text"), [(9, "certificate is not yet valid"), (10, "certificate has expired")])
+def test_member_waits_for_a_certificate_that_is_valid_now(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, code: int, text: str) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 0.01)
+    connect, failures = asyncio.open_connection, iter(range(2))
+
+    async def fail_twice(*arguments: Any, **settings: Any) -> Any:
+        if next(failures, None) is None:
+            return await connect(*arguments, **settings)
+        error = ssl.SSLCertVerificationError()
+        error.verify_code, error.verify_message = code, text
+        raise error
+    monkeypatch.setattr(asyncio, "open_connection", fail_twice)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        await first.joined.get()
+        address = f"127.0.0.1:{first.group.layout.master_port}"
+        assert first.lines[0] == f"waiting for node 0 at {address}: its certificate: {text}"
+    play(scenario)
+
+
+def test_member_joins_with_renewed_credentials(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+
+    async def scenario() -> None:
+        first = FirstHost(credentials, tmp_path, READY_PROGRAM, {"model": ""})
+        first.credentials = renewed
+        await first.listen()
+        running = asyncio.create_task(first.member.run())
+        await asyncio.wait([running, joined := asyncio.create_task(first.joined.get())],
+                           return_when=asyncio.FIRST_COMPLETED)
+        assert joined.done()
+        assert first.hellos[0]["secret"] == "another-secret-of-the-hosts"
+        running.cancel()
+        await asyncio.wait([running])
+        await first.close()
+    asyncio.run(scenario())
 
 
 def test_member_waits_for_the_first_host(credentials: HostCredentials, tmp_path: Path) -> None:
