@@ -80,7 +80,7 @@ from launcher.subcommands import (
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
-from launcher.supervisor.supervisor import ConfigurationError, LaunchError, bind_listener, serve
+from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
 from shard.telemetry.tracing import check_otlp_installed
@@ -211,7 +211,8 @@ def run_group_member(launch: LaunchConfig, router: RouterConfig, shard: ShardCon
     with create_runtime_folder() as folder:
         plan = make_server_plan(launch, router, shard, model, runtime_folder=folder, group=group)
         asyncio.run(serve_member(group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
-                                 plan.shard_specs, seconds_to_finish=router.shutdown_timeout, output=output))
+                                 plan.shard_specs, output=output, seconds_to_finish=router.shutdown_delay
+                                 + router.shutdown_timeout + EXIT_MARGIN_SECONDS))  # node 0's router has as long
 
 
 def make_server_plan(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, model: ResolvedModel, *,

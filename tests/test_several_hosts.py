@@ -57,6 +57,7 @@ def test_pods_of_the_manifest_have_time_for_their_requests() -> None:
     for spec in read_pod_specs():
         arguments = spec["containers"][0]["args"]
         timeout = float(arguments[arguments.index("--shutdown-timeout") + 1])
+        assert spec["containers"][0]["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "5"]}}
         assert spec["terminationGracePeriodSeconds"] >= 5 + timeout + 2 * EXIT_MARGIN_SECONDS
 
 

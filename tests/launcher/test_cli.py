@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from support.host_credentials import make_self_signed
 
 from launcher import cli, subcommands
 from launcher.client.adapters import AdaptersCommand
@@ -441,3 +442,17 @@ def test_invalid_options_of_deploy_ray_are_a_one_line_error(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str) -> None:
     monkeypatch.setattr(cli, "check_ray_installed", lambda: None)
     assert run_weft("deploy", "ray", *arguments) == (2, "", f"{line}\n")
+
+
+def test_host_of_a_group_stops_after_the_first_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                   run_weft: Callable[..., tuple[int, str, str]]) -> None:
+    seconds: list[float] = []
+
+    async def record_seconds(*_: Any, seconds_to_finish: float, **__: Any) -> None:
+        seconds.append(seconds_to_finish)
+
+    monkeypatch.setattr(cli, "serve_member", record_seconds)
+    assert run_weft("serve", "weft/simulated", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1",
+                    "--shard-credentials", make_self_signed(tmp_path), "--shutdown-delay", "7", "--shutdown-timeout",
+                    "20")[0] == 0
+    assert seconds == [7 + 20 + 5]
