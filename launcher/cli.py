@@ -43,6 +43,7 @@ from launcher.environment_variables import (
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.description import describe_host
 from launcher.hosts.group_plan import GroupPlan, make_group_plan
+from launcher.hosts.layout import find_group_variable
 from launcher.hosts.member import serve_member
 from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
@@ -83,6 +84,7 @@ from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
+from shard.credentials import CREDENTIALS_FLAG
 from shard.telemetry.tracing import check_otlp_installed
 
 # The first flag of each setting, by all its flags, without their hyphens.
@@ -179,6 +181,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     group = make_group_plan(launch, os.environ)
+    if group is None and (variable := find_group_variable(launch, os.environ)):
+        output.warn(f"{variable}={os.environ[variable]} is ignored: without {CREDENTIALS_FLAG} this host serves alone")
     if group is not None:
         launch = replace(launch, num_shard=group.num_shard)
         output.log(group.describe())

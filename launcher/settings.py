@@ -52,8 +52,8 @@ class LaunchConfig:
         1, "Number of shards (tensor parallelism). Each is a process with a part of the model. With --nnodes: of all "
         "nodes together, by default one each.", low=1, high=64)
     nnodes: int = setting(
-        1, "Number of nodes (hosts) that share the shards of one model. Unless it is set, variables of torchrun or "
-        "LeaderWorkerSet count.", low=1, high=64)
+        0, "Number of nodes (hosts) that share the shards of one model. 1: this one alone. 0: as variables of torchrun "
+        "or LeaderWorkerSet say, if --shard-credentials is set.", low=0, high=64)
     node_rank: int = setting(
         0, "Number of this node, from 0. Node 0 has the router and leads the others.", low=0, high=63)
     dist_init_addr: str = setting(

@@ -1,5 +1,6 @@
 """Tests of the command line: settings from flags and variables, and errors in one line."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -456,3 +457,13 @@ def test_host_of_a_group_stops_after_the_first_one(monkeypatch: pytest.MonkeyPat
                     "--shard-credentials", make_self_signed(tmp_path), "--shutdown-delay", "7", "--shutdown-timeout",
                     "20")[0] == 0
     assert seconds == [7 + 20 + 5]
+
+
+def test_server_warns_of_variables_that_it_ignores(monkeypatch: pytest.MonkeyPatch,
+                                                   run_weft: Callable[..., tuple[int, str, str]]) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29400"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli, "serve", lambda *_, **__: asyncio.sleep(0))
+    code, _, errors = run_weft("serve", "weft/simulated", "--port", "0")
+    assert code == 0
+    assert "WORLD_SIZE=4 is ignored: without --shard-credentials this host serves alone" in errors
