@@ -345,11 +345,14 @@ class Supervisor:
 
     async def _wait_before_restart(self, dead_process: ShardMember, restarted_name: str,
                                    restart_policy: RestartPolicy) -> None:
-        """Wait before a restart. Raises LaunchError if nothing was served yet, TooManyDeathsError after many deaths."""
+        """Wait before a restart. Raises LaunchError if nothing was served yet, TooManyDeathsError after many deaths. One
+        that comes again is awaited instead."""
         self._display.stop()
         if not (self._has_been_ready or dead_process.comes_again):
             raise dead_process.make_error()
-        pause = restart_policy.choose_pause_after_death(time.monotonic())
+        now = time.monotonic()
+        pause = (restart_policy.choose_pause_after_loss(now) if dead_process.comes_again
+                 else restart_policy.choose_pause_after_death(now))
         if pause is None:
             raise TooManyDeathsError(f"{dead_process.describe_exit()}; that was death number {MAX_DEATHS} within "
                                      f"{WINDOW_SECONDS / 60:.0f} minutes, giving up")
