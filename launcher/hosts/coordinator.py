@@ -10,7 +10,6 @@ import asyncio
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,15 +225,20 @@ class HostCoordinator(RemoteHosts):
         self._warnings.clear()
         self._output.log(f"node {node} of {self._layout.num_nodes} has joined from {connection.remote_host}")
         self._joined.set()
+        reason = "its connection was ended here"
         try:
             while True:
                 message = await connection.receive()
                 if (shards := self._shards.get(node)) is not None and shards.connection is connection:
-                    with suppress(KeyError, ValueError):  # no report: its sender is of no use, and is lost at last
-                        shards.handle(message)
+                    shards.handle(message)
         except HostConnectionLost as lost:
-            self._lose_host(node, connection, str(lost))
+            reason = str(lost)
+        except OSError as error:
+            reason = f"cannot write the addresses: {error.strerror}"
+        except (KeyError, TypeError, ValueError):
+            reason = "it sent a report that is none"
         finally:
+            self._lose_host(node, connection, reason)
             await connection.close()
 
     def _warn_once(self, text: str) -> None:

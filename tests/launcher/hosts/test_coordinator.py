@@ -173,6 +173,31 @@ def test_lost_host_ends_its_shards_and_is_awaited(play: Callable[..., None]) -> 
     play(scenario)
 
 
+@pytest.mark.parametrize("report", [{"addresses": []}, {"addresses": 7}, {"ended": "died"}])
+def test_host_whose_report_is_none_is_lost(play: Callable[..., None], report: dict[str, Any]) -> None:
+    async def scenario(harness: Harness) -> None:
+        connection = await harness.join()
+        [shards] = await harness.coordinator.start_shards(1)
+        connection.send({"of": "run-1"} | report)
+        await asyncio.wait_for(shards.exit_task, 5)
+        assert shards.describe_exit() == "node 1 (127.0.0.1) is lost: it sent a report that is none"
+        assert not harness.coordinator._connections
+    play(scenario)
+
+
+def test_host_whose_addresses_cannot_be_written_is_lost_with_the_reason(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        connection = await harness.join()
+        harness.coordinator._get_address_files = lambda _: [harness.folder / "missing" / "address-1"]
+        [shards] = await harness.coordinator.start_shards(1)
+        connection.send({"of": "run-1", "addresses": ["127.0.0.1:7"]})
+        await asyncio.wait_for(shards.exit_task, 5)
+        assert shards.describe_exit() == (
+            "node 1 (127.0.0.1) is lost: cannot write the addresses: No such file or directory")
+        assert not harness.coordinator._connections
+    play(scenario)
+
+
 def test_reports_about_an_earlier_start_are_dropped(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         connection = await harness.join()
