@@ -181,7 +181,7 @@ class HostCoordinator(RemoteHosts):
         try:
             hello = await self._read_hello(reader, writer, address)
             if not self._credentials.accepts(hello.get("secret")):
-                self._output.warn(f"refused {address}: it has another secret")
+                self._warn_once(f"refused {address}: it has another secret")
                 writer.write(encode_message({"refused": f"it has another secret ({CREDENTIALS_FLAG})"}))
             elif "store" in hello:
                 if self._store is not None and hello["store"] == self._store.name:
@@ -211,7 +211,7 @@ class HostCoordinator(RemoteHosts):
             writer.write(encode_message({"refused": reason}))
             return
         if differences := find_differences(self._facts, facts):
-            self._output.warn(f"refused node {node}, which differs from this one: {differences}")
+            self._warn_once(f"refused node {node}, which differs from this one: {differences}")
             writer.write(encode_message({"refused": f"this node differs from it: {differences}"}))
             return
         if (present := self._connections.get(node)) is not None:  # a half-open connection is lost soon

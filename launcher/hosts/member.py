@@ -30,6 +30,7 @@ from launcher.supervisor.supervisor import (
     STOP_SIGNALS,
     ChildProcess,
     ConfigurationError,
+    LaunchError,
     terminate_all,
     wait_for_first_exit,
     wait_until_all_ready,
@@ -85,8 +86,8 @@ class HostMember:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> tuple[HostConnection, str]:
-        """Connect and return the connection and the model's name there. Raises ConfigurationError if either host
-        refuses the other, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
+        """Connect and return the connection and the model's name there. Raises LaunchError if either host refuses
+        the other, of which either may be wrong, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
         self._credentials = self._credentials.reload()
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):  # wait_for may swallow a cancellation
@@ -96,8 +97,8 @@ class HostMember:
         except ssl.SSLCertVerificationError as error:
             if error.verify_code in DATE_CODES:
                 raise HostConnectionLost(f"its certificate: {error.verify_message}") from None
-            raise ConfigurationError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
-                                     f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
+            raise LaunchError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
+                              f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
         writer.write(encode_message({"secret": self._credentials.secret, "node": self._layout.node_rank,
                                      "facts": dict(self._facts)}))
         try:
@@ -111,7 +112,7 @@ class HostMember:
             raise HostConnectionLost(str(answer["retry"]))
         if "refused" in answer:
             await close_writer(writer)
-            raise ConfigurationError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")
+            raise LaunchError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")
         return HostConnection(reader, writer), str(answer.get("model", ""))
 
     async def _follow(self, connection: HostConnection, model_label: str) -> None:

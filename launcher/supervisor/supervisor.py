@@ -345,8 +345,8 @@ class Supervisor:
 
     async def _wait_before_restart(self, dead_process: ShardMember, restarted_name: str,
                                    restart_policy: RestartPolicy) -> None:
-        """Wait before a restart. Raises LaunchError if nothing was served yet, TooManyDeathsError after many deaths. One
-        that comes again is awaited instead."""
+        """Wait before a restart. Raises LaunchError if nothing was served yet and TooManyDeathsError after many deaths,
+        unless the dead one comes again."""
         self._display.stop()
         if not (self._has_been_ready or dead_process.comes_again):
             raise dead_process.make_error()

@@ -19,7 +19,7 @@ from launcher.hosts import member
 from launcher.hosts.connection import HostConnection, Message, encode_message, read_message
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
-from launcher.supervisor.supervisor import ConfigurationError
+from launcher.supervisor.supervisor import ConfigurationError, LaunchError
 from shard.credentials import HostCredentials, read_credentials
 
 PARSE_ARGUMENTS = "import json, os, sys; told = json.loads(sys.argv[1]); "
@@ -193,9 +193,9 @@ def test_member_pauses_before_it_joins_again(play: Callable[..., None], monkeypa
 @pytest.mark.parametrize("answer", [{"refused": "it has another secret (--shard-credentials)"}])
 def test_refusal_ends_the_member_with_the_reason(play: Callable[..., None], answer: Message) -> None:
     async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
-        with pytest.raises(ConfigurationError, match="refused this host: it has another secret") as error:
+        with pytest.raises(LaunchError, match="refused this host: it has another secret") as error:
             await running
-        assert error.value.exit_code == 2
+        assert error.value.exit_code == 1  # so that systemd tries again: the other host may be changed
         assert len(first.hellos) == 1
     play(scenario, answer=answer)
 
@@ -203,8 +203,9 @@ def test_refusal_ends_the_member_with_the_reason(play: Callable[..., None], answ
 def test_secret_is_not_sent_to_a_host_with_a_certificate_of_another_ca(
         play: Callable[..., None], tmp_path: Path) -> None:
     async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
-        with pytest.raises(ConfigurationError, match="is not of this host's CA") as error:
+        with pytest.raises(LaunchError, match="is not of this host's CA") as error:
             await running
+        assert error.value.exit_code == 1
         assert "(--shard-credentials): self-signed certificate" in str(error.value)
         assert first.hellos == []
     play(scenario, server_credentials=read_credentials(make_self_signed(tmp_path / "other")))
