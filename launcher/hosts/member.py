@@ -87,7 +87,7 @@ class HostMember:
 
     async def _join(self) -> tuple[HostConnection, str]:
         """Connect and return the connection and the model's name there. Raises LaunchError if either host refuses
-        the other, of which either may be wrong, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
+        the other, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
         self._credentials = self._credentials.reload()
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):  # wait_for may swallow a cancellation
