@@ -84,7 +84,7 @@ from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
-from shard.credentials import CREDENTIALS_FLAG
+from shard.credentials import CREDENTIALS_FLAG, list_exposed_files
 from shard.telemetry.tracing import check_otlp_installed
 
 # The first flag of each setting, by all its flags, without their hyphens.
@@ -186,6 +186,9 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     if group is not None:
         launch = replace(launch, num_shard=group.num_shard)
         output.log(group.describe())
+        if exposed := list_exposed_files(launch.shard_credentials):
+            output.warn(f"all users of this host may read {' and '.join(exposed)} in {launch.shard_credentials} "
+                        f"({CREDENTIALS_FLAG}); use chmod o=")
     if group is not None and not group.layout.is_first:
         model = find_or_download_model(launch, needed_download, shard.quantize)
         run_group_member(launch, router, shard, model, group=group, output=output)

@@ -86,7 +86,7 @@ async def read_message(reader: asyncio.StreamReader) -> Message:
     try:
         line = await reader.readline()
         message = json.loads(line) if line else None
-    except (OSError, ValueError) as error:  # also a line that is too long
+    except (OSError, ValueError, RecursionError) as error:  # also a line that is too long, or JSON that is too deep
         raise HostConnectionLost(f"the connection broke: {error}") from None
     if not isinstance(message, dict):
         raise HostConnectionLost("the connection was closed" if message is None else "a line that is no message")

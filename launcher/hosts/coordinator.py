@@ -7,6 +7,8 @@ other. It listens at one address, with TLS, for callers that have the secret.
 """
 
 import asyncio
+import errno
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -148,9 +150,11 @@ class HostCoordinator(RemoteHosts):
             return await asyncio.start_server(
                 self._accept_caller, self._group.master_host, layout.master_port, limit=MAX_LINE_BYTES)
         except OSError as error:
+            advice = ("another process listens there; give --dist-init-addr another port"
+                      if error.errno == errno.EADDRINUSE else "--dist-init-addr must be an address of this host")
             raise LaunchError(
                 f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
-                f"({error.strerror}); --dist-init-addr must be an address of this host") from error
+                f"({os.strerror(error.errno or 0)}); {advice}") from error
 
     async def _wait_for_hosts(self) -> None:
         expected, shown = set(range(1, self._layout.num_nodes)), set[int]()

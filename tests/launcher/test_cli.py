@@ -453,10 +453,13 @@ def test_host_of_a_group_stops_after_the_first_one(monkeypatch: pytest.MonkeyPat
         seconds.append(seconds_to_finish)
 
     monkeypatch.setattr(cli, "serve_member", record_seconds)
-    assert run_weft("serve", "weft/simulated", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1",
-                    "--shard-credentials", make_self_signed(tmp_path), "--shutdown-delay", "7", "--shutdown-timeout",
-                    "20")[0] == 0
-    assert seconds == [7 + 20 + 5]
+    command = ("serve", "weft/simulated", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1",
+               "--shard-credentials", make_self_signed(tmp_path), "--shutdown-delay", "7", "--shutdown-timeout", "20")
+    code, _, errors = run_weft(*command)
+    assert (code, seconds) == (0, [7 + 20 + 5])
+    assert "may read" not in errors
+    (tmp_path / "secret").chmod(0o604)
+    assert f"all users of this host may read secret in {tmp_path} (--shard-credentials)" in run_weft(*command)[2]
 
 
 def test_server_warns_of_variables_that_it_ignores(monkeypatch: pytest.MonkeyPatch,

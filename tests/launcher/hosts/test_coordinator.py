@@ -271,7 +271,7 @@ def test_host_that_does_not_fit_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("hello", [{"node": 1, "facts": FACTS}, {"store": "run-1"}, {"store": ""}])
-@pytest.mark.parametrize("secret", ["another-secret-of-sixteen", "", None])
+@pytest.mark.parametrize("secret", ["another-secret-of-sixteen", "\ud800", "", None])
 def test_caller_without_the_secret_learns_nothing_and_changes_nothing(
         play: Callable[..., None], hello: dict[str, Any], secret: Any) -> None:
     async def scenario(harness: Harness) -> None:
@@ -359,3 +359,13 @@ def test_address_of_another_host_cannot_be_listened_at(credentials: HostCredenti
     elsewhere = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
     with pytest.raises(LaunchError, match="--dist-init-addr must be an address of this host"):
         asyncio.run(elsewhere.start_shards(1))
+
+
+def test_port_that_another_process_has_is_named(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        address = f"127.0.0.1:{harness.group.layout.master_port}"
+        with pytest.raises(LaunchError) as error:
+            await harness.coordinator._listen()
+        assert str(error.value) == (f"cannot listen for other nodes at {address} (Address already in use); another "
+                                    "process listens there; give --dist-init-addr another port")
+    play(scenario)
