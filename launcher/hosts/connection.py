@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+HELLO_TIMEOUT_SECONDS = 10.0  # for the first message of either end
 HEARTBEAT_SECONDS = 1.0
 MAX_SILENT_SECONDS = 8.0  # without a line from the other end
 MAX_LINE_BYTES = 2**20

@@ -17,6 +17,7 @@ from typing import Any
 
 from launcher.console_output import Output
 from launcher.hosts.connection import (
+    HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
     HostConnection,
     HostConnectionLost,
@@ -32,13 +33,14 @@ from launcher.supervisor.supervisor import ConfigurationError, LaunchError, Remo
 from shard.credentials import CREDENTIALS_FLAG, format_address
 
 HANDSHAKE_TIMEOUT_SECONDS = 3.0  # of TLS
-HELLO_TIMEOUT_SECONDS = 10.0
 MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 128, 32  # connections before their first message; a host has a few per shard
 MAX_WARNINGS = 100  # of different texts
 
 
 class HostShards:
     """The shards of one other host, from one start to their end."""
+
+    is_remote = True
 
     def __init__(self, node_rank: int, connection: HostConnection, start_name: str,
                  address_files: Sequence[Path]) -> None:

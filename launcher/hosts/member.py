@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.console_output import Output
 from launcher.hosts.connection import (
+    HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
     HostConnection,
     HostConnectionLost,
@@ -38,7 +39,6 @@ from launcher.supervisor.supervisor import (
 from shard.credentials import CREDENTIALS_FLAG, TLS_NAME, format_address
 
 RETRY_SECONDS = 1.0  # between attempts to join
-HELLO_TIMEOUT_SECONDS = 10.0
 DATE_CODES = (9, 10)  # of OpenSSL, for a certificate that is not yet valid, or has expired
 
 
@@ -163,7 +163,7 @@ class HostMember:
                                         is_lasting=isinstance(error, ConfigurationError)))
         if cause.explains_exit and not self._has_been_ready:
             raise error
-        self._output.warn(f"{error}; node 0 starts all shards again")
+        self._output.warn(f"{error}; waiting for node 0")
 
     def _complete_spec(self, spec: ChildSpec, connection: HostConnection, start_name: str,
                        model_label: str) -> ChildSpec:

@@ -72,6 +72,10 @@ class ShardMember(Protocol):
     def comes_again(self) -> bool:
         """Whether it is awaited again, even before all were ready once."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another host, which reports its end later than a shard here may notice it."""
+
     def send_signal(self, signal_number: signal.Signals) -> None: ...
     def make_error(self) -> LaunchError: ...
     def describe_exit(self) -> str: ...
@@ -92,7 +96,7 @@ class RemoteHosts:
 class ChildProcess:
     """A child process that was started."""
 
-    comes_again = False
+    comes_again = is_remote = False
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, messages: asyncio.StreamReader,
                  display: StartupDisplay, on_broken: Callable[[str], None]) -> None:
@@ -246,7 +250,7 @@ async def wait_for_cause(processes: Sequence[ShardMember]) -> ShardMember:
     """Wait for the first exit and return its cause: where another host takes part, a shard here may notice the end of
     one there before that host reports it."""
     first = await wait_for_first_exit(processes)
-    if first.explains_exit or all(isinstance(process, ChildProcess) for process in processes):
+    if first.explains_exit or not any(process.is_remote for process in processes):
         return first
     await asyncio.wait([process.exit_task for process in processes], timeout=CAUSE_SECONDS)
     return next((process for process in processes if process.exit_task.done() and process.explains_exit), first)

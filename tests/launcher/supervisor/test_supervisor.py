@@ -333,6 +333,7 @@ class RemoteShards:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
+        self.is_remote = True
         self.ready_task: asyncio.Future[bool] = loop.create_future()
         self.exit_task: asyncio.Future[int] = loop.create_future()
         self.explains_exit = self.comes_again = False
