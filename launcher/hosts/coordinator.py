@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import signal
+import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,6 +207,9 @@ class HostCoordinator(RemoteHosts):
                                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS)
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 return await read_message(reader)
+        except ssl.SSLError as error:
+            self._warn_once(f"refused {address}: TLS failed, {getattr(error, 'verify_message', '') or error.reason}")
+            raise
         finally:
             self._strangers[address] -= 1
             self._strangers += Counter()  # drops those at zero

@@ -104,6 +104,9 @@ class HostMember:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 answer = await read_message(reader)
+        except HostConnectionLost as lost:
+            await close_writer(writer)
+            raise HostConnectionLost(f"{lost}; it may not accept this host's certificate") from None
         except BaseException:
             await close_writer(writer)
             raise

@@ -16,7 +16,7 @@ from support.host_groups import FACTS, find_free_port, make_group
 
 from launcher.console_output import Output
 from launcher.hosts import member
-from launcher.hosts.connection import HostConnection, Message, encode_message, read_message
+from launcher.hosts.connection import HostConnection, HostConnectionLost, Message, encode_message, read_message
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
@@ -229,6 +229,20 @@ def test_member_waits_for_a_certificate_that_is_valid_now(
         await first.joined.get()
         address = f"127.0.0.1:{first.group.layout.master_port}"
         assert first.lines[0] == f"waiting for node 0 at {address}: its certificate: {text}"
+    play(scenario)
+
+
+def test_member_says_that_its_certificate_may_be_the_reason_of_the_end(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(_: asyncio.StreamReader) -> Message:
+        raise HostConnectionLost("the connection was closed")
+
+    monkeypatch.setattr(member, "read_message", end)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        while not first.lines:  # noqa: ASYNC110 - at the first turn of the loop that shows it
+            await asyncio.sleep(0)
+        assert first.lines[0].endswith("the connection was closed; it may not accept this host's certificate")
     play(scenario)
 
 
