@@ -28,7 +28,7 @@ RESERVED_VARIABLES = frozenset({
 POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
 # Other spellings: those of vLLM where they mean the same.
 FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "adapters": ("--enable-lora",), "dist_init_addr": ("--master-addr",), "hostname": ("--host",),
+    "adapters": ("--enable-lora",), "hostname": ("--host",),
     "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
     "model_id": ("--model",),
