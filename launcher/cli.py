@@ -43,6 +43,7 @@ from launcher.environment_variables import (
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.description import describe_host
 from launcher.hosts.group_plan import GroupPlan, make_group_plan
+from launcher.hosts.layout import find_group_variable
 from launcher.hosts.member import serve_member
 from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
@@ -80,9 +81,10 @@ from launcher.subcommands import (
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
-from launcher.supervisor.supervisor import ConfigurationError, LaunchError, bind_listener, serve
+from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
+from shard.credentials import CREDENTIALS_FLAG, list_exposed_files
 from shard.telemetry.tracing import check_otlp_installed
 
 # The first flag of each setting, by all its flags, without their hyphens.
@@ -179,9 +181,14 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_device(shard.device, launch.model_id)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     group = make_group_plan(launch, os.environ)
+    if group is None and (variable := find_group_variable(launch, os.environ)):
+        output.warn(f"{variable}={os.environ[variable]} is ignored: without {CREDENTIALS_FLAG} this host serves alone")
     if group is not None:
         launch = replace(launch, num_shard=group.num_shard)
         output.log(group.describe())
+        if exposed := list_exposed_files(launch.shard_credentials):
+            output.warn(f"all users of this host may read {' and '.join(exposed)} in {launch.shard_credentials} "
+                        f"({CREDENTIALS_FLAG}); use chmod o=")
     if group is not None and not group.layout.is_first:
         model = find_or_download_model(launch, needed_download, shard.quantize)
         run_group_member(launch, router, shard, model, group=group, output=output)
@@ -211,7 +218,8 @@ def run_group_member(launch: LaunchConfig, router: RouterConfig, shard: ShardCon
     with create_runtime_folder() as folder:
         plan = make_server_plan(launch, router, shard, model, runtime_folder=folder, group=group)
         asyncio.run(serve_member(group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
-                                 plan.shard_specs, seconds_to_finish=router.shutdown_timeout, output=output))
+                                 plan.shard_specs, output=output, seconds_to_finish=router.shutdown_delay
+                                 + router.shutdown_timeout + EXIT_MARGIN_SECONDS))  # node 0's router has as long
 
 
 def make_server_plan(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, model: ResolvedModel, *,

@@ -28,7 +28,7 @@ RESERVED_VARIABLES = frozenset({
 POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
 # Other spellings: those of vLLM where they mean the same.
 FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "adapters": ("--enable-lora",), "dist_init_addr": ("--master-addr",), "hostname": ("--host",),
+    "adapters": ("--enable-lora",), "hostname": ("--host",),
     "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
     "model_id": ("--model",),
@@ -52,8 +52,8 @@ class LaunchConfig:
         1, "Number of shards (tensor parallelism). Each is a process with a part of the model. With --nnodes: of all "
         "nodes together, by default one each.", low=1, high=64)
     nnodes: int = setting(
-        1, "Number of nodes (hosts) that share the shards of one model. Unless it is set, variables of torchrun or "
-        "LeaderWorkerSet count.", low=1, high=64)
+        0, "Number of nodes (hosts) that share the shards of one model. 1: this one alone. 0: as variables of torchrun "
+        "or LeaderWorkerSet say, if --shard-credentials is set.", low=0, high=64)
     node_rank: int = setting(
         0, "Number of this node, from 0. Node 0 has the router and leads the others.", low=0, high=63)
     dist_init_addr: str = setting(

@@ -7,6 +7,7 @@ for TLS_NAME, whatever the addresses of the hosts are.
 import hmac
 import ipaddress
 import ssl
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +31,19 @@ class HostCredentials:
 
     def accepts(self, secret: object) -> bool:
         """Return whether this is the secret, in a time that does not depend on where they differ."""
-        return isinstance(secret, str) and hmac.compare_digest(secret.encode(), self.secret.encode())
+        return isinstance(secret, str) and hmac.compare_digest(secret.encode(errors="surrogatepass"),
+                                                               self.secret.encode())
+
+    def reload(self) -> "HostCredentials":
+        """Return what the files hold now, for connections from now on, or these if the files do not work."""
+        try:
+            return read_credentials(self.folder)
+        except ValueError:
+            return self
 
     def make_server_context(self) -> ssl.SSLContext:
-        """Return the TLS settings of a server, which refuses clients without a certificate of the same CA."""
+        """Return the TLS settings of a server, from the files as they are now. It refuses clients without a
+        certificate of the same CA."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         return self._load_into(context)
@@ -44,7 +54,7 @@ class HostCredentials:
 
     def _load_into(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(cadata=self.ca.decode())
+        context.load_verify_locations(Path(self.folder) / CA_FILE)
         context.load_cert_chain(Path(self.folder) / CERTIFICATE_FILE, Path(self.folder) / KEY_FILE)
         return context
 
@@ -90,6 +100,11 @@ def decode_secret(path: Path, content: bytes) -> str:
     if not all("!" <= character <= "~" for character in secret):
         raise ValueError(f"{path} must hold ASCII letters, digits and signs only, no blanks")
     return secret
+
+
+def list_exposed_files(folder: str) -> list[str]:
+    """Return the files of a folder that hold a secret and that any user of this host may read or write."""
+    return [name for name in (KEY_FILE, SECRET_FILE) if (Path(folder) / name).stat().st_mode & stat.S_IRWXO]
 
 
 def is_local_address(address: str) -> bool:

@@ -9,7 +9,7 @@ import yaml
 
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS
-from shard.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, read_credentials
+from shard.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, list_exposed_files, read_credentials
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 PAGE = (REPOSITORY_ROOT / "docs/guides/several-hosts.md").read_text()
@@ -32,6 +32,7 @@ def test_credentials_made_by_the_page_are_accepted(tmp_path: Path) -> None:
     [block] = [block for block in find_shell_blocks() if "openssl" in block]
     subprocess.run(["bash", "-euc", block], cwd=tmp_path, check=True, capture_output=True)
     assert len(read_credentials(str(tmp_path / "group")).secret) == 48
+    assert list_exposed_files(str(tmp_path / "group")) == []
 
 
 def test_flags_on_the_page_and_in_the_manifest_exist() -> None:
@@ -57,7 +58,15 @@ def test_pods_of_the_manifest_have_time_for_their_requests() -> None:
     for spec in read_pod_specs():
         arguments = spec["containers"][0]["args"]
         timeout = float(arguments[arguments.index("--shutdown-timeout") + 1])
+        assert spec["containers"][0]["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "5"]}}
         assert spec["terminationGracePeriodSeconds"] >= 5 + timeout + 2 * EXIT_MARGIN_SECONDS
+
+
+def test_only_the_group_of_the_pods_may_read_the_secrets_of_the_manifest() -> None:
+    for spec in read_pod_specs():
+        [volume] = [volume for volume in spec["volumes"] if volume["name"] == "group"]
+        assert volume["projected"]["defaultMode"] == 0o440
+        assert spec["securityContext"]["fsGroup"] == 1000
 
 
 def test_manifest_keeps_the_leader_when_a_worker_is_lost() -> None:

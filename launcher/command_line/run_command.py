@@ -16,7 +16,8 @@ from router.config import API_KEY_ENV
 URL_MARK = " at http"  # in the first line of the banner
 # A free port, a banner with its number, and nothing in the terminal but the chat once the server runs. When it stops,
 # nobody waits for an answer any more.
-FIXED_SETTINGS: Mapping[str, Any] = {"port": 0, "json_output": False, "request_log": False, "shutdown_timeout": 1.0}
+FIXED_SETTINGS: Mapping[str, Any] = {"port": 0, "json_output": False, "request_log": False, "shutdown_timeout": 1.0,
+                                     "nnodes": 1}
 DEFAULT_LOG_LEVEL = "warning"
 STOP_TIMEOUT_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1  # of Linux' prctl: the signal that a process gets when its parent ends

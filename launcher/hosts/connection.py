@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+HELLO_TIMEOUT_SECONDS = 10.0  # for the first message of either end
 HEARTBEAT_SECONDS = 1.0
 MAX_SILENT_SECONDS = 8.0  # without a line from the other end
 MAX_LINE_BYTES = 2**20
@@ -86,7 +87,7 @@ async def read_message(reader: asyncio.StreamReader) -> Message:
     try:
         line = await reader.readline()
         message = json.loads(line) if line else None
-    except (OSError, ValueError) as error:  # also a line that is too long
+    except (OSError, ValueError, RecursionError) as error:  # also a line that is too long, or JSON that is too deep
         raise HostConnectionLost(f"the connection broke: {error}") from None
     if not isinstance(message, dict):
         raise HostConnectionLost("the connection was closed" if message is None else "a line that is no message")

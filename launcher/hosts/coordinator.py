@@ -7,14 +7,18 @@ other. It listens at one address, with TLS, for callers that have the secret.
 """
 
 import asyncio
+import errno
+import os
 import signal
+import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.console_output import Output
 from launcher.hosts.connection import (
+    HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
     HostConnection,
     HostConnectionLost,
@@ -29,11 +33,15 @@ from launcher.hosts.group_store import GroupStore
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, RemoteHosts, ShardMember
 from shard.credentials import CREDENTIALS_FLAG, format_address
 
-HELLO_TIMEOUT_SECONDS = 10.0
+HANDSHAKE_TIMEOUT_SECONDS = 3.0  # of TLS
+MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 128, 32  # connections before their first message; a host has a few per shard
+MAX_WARNINGS = 100  # of different texts
 
 
 class HostShards:
     """The shards of one other host, from one start to their end."""
+
+    is_remote = True
 
     def __init__(self, node_rank: int, connection: HostConnection, start_name: str,
                  address_files: Sequence[Path]) -> None:
@@ -110,11 +118,14 @@ class HostCoordinator(RemoteHosts):
         self._store: GroupStore | None = None  # of the current start
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
+        self._strangers = Counter[str]()  # connections whose first message has not come, by address
+        self._warnings: set[str] = set()  # about callers, since a host last joined
 
     async def start_shards(self, start_number: int) -> Sequence[ShardMember]:
         if self._server is None:
             self._server = await self._listen()
         self._close_store()
+        self._credentials = self._credentials.reload()
         await self._wait_for_hosts()
         self._store = store = GroupStore(f"{self._group.run_name}-{start_number}")
         self._shards = {node: HostShards(node, connection, store.name, self._get_address_files(node))
@@ -140,13 +151,13 @@ class HostCoordinator(RemoteHosts):
         layout = self._layout
         try:
             return await asyncio.start_server(
-                self._accept_caller, self._group.master_host, layout.master_port,
-                ssl=self._credentials.make_server_context(), ssl_handshake_timeout=HELLO_TIMEOUT_SECONDS,
-                limit=MAX_LINE_BYTES)
+                self._accept_caller, self._group.master_host, layout.master_port, limit=MAX_LINE_BYTES)
         except OSError as error:
+            advice = ("another process listens there; give --dist-init-addr another port"
+                      if error.errno == errno.EADDRINUSE else "--dist-init-addr must be an address of this host")
             raise LaunchError(
                 f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
-                f"({error.strerror}); --dist-init-addr must be an address of this host") from error
+                f"({os.strerror(error.errno or 0)}); {advice}") from error
 
     async def _wait_for_hosts(self) -> None:
         expected, shown = set(range(1, self._layout.num_nodes)), set[int]()
@@ -161,16 +172,23 @@ class HostCoordinator(RemoteHosts):
     # -- callers
 
     def _accept_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = asyncio.create_task(self._serve_caller(reader, writer))
+        address = (writer.get_extra_info("peername") or ("",))[0]
+        if self._strangers.total() >= MAX_STRANGERS or self._strangers[address] >= MAX_STRANGERS_PER_ADDRESS:
+            writer.transport.abort()
+            return
+        # What comes is for TLS: the plain reader must not take any of it before TLS begins.
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket
+        self._strangers[address] += 1
+        caller = asyncio.create_task(self._serve_caller(reader, writer, address))
         self._callers.add(caller)
         caller.add_done_callback(self._callers.discard)
 
-    async def _serve_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_caller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
         """Serve a launcher or a rank of another host. Nothing is done for a caller without the secret."""
         try:
-            hello = await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+            hello = await self._read_hello(reader, writer, address)
             if not self._credentials.accepts(hello.get("secret")):
-                self._output.warn(f"refused {writer.get_extra_info('peername')[0]}: it has another secret")
+                self._warn_once(f"refused {address}: it has another secret")
                 writer.write(encode_message({"refused": f"it has another secret ({CREDENTIALS_FLAG})"}))
             elif "store" in hello:
                 if self._store is not None and hello["store"] == self._store.name:
@@ -182,6 +200,20 @@ class HostCoordinator(RemoteHosts):
         finally:
             await close_writer(writer)
 
+    async def _read_hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> Message:
+        """Begin TLS and return the first message. Raises HostConnectionLost, OSError or TimeoutError."""
+        try:
+            await writer.start_tls(self._credentials.make_server_context(),
+                                   ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                return await read_message(reader)
+        except ssl.SSLError as error:
+            self._warn_once(f"refused {address}: TLS failed, {getattr(error, 'verify_message', '') or error.reason}")
+            raise
+        finally:
+            self._strangers[address] -= 1
+            self._strangers += Counter()  # drops those at zero
+
     async def _serve_host(self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node, facts = hello.get("node"), hello.get("facts")
         if not isinstance(node, int) or not 0 < node < self._layout.num_nodes or not isinstance(facts, dict):
@@ -189,27 +221,41 @@ class HostCoordinator(RemoteHosts):
             writer.write(encode_message({"refused": reason}))
             return
         if differences := find_differences(self._facts, facts):
-            self._output.warn(f"refused node {node}, which differs from this one: {differences}")
+            self._warn_once(f"refused node {node}, which differs from this one: {differences}")
             writer.write(encode_message({"refused": f"this node differs from it: {differences}"}))
             return
-        if (previous := self._connections.pop(node, None)) is not None:
-            self._lose_host(node, previous, "another process joined as this node")
-            await previous.close()
+        if (present := self._connections.get(node)) is not None:  # a half-open connection is lost soon
+            self._warn_once(f"node {node} is already here from {present.remote_host}: another process with the same "
+                            f"--node-rank, from {writer.get_extra_info('peername')[0]}, has to wait")
+            writer.write(encode_message({"retry": f"node {node} is already here from {present.remote_host}"}))
+            return
         connection = HostConnection(reader, writer)
         connection.send({"model": self._model_label})
         self._connections[node] = connection
+        self._warnings.clear()
         self._output.log(f"node {node} of {self._layout.num_nodes} has joined from {connection.remote_host}")
         self._joined.set()
+        reason = "its connection was ended here"
         try:
             while True:
                 message = await connection.receive()
                 if (shards := self._shards.get(node)) is not None and shards.connection is connection:
-                    with suppress(KeyError, ValueError):  # no report: its sender is of no use, and is lost at last
-                        shards.handle(message)
+                    shards.handle(message)
         except HostConnectionLost as lost:
-            self._lose_host(node, connection, str(lost))
+            reason = str(lost)
+        except OSError as error:
+            reason = f"cannot write the addresses: {error.strerror}"
+        except (KeyError, TypeError, ValueError):
+            reason = "it sent a report that is none"
         finally:
+            self._lose_host(node, connection, reason)
             await connection.close()
+
+    def _warn_once(self, text: str) -> None:
+        """Warn of a caller, which tries again and again."""
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(text)
+            self._output.warn(text)
 
     def _lose_host(self, node: int, connection: HostConnection, reason: str) -> None:
         if self._connections.get(node) is connection:

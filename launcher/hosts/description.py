@@ -9,7 +9,7 @@ from launcher.hosts.group_plan import GroupPlan
 
 COMMON_SETTINGS = ("dtype", "quantize", "adaptable", "embedding_dim", "device", "speculate", "attention", "exact",
                    "dist_backend", "simulated")
-FLAG_NAMES = {"adaptable": "adapters"}  # where a shard's setting has another name
+FLAG_NAMES = {"adaptable": "--adapters", "simulated": "settings of weft/simulated"}  # of settings with other names
 CONFIG_FILE, WEIGHT_FILES = "config.json", "*.safetensors"
 
 
@@ -17,7 +17,7 @@ def describe_host(shard_settings: Mapping[str, Any], group: GroupPlan, version: 
     """Return facts by the name under which a difference is reported."""
     return {"version of weft": version, "--nnodes": group.layout.num_nodes, "--num-shard": group.num_shard,
             "model files": fingerprint_model(shard_settings["model"]),
-            **{f"--{FLAG_NAMES.get(name, name).replace('_', '-')}": shard_settings[name] for name in COMMON_SETTINGS}}
+            **{FLAG_NAMES.get(name, f"--{name.replace('_', '-')}"): shard_settings[name] for name in COMMON_SETTINGS}}
 
 
 def fingerprint_model(folder: str) -> str:

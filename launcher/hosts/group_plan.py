@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from launcher.settings import LaunchConfig
 from launcher.supervisor.launch_plan import HostPlacement, address_file
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
 from shard.credentials import CREDENTIALS_FLAG, HostCredentials, format_address, read_credentials
+
+RESOLVE_ATTEMPTS, RESOLVE_PAUSE_SECONDS = 10, 1.0  # for node 0's address
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,12 @@ def make_group_plan(launch: LaunchConfig, environment: Mapping[str, str]) -> Gro
 
 
 def resolve_host(address: str) -> str:
-    """Return the number of an address. Raises LaunchError."""
-    try:
-        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise LaunchError(f"there is no address {address} (--dist-init-addr): {error.strerror}") from error
+    """Return the number of an address, for which names may come up together with this host. Raises LaunchError."""
+    for num_missing in reversed(range(RESOLVE_ATTEMPTS)):
+        try:
+            return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError as error:
+            reason = error.strerror
+        if num_missing:
+            time.sleep(RESOLVE_PAUSE_SECONDS)
+    raise LaunchError(f"there is no address {address} (--dist-init-addr): {reason}")

@@ -7,9 +7,10 @@ from launcher.settings import LaunchConfig
 
 DEFAULT_MASTER_PORT = 29500  # torch's
 MAX_PORT = 65535
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_SIZE_VARIABLE, LWS_SIZE_VARIABLE = "WORLD_SIZE", "LWS_GROUP_SIZE"
+TORCHRUN_VARIABLES = ("RANK", TORCHRUN_SIZE_VARIABLE, "MASTER_ADDR", "MASTER_PORT")
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # True: torchrun itself listens at MASTER_PORT
-LWS_VARIABLES = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
+LWS_VARIABLES = ("LWS_WORKER_INDEX", LWS_SIZE_VARIABLE, "LWS_LEADER_ADDRESS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,34 @@ class HostLayout:
 
 
 def read_host_layout(launch: LaunchConfig, environment: Mapping[str, str]) -> HostLayout | None:
-    """Return the place of this process, or None if it serves alone. Flags win over variables. Raises ValueError."""
+    """Return the place of this process, or None if it serves alone. Flags win over variables, which count only with
+    credentials: other programs set them, too. Raises ValueError."""
     host, port = parse_address(launch.dist_init_addr)
     if launch.nnodes > 1:
         return HostLayout(launch.node_rank, launch.nnodes, host, port or DEFAULT_MASTER_PORT, "--nnodes")
     if launch.node_rank:
         raise ValueError(f"--node-rank {launch.node_rank} needs --nnodes, the number of nodes")
-    is_torchrun = (all(environment.get(name) for name in TORCHRUN_VARIABLES)
-                   and read_number(environment, "WORLD_SIZE") > 1)
-    if is_torchrun:
-        return read_torchrun_layout(host, port, environment)
-    if all(environment.get(name) for name in LWS_VARIABLES) and read_number(environment, "LWS_GROUP_SIZE") > 1:
-        return HostLayout(read_number(environment, "LWS_WORKER_INDEX"), read_number(environment, "LWS_GROUP_SIZE"),
-                          host or environment["LWS_LEADER_ADDRESS"], port or DEFAULT_MASTER_PORT, "LWS_GROUP_SIZE")
+    variable = find_group_variable(launch, environment)
+    if variable and launch.shard_credentials:
+        try:
+            return (read_torchrun_layout if variable == TORCHRUN_SIZE_VARIABLE else read_lws_layout)(
+                host, port, environment)
+        except ValueError as error:
+            raise ValueError(f"{error}; --nnodes 1 serves on this host alone") from None
     if launch.dist_init_addr:
         raise ValueError(f"--dist-init-addr {launch.dist_init_addr} needs --nnodes, the number of nodes")
     return None
+
+
+def find_group_variable(launch: LaunchConfig, environment: Mapping[str, str]) -> str:
+    """Return the variable that gives the number of processes, if all of torchrun or LeaderWorkerSet are there, it is
+    not 1, and no flag says how many nodes there are; or ""."""
+    if launch.nnodes:
+        return ""
+    for names, size_variable in ((TORCHRUN_VARIABLES, TORCHRUN_SIZE_VARIABLE), (LWS_VARIABLES, LWS_SIZE_VARIABLE)):
+        if all(environment.get(name) for name in names) and environment[size_variable] != "1":
+            return size_variable
+    return ""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -77,10 +90,16 @@ def read_torchrun_layout(host: str, port: int, environment: Mapping[str, str]) -
     itself listens there. `host` and `port` win."""
     is_port_taken = environment.get(AGENT_STORE_VARIABLE) == "True"
     port = port or read_number(environment, "MASTER_PORT") + is_port_taken
-    return HostLayout(read_number(environment, "RANK"), read_number(environment, "WORLD_SIZE"),
-                      host or environment["MASTER_ADDR"], port, "WORLD_SIZE",
+    return HostLayout(read_number(environment, "RANK"), read_number(environment, TORCHRUN_SIZE_VARIABLE),
+                      host or environment["MASTER_ADDR"], port, TORCHRUN_SIZE_VARIABLE,
                       machine_rank=read_number(environment, "LOCAL_RANK", 0),
                       machine_size=read_number(environment, "LOCAL_WORLD_SIZE", 1))
+
+
+def read_lws_layout(host: str, port: int, environment: Mapping[str, str]) -> HostLayout:
+    """Return the layout of the pods of a LeaderWorkerSet. `host` and `port` win."""
+    return HostLayout(read_number(environment, "LWS_WORKER_INDEX"), read_number(environment, LWS_SIZE_VARIABLE),
+                      host or environment["LWS_LEADER_ADDRESS"], port or DEFAULT_MASTER_PORT, LWS_SIZE_VARIABLE)
 
 
 def read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

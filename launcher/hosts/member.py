@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.console_output import Output
 from launcher.hosts.connection import (
+    HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
     HostConnection,
     HostConnectionLost,
@@ -30,6 +31,7 @@ from launcher.supervisor.supervisor import (
     STOP_SIGNALS,
     ChildProcess,
     ConfigurationError,
+    LaunchError,
     terminate_all,
     wait_for_first_exit,
     wait_until_all_ready,
@@ -37,7 +39,7 @@ from launcher.supervisor.supervisor import (
 from shard.credentials import CREDENTIALS_FLAG, TLS_NAME, format_address
 
 RETRY_SECONDS = 1.0  # between attempts to join
-HELLO_TIMEOUT_SECONDS = 10.0
+DATE_CODES = (9, 10)  # of OpenSSL, for a certificate that is not yet valid, or has expired
 
 
 class HostMember:
@@ -81,27 +83,39 @@ class HostMember:
                     await self._end_shards()
                 finally:
                     await connection.close()
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> tuple[HostConnection, str]:
-        """Connect and return the connection and the model's name there. Raises ConfigurationError if either host
-        refuses the other, OSError or HostConnectionLost if node 0 is not there."""
+        """Connect and return the connection and the model's name there. Raises LaunchError if either host refuses
+        the other, OSError or HostConnectionLost if node 0 is not there or lets this one wait."""
+        self._credentials = self._credentials.reload()
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(
-                self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES, server_hostname=TLS_NAME,
-                ssl=self._credentials.make_client_context()), HELLO_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):  # wait_for may swallow a cancellation
+                reader, writer = await asyncio.open_connection(
+                    self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES,
+                    server_hostname=TLS_NAME, ssl=self._credentials.make_client_context())
         except ssl.SSLCertVerificationError as error:
-            raise ConfigurationError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
-                                     f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
+            if error.verify_code in DATE_CODES:
+                raise HostConnectionLost(f"its certificate: {error.verify_message}") from None
+            raise LaunchError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
+                              f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
         writer.write(encode_message({"secret": self._credentials.secret, "node": self._layout.node_rank,
                                      "facts": dict(self._facts)}))
         try:
-            answer = await asyncio.wait_for(read_message(reader), HELLO_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                answer = await read_message(reader)
+        except HostConnectionLost as lost:
+            await close_writer(writer)
+            raise HostConnectionLost(f"{lost}; it may not accept this host's certificate") from None
         except BaseException:
             await close_writer(writer)
             raise
+        if "retry" in answer:
+            await close_writer(writer)
+            raise HostConnectionLost(str(answer["retry"]))
         if "refused" in answer:
             await close_writer(writer)
-            raise ConfigurationError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")
+            raise LaunchError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")
         return HostConnection(reader, writer), str(answer.get("model", ""))
 
     async def _follow(self, connection: HostConnection, model_label: str) -> None:
@@ -152,7 +166,7 @@ class HostMember:
                                         is_lasting=isinstance(error, ConfigurationError)))
         if cause.explains_exit and not self._has_been_ready:
             raise error
-        self._output.warn(f"{error}; node 0 starts all shards again")
+        self._output.warn(f"{error}; waiting for node 0")
 
     def _complete_spec(self, spec: ChildSpec, connection: HostConnection, start_name: str,
                        model_label: str) -> ChildSpec:

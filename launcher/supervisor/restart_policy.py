@@ -13,18 +13,22 @@ class RestartPolicy:
     def __init__(self, pauses: Sequence[float]) -> None:
         self._pauses = pauses
         self._recent_deaths: list[float] = []
-        self._num_consecutive_deaths = 0
+        self._num_in_a_row, self._last_end_at = 0, -WINDOW_SECONDS  # deaths and losses
 
     def choose_pause_after_death(self, now: float) -> float | None:
         """Record a death and return the seconds to wait before the restart, or None after too many deaths."""
         self._recent_deaths = [time for time in self._recent_deaths if now - time < WINDOW_SECONDS]
-        self._num_consecutive_deaths = self._num_consecutive_deaths + 1 if self._recent_deaths else 1
         self._recent_deaths.append(now)
-        if len(self._recent_deaths) >= MAX_DEATHS:
-            return None
-        return self._pauses[min(self._num_consecutive_deaths, len(self._pauses)) - 1]
+        pause = self.choose_pause_after_loss(now)
+        return None if len(self._recent_deaths) >= MAX_DEATHS else pause
+
+    def choose_pause_after_loss(self, now: float) -> float:
+        """Record the end of something that is awaited, however often, and return the seconds to wait."""
+        is_in_a_row = now - self._last_end_at < WINDOW_SECONDS
+        self._num_in_a_row, self._last_end_at = self._num_in_a_row + 1 if is_in_a_row else 1, now
+        return self._pauses[min(self._num_in_a_row, len(self._pauses)) - 1]
 
     def excuse_deaths(self, num_deaths: int) -> None:
         """Forget the last deaths: their cause was found and will not come back."""
         del self._recent_deaths[-num_deaths:]
-        self._num_consecutive_deaths = 0
+        self._num_in_a_row = 0

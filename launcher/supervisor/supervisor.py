@@ -72,6 +72,10 @@ class ShardMember(Protocol):
     def comes_again(self) -> bool:
         """Whether it is awaited again, even before all were ready once."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another host, which reports its end later than a shard here may notice it."""
+
     def send_signal(self, signal_number: signal.Signals) -> None: ...
     def make_error(self) -> LaunchError: ...
     def describe_exit(self) -> str: ...
@@ -92,7 +96,7 @@ class RemoteHosts:
 class ChildProcess:
     """A child process that was started."""
 
-    comes_again = False
+    comes_again = is_remote = False
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, messages: asyncio.StreamReader,
                  display: StartupDisplay, on_broken: Callable[[str], None]) -> None:
@@ -246,7 +250,7 @@ async def wait_for_cause(processes: Sequence[ShardMember]) -> ShardMember:
     """Wait for the first exit and return its cause: where another host takes part, a shard here may notice the end of
     one there before that host reports it."""
     first = await wait_for_first_exit(processes)
-    if first.explains_exit or all(isinstance(process, ChildProcess) for process in processes):
+    if first.explains_exit or not any(process.is_remote for process in processes):
         return first
     await asyncio.wait([process.exit_task for process in processes], timeout=CAUSE_SECONDS)
     return next((process for process in processes if process.exit_task.done() and process.explains_exit), first)
@@ -345,11 +349,14 @@ class Supervisor:
 
     async def _wait_before_restart(self, dead_process: ShardMember, restarted_name: str,
                                    restart_policy: RestartPolicy) -> None:
-        """Wait before a restart. Raises LaunchError if nothing was served yet, TooManyDeathsError after many deaths."""
+        """Wait before a restart. Raises LaunchError if nothing was served yet and TooManyDeathsError after many deaths,
+        unless the dead one comes again."""
         self._display.stop()
         if not (self._has_been_ready or dead_process.comes_again):
             raise dead_process.make_error()
-        pause = restart_policy.choose_pause_after_death(time.monotonic())
+        now = time.monotonic()
+        pause = (restart_policy.choose_pause_after_loss(now) if dead_process.comes_again
+                 else restart_policy.choose_pause_after_death(now))
         if pause is None:
             raise TooManyDeathsError(f"{dead_process.describe_exit()}; that was death number {MAX_DEATHS} within "
                                      f"{WINDOW_SECONDS / 60:.0f} minutes, giving up")

@@ -82,6 +82,8 @@ class RankConnection:
         if target == self._target:
             return
         await self._close_channel()
+        if self._credentials is not None and is_remote(self._address):  # the shard is new, and may have new ones
+            self._credentials = await asyncio.to_thread(self._credentials.reload)
         self._target = target
         self._channel = open_channel(self._address, target, CHANNEL_OPTIONS, self._credentials)
         self._unary_calls = {

@@ -163,8 +163,8 @@ class NcclGroup:
         self._store = store = rendezvous.open_store(world_size)  # as in GlooGroup
         if rendezvous.spans_hosts:
             check_same_backend(store, rank, world_size, "nccl")
-            if interface := find_interface(rendezvous.host_address):
-                os.environ.setdefault(NCCL_INTERFACE_VARIABLE, f"={interface}")
+            if not os.environ.get(NCCL_INTERFACE_VARIABLE):  # NCCL would listen on any interface, maybe a public one
+                os.environ[NCCL_INTERFACE_VARIABLE] = f"={find_interface(rendezvous.host_address)}"
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
             "nccl", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, device_id=device)
@@ -231,14 +231,15 @@ def check_same_backend(store: Store, rank: int, world_size: int, backend: str) -
 
 
 def find_interface(address: str) -> str:
-    """Return the name of the network interface that has an IPv4 address, or ""."""
+    """Return the name of the network interface whose first IPv4 address this is. Raises ValueError if none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no IPv4 address
                 answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
-    return ""
+    raise ValueError(f"no network interface has {address} as its first IPv4 address; set {NCCL_INTERFACE_VARIABLE} to "
+                     "the interface on which NCCL is to listen")
 
 
 def as_bytes(x: Tensor) -> Any:

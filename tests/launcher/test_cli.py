@@ -1,5 +1,6 @@
 """Tests of the command line: settings from flags and variables, and errors in one line."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from support.host_credentials import make_self_signed
 
 from launcher import cli, subcommands
 from launcher.client.adapters import AdaptersCommand
@@ -441,3 +443,30 @@ def test_invalid_options_of_deploy_ray_are_a_one_line_error(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str) -> None:
     monkeypatch.setattr(cli, "check_ray_installed", lambda: None)
     assert run_weft("deploy", "ray", *arguments) == (2, "", f"{line}\n")
+
+
+def test_host_of_a_group_stops_after_the_first_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                   run_weft: Callable[..., tuple[int, str, str]]) -> None:
+    seconds: list[float] = []
+
+    async def record_seconds(*_: Any, seconds_to_finish: float, **__: Any) -> None:
+        seconds.append(seconds_to_finish)
+
+    monkeypatch.setattr(cli, "serve_member", record_seconds)
+    command = ("serve", "weft/simulated", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1",
+               "--shard-credentials", make_self_signed(tmp_path), "--shutdown-delay", "7", "--shutdown-timeout", "20")
+    code, _, errors = run_weft(*command)
+    assert (code, seconds) == (0, [7 + 20 + 5])
+    assert "may read" not in errors
+    (tmp_path / "secret").chmod(0o604)
+    assert f"all users of this host may read secret in {tmp_path} (--shard-credentials)" in run_weft(*command)[2]
+
+
+def test_server_warns_of_variables_that_it_ignores(monkeypatch: pytest.MonkeyPatch,
+                                                   run_weft: Callable[..., tuple[int, str, str]]) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29400"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli, "serve", lambda *_, **__: asyncio.sleep(0))
+    code, _, errors = run_weft("serve", "weft/simulated", "--port", "0")
+    assert code == 0
+    assert "WORLD_SIZE=4 is ignored: without --shard-credentials this host serves alone" in errors

@@ -85,3 +85,7 @@ def test_variables_with_other_purposes_are_not_read() -> None:
 def test_positional_settings_come_first() -> None:
     """Otherwise they cannot be distinguished from the values of other flags."""
     assert tuple(SETTINGS_BY_NAME)[:len(POSITIONAL_SETTINGS)] == POSITIONAL_SETTINGS
+
+
+def test_address_of_node_0_has_no_spelling_that_goes_with_a_flag_for_its_port() -> None:
+    assert SETTINGS_BY_NAME["dist_init_addr"].flags == ("--dist-init-addr",)

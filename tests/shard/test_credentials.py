@@ -3,19 +3,38 @@ from pathlib import Path
 import pytest
 from support.host_credentials import SECRET, make_self_signed, make_signed
 
-from shard.credentials import format_address, is_local_address, read_credentials
+from shard.credentials import format_address, is_local_address, list_exposed_files, read_credentials
 
 
 def test_credentials_hold_the_secret_without_its_line_end(tmp_path: Path) -> None:
     credentials = read_credentials(make_self_signed(tmp_path))
     assert credentials.secret == SECRET
     assert credentials.accepts(SECRET)
-    assert not any(credentials.accepts(wrong) for wrong in ("", SECRET[:-1], None, 1))
+    assert not any(credentials.accepts(wrong) for wrong in ("", SECRET[:-1], "\ud800", None, 1))
+
+
+def test_key_and_secret_that_any_user_may_read_are_named(tmp_path: Path) -> None:
+    folder = make_self_signed(tmp_path)
+    (tmp_path / "tls.key").chmod(0o640)
+    (tmp_path / "secret").chmod(0o644)
+    assert list_exposed_files(folder) == ["secret"]
+    (tmp_path / "secret").chmod(0o600)
+    assert list_exposed_files(folder) == []
 
 
 def test_certificate_of_another_ca_of_the_operator_is_taken(tmp_path: Path) -> None:
     make_self_signed(tmp_path / "ca")
     assert read_credentials(make_signed(tmp_path / "host", tmp_path / "ca")).secret == SECRET
+
+
+def test_renewed_files_are_loaded_unless_they_do_not_work(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path))
+    make_self_signed(tmp_path, secret="another-secret-of-the-hosts")
+    renewed = credentials.reload()
+    assert renewed.accepts("another-secret-of-the-hosts")
+    assert renewed.certificate == (tmp_path / "tls.crt").read_bytes() != credentials.certificate
+    (tmp_path / "tls.key").unlink()
+    assert renewed.reload() == renewed
 
 
 def test_secret_and_key_are_not_shown(tmp_path: Path) -> None:

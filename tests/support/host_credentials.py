@@ -17,6 +17,7 @@ def make_self_signed(folder: Path, *, name: str = "weft-shard", secret: str = SE
     run_openssl("req", "-x509", *REQUEST, "-keyout", folder / "tls.key", "-out", folder / "tls.crt", "-days", "10",
                 "-addext", f"subjectAltName=DNS:{name}")
     (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
+    (folder / "secret").touch(0o600)
     (folder / "secret").write_text(f"{secret}\n")
     return str(folder)
 
@@ -30,5 +31,6 @@ def make_signed(folder: Path, authority: Path, *, secret: str = SECRET) -> str:
                 "-CAkey", authority / "tls.key", "-CAcreateserial",
                 "-extfile", folder / "extensions", "-out", folder / "tls.crt", "-days", "10")
     (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
+    (folder / "secret").touch(0o600)
     (folder / "secret").write_text(f"{secret}\n")
     return str(folder)

@@ -38,7 +38,8 @@ def test_chat_gets_the_address_of_a_quiet_server_that_stops_with_it(chats: list[
     assert (tmp_path / "stopped").exists()
     seen = (tmp_path / "seen").read_text()
     assert seen == ('[["serve", "--log-level=warning", "--model-id=org/name", "--num-shard=2", '
-                    '"--port=0", "--no-json-output", "--no-request-log", "--shutdown-timeout=1.0"], "secret"]')
+                    '"--port=0", "--no-json-output", "--no-request-log", "--shutdown-timeout=1.0", '
+                    '"--nnodes=1"], "secret"]')
     assert "WEFT_API_KEY" not in os.environ
 
 

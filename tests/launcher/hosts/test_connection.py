@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from launcher.hosts import connection
-from launcher.hosts.connection import HostConnection, HostConnectionLost, read_message
+from launcher.hosts.connection import MAX_LINE_BYTES, HostConnection, HostConnectionLost, read_message
 
 
 @asynccontextmanager
@@ -39,10 +39,12 @@ def test_messages_arrive_in_order_and_heartbeats_do_not() -> None:
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    (b"no JSON\n", "the connection broke"), (b"[]\n", "a line that is no message"), (b"", "the connection was closed")])
+    (b"no JSON\n", "the connection broke"), (b"[" * 200_000 + b"\n", "the connection broke"),
+    (b"[]\n", "a line that is no message"), (b"", "the connection was closed")])
 def test_end_that_talks_nonsense_or_leaves_is_lost(line: bytes, reason: str) -> None:
     async def scenario() -> None:
         async with connect_pair() as (end, _, writer):
+            end._reader._limit = MAX_LINE_BYTES  # as of both hosts
             writer.write(line)
             writer.write_eof()
             with pytest.raises(HostConnectionLost, match=reason):

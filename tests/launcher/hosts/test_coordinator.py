@@ -16,6 +16,7 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, find_free_port, list_address_files, make_group
 
 from launcher.console_output import Output
+from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
@@ -172,6 +173,31 @@ def test_lost_host_ends_its_shards_and_is_awaited(play: Callable[..., None]) -> 
     play(scenario)
 
 
+@pytest.mark.parametrize("report", [{"addresses": []}, {"addresses": 7}, {"ended": "died"}])
+def test_host_whose_report_is_none_is_lost(play: Callable[..., None], report: dict[str, Any]) -> None:
+    async def scenario(harness: Harness) -> None:
+        connection = await harness.join()
+        [shards] = await harness.coordinator.start_shards(1)
+        connection.send({"of": "run-1"} | report)
+        await asyncio.wait_for(shards.exit_task, 5)
+        assert shards.describe_exit() == "node 1 (127.0.0.1) is lost: it sent a report that is none"
+        assert not harness.coordinator._connections
+    play(scenario)
+
+
+def test_host_whose_addresses_cannot_be_written_is_lost_with_the_reason(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        connection = await harness.join()
+        harness.coordinator._get_address_files = lambda _: [harness.folder / "missing" / "address-1"]
+        [shards] = await harness.coordinator.start_shards(1)
+        connection.send({"of": "run-1", "addresses": ["127.0.0.1:7"]})
+        await asyncio.wait_for(shards.exit_task, 5)
+        assert shards.describe_exit() == (
+            "node 1 (127.0.0.1) is lost: cannot write the addresses: No such file or directory")
+        assert not harness.coordinator._connections
+    play(scenario)
+
+
 def test_reports_about_an_earlier_start_are_dropped(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         connection = await harness.join()
@@ -186,17 +212,48 @@ def test_reports_about_an_earlier_start_are_dropped(play: Callable[..., None]) -
     play(scenario)
 
 
-def test_process_that_joins_as_the_same_node_replaces_the_first(play: Callable[..., None]) -> None:
+def test_process_that_joins_as_a_node_that_is_there_waits_until_that_is_lost(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         first = await harness.join()
         [shards] = await harness.coordinator.start_shards(1)
-        await harness.join()
-        await shards.exit_task
-        assert "another process joined as this node" in shards.describe_exit()
+        hello = {"node": 1, "facts": FACTS}
+        answers = await asyncio.gather(*(harness.ask(hello) for _ in range(3)))
+        assert answers == [{"retry": "node 1 is already here from 127.0.0.1"}] * 3
+        assert [line for line in harness.output.lines if "already" in line] == [
+            "node 1 is already here from 127.0.0.1: another process with the same --node-rank, from 127.0.0.1, has to "
+            "wait"]
         assert await first.receive() == {"start": "run-1"}
-        with pytest.raises(HostConnectionLost):
-            await first.receive()
+        assert not shards.exit_task.done()
+        await first.close()
+        await shards.exit_task
+        await harness.join()
     play(scenario)
+
+
+def test_of_two_processes_that_join_at_once_after_a_loss_one_waits(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await (await harness.join()).close()
+        while harness.coordinator._connections:  # noqa: ASYNC110 - at the first turn of the loop that shows it
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*((harness.call({"node": 1, "facts": FACTS})) for _ in range(2)))
+        received = [await read_message(reader) for reader, _ in answers]
+        assert sum("retry" in message for message in received) == 1
+        for _, writer in answers:
+            writer.close()
+    play(scenario)
+
+
+def test_host_with_renewed_credentials_joins_at_the_next_start(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+
+    async def scenario() -> None:
+        async with open_harness(credentials, tmp_path, 2) as harness:
+            harness.credentials = renewed
+            starting = asyncio.create_task(harness.coordinator.start_shards(1))
+            await harness.join()
+            await starting
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("hello", "reason"), [
@@ -208,12 +265,13 @@ def test_process_that_joins_as_the_same_node_replaces_the_first(play: Callable[.
 def test_host_that_does_not_fit_is_refused_with_the_reason(
         play: Callable[..., None], hello: dict[str, Any], reason: str) -> None:
     async def scenario(harness: Harness) -> None:
-        assert await harness.ask(hello) == {"refused": reason}
+        assert await harness.ask(hello) == await harness.ask(hello) == {"refused": reason}
+        assert len(harness.output.lines) <= 1  # however often it tries
     play(scenario)
 
 
 @pytest.mark.parametrize("hello", [{"node": 1, "facts": FACTS}, {"store": "run-1"}, {"store": ""}])
-@pytest.mark.parametrize("secret", ["another-secret-of-sixteen", "", None])
+@pytest.mark.parametrize("secret", ["another-secret-of-sixteen", "\ud800", "", None])
 def test_caller_without_the_secret_learns_nothing_and_changes_nothing(
         play: Callable[..., None], hello: dict[str, Any], secret: Any) -> None:
     async def scenario(harness: Harness) -> None:
@@ -232,8 +290,11 @@ def test_caller_with_a_certificate_of_another_ca_gets_no_answer(play: Callable[.
             await harness.ask({"node": 1, "facts": FACTS}, other)
         (tmp_path / "other" / "ca.crt").write_bytes(harness.credentials.ca)
         trusting = replace(other, ca=harness.credentials.ca)
-        with pytest.raises((HostConnectionLost, OSError)):
-            await harness.ask({"node": 1, "facts": FACTS}, trusting)
+        for _ in range(2):
+            with pytest.raises((HostConnectionLost, OSError)):
+                await harness.ask({"node": 1, "facts": FACTS}, trusting)
+        assert "refused 127.0.0.1: TLS failed, self-signed certificate" in harness.output.lines
+        assert len(harness.output.lines) == len(set(harness.output.lines))
         assert not harness.coordinator._connections
     play(scenario)
 
@@ -248,9 +309,66 @@ def test_caller_without_tls_gets_no_answer(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+def test_callers_that_say_nothing_are_limited_and_leave_room_for_others(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "MAX_STRANGERS_PER_ADDRESS", 3)
+
+    async def scenario(harness: Harness) -> None:
+        port = harness.group.layout.master_port
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        ended = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        done, waiting = await asyncio.wait(ended, timeout=0.5)
+        assert (len(done), len(waiting)) == (3, 3)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, local_addr=("127.0.0.2", 0), ssl=harness.credentials.make_client_context(),
+            server_hostname=TLS_NAME)
+        writer.write(encode_message({"secret": harness.credentials.secret, "node": 1, "facts": FACTS}))
+        assert await read_message(reader) in ({"model": "/model"}, {})
+        for _, silent_writer in (*silent, (reader, writer)):
+            silent_writer.close()
+        await asyncio.wait(ended)
+        await harness.join()
+        assert not harness.coordinator._strangers
+    play(scenario)
+
+
+def test_callers_are_limited_whatever_their_addresses(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "MAX_STRANGERS", 2)
+
+    async def scenario(harness: Harness) -> None:
+        port = harness.group.layout.master_port
+        silent = [await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{number}", 0))
+                  for number in (2, 3, 4)]
+        assert await silent[2][0].read() == b""
+        for _, writer in silent:
+            writer.close()
+    play(scenario)
+
+
+def test_handshake_that_does_not_end_is_ended(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "HANDSHAKE_TIMEOUT_SECONDS", 0.05)
+
+    async def scenario(harness: Harness) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.layout.master_port)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    play(scenario)
+
+
 def test_address_of_another_host_cannot_be_listened_at(credentials: HostCredentials, tmp_path: Path) -> None:
     harness = Harness(credentials, tmp_path, 2)
     group = replace(harness.group, master_host="192.0.2.1")
-    coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
+    elsewhere = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)
     with pytest.raises(LaunchError, match="--dist-init-addr must be an address of this host"):
-        asyncio.run(coordinator.start_shards(1))
+        asyncio.run(elsewhere.start_shards(1))
+
+
+def test_port_that_another_process_has_is_named(play: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        address = f"127.0.0.1:{harness.group.layout.master_port}"
+        with pytest.raises(LaunchError) as error:
+            await harness.coordinator._listen()
+        assert str(error.value) == (f"cannot listen for other nodes at {address} (Address already in use); another "
+                                    "process listens there; give --dist-init-addr another port")
+    play(scenario)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from launcher.hosts.description import COMMON_SETTINGS, describe_host, find_differences, fingerprint_model
+from launcher.settings import SETTINGS_BY_NAME
 from shard.config import ShardConfig
 
 GROUP: Any = SimpleNamespace(layout=SimpleNamespace(num_nodes=2), num_shard=4)
@@ -30,6 +31,11 @@ def test_differences_are_named_with_both_values() -> None:
     first, other = ShardConfig(), ShardConfig(dtype="bfloat16", adaptable=True)
     assert find_differences(describe(first), describe(other, "2")) == (
         "version of weft 2 instead of 1, --dtype bfloat16 instead of auto, --adapters True instead of False")
+
+
+def test_every_difference_in_a_flag_is_named_by_a_flag_that_exists() -> None:
+    flags = {name for name in describe(ShardConfig()) if name.startswith("--")}
+    assert flags <= {flag for setting in SETTINGS_BY_NAME.values() for flag in setting.flags}
 
 
 def test_common_settings_are_settings_of_a_shard() -> None:

@@ -1,8 +1,11 @@
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.host_credentials import make_self_signed
 
+from launcher.hosts import group_plan
 from launcher.hosts.group_plan import make_group_plan
 from launcher.settings import LaunchConfig
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
@@ -66,7 +69,24 @@ def test_several_nodes_need_credentials() -> None:
     assert error.value.exit_code == 2
 
 
-def test_unknown_address_of_the_first_node_may_be_known_later(folder: str) -> None:
+def test_address_of_the_first_node_is_looked_up_for_some_seconds(
+        folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up, failures = socket.getaddrinfo, iter(range(3))
+
+    def fail_thrice(*arguments: Any, **settings: Any) -> Any:
+        if next(failures, None) is not None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(*arguments, **settings)
+
+    monkeypatch.setattr(group_plan, "RESOLVE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", fail_thrice)
+    plan = make_group_plan(make_launch(folder), {})
+    assert plan is not None
+    assert plan.master_host == "127.0.0.1"
+
+
+def test_unknown_address_of_the_first_node_may_be_known_later(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_plan, "RESOLVE_PAUSE_SECONDS", 0)
     with pytest.raises(LaunchError, match=r"there is no address no-such-host.invalid \(--dist-init-addr\)") as error:
         make_group_plan(make_launch(folder, address="no-such-host.invalid"), {})
     assert error.value.exit_code == 1

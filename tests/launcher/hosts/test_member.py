@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, find_free_port, make_group
 
 from launcher.console_output import Output
-from launcher.hosts.connection import HostConnection, Message, encode_message, read_message
+from launcher.hosts import member
+from launcher.hosts.connection import HostConnection, HostConnectionLost, Message, encode_message, read_message
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
-from launcher.supervisor.supervisor import ConfigurationError
+from launcher.supervisor.supervisor import ConfigurationError, LaunchError
 from shard.credentials import HostCredentials, read_credentials
 
 PARSE_ARGUMENTS = "import json, os, sys; told = json.loads(sys.argv[1]); "
@@ -165,12 +167,35 @@ def test_member_ends_its_shards_when_the_first_host_is_lost_and_joins_again(play
     play(scenario)
 
 
+def test_member_waits_while_another_process_is_its_node(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 0.01)
+
+    async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
+        for _ in range(3):
+            await first.joined.get()
+        assert not running.done()
+        assert first.lines == [f"waiting for node 0 at 127.0.0.1:{first.group.layout.master_port}: node 1 is already "
+                               "here from 10.0.0.2"]
+    play(scenario, answer={"retry": "node 1 is already here from 10.0.0.2"})
+
+
+def test_member_pauses_before_it_joins_again(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 3600)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        await (await first.joined.get()).close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.joined.get(), 0.3)
+    play(scenario)
+
+
 @pytest.mark.parametrize("answer", [{"refused": "it has another secret (--shard-credentials)"}])
 def test_refusal_ends_the_member_with_the_reason(play: Callable[..., None], answer: Message) -> None:
     async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
-        with pytest.raises(ConfigurationError, match="refused this host: it has another secret") as error:
+        with pytest.raises(LaunchError, match="refused this host: it has another secret") as error:
             await running
-        assert error.value.exit_code == 2
+        assert error.value.exit_code == 1  # so that systemd tries again: the other host may be changed
         assert len(first.hellos) == 1
     play(scenario, answer=answer)
 
@@ -178,11 +203,66 @@ def test_refusal_ends_the_member_with_the_reason(play: Callable[..., None], answ
 def test_secret_is_not_sent_to_a_host_with_a_certificate_of_another_ca(
         play: Callable[..., None], tmp_path: Path) -> None:
     async def scenario(first: FirstHost, running: "asyncio.Task[None]") -> None:
-        with pytest.raises(ConfigurationError, match="is not of this host's CA") as error:
+        with pytest.raises(LaunchError, match="is not of this host's CA") as error:
             await running
+        assert error.value.exit_code == 1
         assert "(--shard-credentials): self-signed certificate" in str(error.value)
         assert first.hellos == []
     play(scenario, server_credentials=read_credentials(make_self_signed(tmp_path / "other")))
+
+
+@pytest.mark.parametrize(("code", "text"), [(9, "certificate is not yet valid"), (10, "certificate has expired")])
+def test_member_waits_for_a_certificate_that_is_valid_now(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, code: int, text: str) -> None:
+    monkeypatch.setattr(member, "RETRY_SECONDS", 0.01)
+    connect, failures = asyncio.open_connection, iter(range(2))
+
+    async def fail_twice(*arguments: Any, **settings: Any) -> Any:
+        if next(failures, None) is None:
+            return await connect(*arguments, **settings)
+        error = ssl.SSLCertVerificationError()
+        error.verify_code, error.verify_message = code, text
+        raise error
+    monkeypatch.setattr(asyncio, "open_connection", fail_twice)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        await first.joined.get()
+        address = f"127.0.0.1:{first.group.layout.master_port}"
+        assert first.lines[0] == f"waiting for node 0 at {address}: its certificate: {text}"
+    play(scenario)
+
+
+def test_member_says_that_its_certificate_may_be_the_reason_of_the_end(
+        play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(_: asyncio.StreamReader) -> Message:
+        raise HostConnectionLost("the connection was closed")
+
+    monkeypatch.setattr(member, "read_message", end)
+
+    async def scenario(first: FirstHost, _: Any) -> None:
+        while not first.lines:  # noqa: ASYNC110 - at the first turn of the loop that shows it
+            await asyncio.sleep(0)
+        assert first.lines[0].endswith("the connection was closed; it may not accept this host's certificate")
+    play(scenario)
+
+
+def test_member_joins_with_renewed_credentials(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+
+    async def scenario() -> None:
+        first = FirstHost(credentials, tmp_path, READY_PROGRAM, {"model": ""})
+        first.credentials = renewed
+        await first.listen()
+        running = asyncio.create_task(first.member.run())
+        await asyncio.wait([running, joined := asyncio.create_task(first.joined.get())],
+                           return_when=asyncio.FIRST_COMPLETED)
+        assert joined.done()
+        assert first.hellos[0]["secret"] == "another-secret-of-the-hosts"
+        running.cancel()
+        await asyncio.wait([running])
+        await first.close()
+    asyncio.run(scenario())
 
 
 def test_member_waits_for_the_first_host(credentials: HostCredentials, tmp_path: Path) -> None:

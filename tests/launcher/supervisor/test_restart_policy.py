@@ -32,3 +32,10 @@ def test_deaths_whose_cause_was_found_do_not_count() -> None:
         assert pauses == [1.0, 2.0, 4.0]
         policy.excuse_deaths(3)
     assert policy.choose_pause_after_death(100.0) == 1.0
+
+
+def test_losses_have_pauses_and_no_limit() -> None:
+    policy = RestartPolicy(RESTART_PAUSES_SECONDS)
+    losses = [policy.choose_pause_after_loss(10.0 * number) for number in range(MAX_DEATHS + 2)]
+    assert losses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert policy.choose_pause_after_death(100.0) == 30.0

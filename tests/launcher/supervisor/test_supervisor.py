@@ -16,6 +16,7 @@ import pytest
 
 from launcher.supervisor import supervisor
 from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
+from launcher.supervisor.restart_policy import MAX_DEATHS
 from launcher.supervisor.startup_display import StartupDisplay
 from launcher.supervisor.supervisor import (
     ChildProcess,
@@ -332,6 +333,7 @@ class RemoteShards:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
+        self.is_remote = True
         self.ready_task: asyncio.Future[bool] = loop.create_future()
         self.exit_task: asyncio.Future[int] = loop.create_future()
         self.explains_exit = self.comes_again = False
@@ -386,6 +388,18 @@ def test_lost_host_replaces_all_shards_even_before_the_first_readiness(
         await harness.stop()
         assert hosts.is_closed
     run_with_server(scenario, router=PARSE_ARGUMENTS + WAIT_FOR_PARENT, remote_hosts=hosts)
+
+
+def test_host_that_is_lost_often_is_awaited_every_time(run_with_server: Callable[..., None]) -> None:
+    hosts = ScriptedHosts()
+
+    async def scenario(harness: ServerHarness) -> None:
+        for _ in range(MAX_DEATHS + 1):
+            next_start = asyncio.create_task(hosts.starts.get())
+            await asyncio.wait([next_start, harness.keep_task], return_when=asyncio.FIRST_COMPLETED)
+            assert not harness.keep_task.done()
+            next_start.result().end(explains_exit=True, comes_again=True)
+    run_with_server(scenario, remote_hosts=hosts)
 
 
 def test_dead_shard_ends_those_of_other_hosts(

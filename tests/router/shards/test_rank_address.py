@@ -71,6 +71,21 @@ def test_group_reaches_a_shard_on_another_host_wherever_it_listens(
     asyncio.run(scenario())
 
 
+def test_group_connects_to_a_new_shard_with_renewed_credentials(tmp_path: Path) -> None:
+    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+
+    async def scenario() -> None:
+        file, local = tmp_path / "address-1", f"unix:{tmp_path}/shard-0"
+        group = ShardGroup([local, f"file:{file}"], credentials=credentials)
+        async with run_shard(local, 0), run_shard("127.0.0.1:0", 1, renewed) as address:
+            file.write_text(address)
+            await asyncio.wait_for(group.connect(), 10)
+            assert await list_ranks(group) == [0, 1]
+            await group.close()
+    asyncio.run(scenario())
+
+
 def test_address_that_is_withdrawn_before_the_shard_was_reached_is_a_loss(
         tmp_path: Path, credentials: HostCredentials) -> None:
     async def scenario() -> None:

@@ -260,7 +260,9 @@ def test_hosts_share_no_memory() -> None:
 
 def test_interface_is_found_by_its_address() -> None:
     assert find_interface("127.0.0.1") == "lo"
-    assert find_interface("192.0.2.1") == ""
+    for address in ("192.0.2.1", "fd00::1"):
+        with pytest.raises(ValueError, match=f"no network interface has {address} .* set NCCL_SOCKET_IFNAME to the"):
+            find_interface(address)
 
 
 def test_nccl_meets_through_the_store_on_the_interface_of_the_hosts(
