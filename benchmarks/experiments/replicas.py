@@ -232,9 +232,14 @@ async def read_counters(urls: Sequence[str], *names: str) -> list[float]:
 class Fleet(Protocol):
     """The replicas behind a front end: where they are reached, and what happens to one of them."""
 
-    number: int
-    direct_urls: Sequence[str]  # of replicas like them, without the front end
-    metrics_urls: Sequence[str]  # of all their metrics
+    @property
+    def number(self) -> int: ...
+    @property
+    def direct_urls(self) -> Sequence[str]:
+        """URLs of replicas like them, without the front end."""
+    @property
+    def metrics_urls(self) -> Sequence[str]:
+        """URLs of the pages of all their metrics."""
 
     async def kill_one(self) -> None: ...
     async def drain_one(self) -> None: ...
