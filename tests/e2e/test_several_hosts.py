@@ -58,6 +58,7 @@ class Group:
         self.hosts, self._folder = hosts, folder
         self._settings = ("--nnodes", "2", "--dist-init-addr", HOST_ADDRESSES[0], *settings)
         self._members: list[subprocess.Popen[bytes]] = []
+        self._is_member_told_to_stop = False
         self.start_member()
         self.first = FirstHost(folder, "--hostname", CLIENT_ADDRESS, *self._settings,
                                command=hosts.make_command(0, WEFT_EXECUTABLE))
@@ -77,6 +78,7 @@ class Group:
         self.start_member()
 
     def send_signal_to_member(self, number: signal.Signals) -> None:
+        self._is_member_told_to_stop = number is signal.SIGTERM
         self._members[-1].send_signal(number)
 
     def stop(self) -> int:
@@ -84,7 +86,8 @@ class Group:
         if self.first.process.returncode is None:
             self.first.send_signal(signal.SIGTERM)
             self.first.wait_for_exit()
-        self._members[-1].send_signal(signal.SIGTERM)
+        if not self._is_member_told_to_stop:  # a second signal may meet a process that handles none any more
+            self._members[-1].send_signal(signal.SIGTERM)
         return self._members[-1].wait()
 
     def wait(self) -> None:
