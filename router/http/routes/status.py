@@ -293,8 +293,10 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
         if other.tenant_name == record.tenant_name
         and (ms := round_ms(measure_prefill_overlap(record.timeline, other.timeline, now)))]
     prompts.sort(key=lambda prompt: -prompt["ms"])
-    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS],
-                                                   "http": record.http_exchange}
+    # Several prompts or choices came in one HTTP request, which the record of the first has.
+    exchange = next((other.http_exchange for other in (record, *others) if other.http_exchange is not None and (
+        other.tenant_name, other.arrived_at) == (record.tenant_name, record.arrived_at)), None)
+    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS], "http": exchange}
 
 
 def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:

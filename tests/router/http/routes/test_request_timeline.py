@@ -136,6 +136,16 @@ def test_explanation_has_route_status_and_headers_of_the_response_and_no_secret_
     serve(scenario)
 
 
+def test_every_prompt_of_a_request_has_its_route(serve):
+    async def scenario(client, engine):
+        await client.post("/v1/completions", json={"model": "loom", "prompt": ["hi", "ho"]},
+                          headers={"x-request-id": "mine"})
+        for name in ("mine", "mine.1"):
+            explanation = await (await client.get(f"/v1/requests/{name}/explain")).json()
+            assert explanation["http"]["route"] == "POST /v1/completions"
+    serve(scenario)
+
+
 def test_explain_accepts_any_valid_request_id(serve):
     async def scenario(client, engine):
         await client.post("/generate", json={"inputs": "hi"}, headers={"x-request-id": "a/b {c}%2F?"})
