@@ -1,4 +1,4 @@
-"""Where each setting of a running server came from: a flag, a variable, a file, or a default."""
+"""Sources of a running server's settings: flags, variables, a file, and defaults."""
 
 from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar

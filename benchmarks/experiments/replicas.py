@@ -139,7 +139,7 @@ def write_adapters(root: Path) -> None:
 
 @dataclass(slots=True)
 class Outcomes:
-    """What clients saw."""
+    """Outcomes that clients saw."""
 
     num_complete: int = 0
     num_cut: int = 0  # answers that ended early, after they had begun

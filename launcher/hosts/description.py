@@ -1,4 +1,5 @@
-"""What all hosts of one model must have in common: weft, the model's files, settings that change what a step does."""
+"""Facts that all hosts of a model must have in common: weft, the model's files, settings that change what a step
+does."""
 
 import hashlib
 from collections.abc import Mapping

@@ -28,7 +28,7 @@ class DeploymentFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RayTarget:
-    """Where the application goes: cluster, name, and address of the cluster's HTTP proxies."""
+    """Target of the application: cluster, name, and address of the cluster's HTTP proxies."""
 
     address: str
     app_name: str

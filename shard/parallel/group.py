@@ -30,7 +30,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a group meet: a file that no other group may have used or, on several hosts, a `HostStore`."""
+    """Place where ranks of a group meet: a file that no other group may have used or, on several hosts, a
+    `HostStore`."""
 
     meeting_point: str
     host_address: str = ""  # of this host, for the ranks of others; empty: all ranks are on this machine

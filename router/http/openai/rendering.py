@@ -336,7 +336,7 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
 
 @dataclass(frozen=True, slots=True)
 class TokenChunkDetails:
-    """What the chunks of a choice have of each token, if asked for."""
+    """Parts of a choice's chunks about each token, if asked for."""
 
     has_usage: bool = False  # usage so far
     prompt_ids: Sequence[int] | None = None  # of the first chunk; the last chunk of each token has its id. None: no ids
