@@ -38,8 +38,8 @@ from benchmarks.harness.experiment import (
     format_columns,
     run_experiment,
 )
-from benchmarks.harness.front_ends import FRONT_ENDS, find_free_port, run_front_end
-from benchmarks.harness.processes import HOST
+from benchmarks.harness.front_ends import FRONT_ENDS, run_front_end
+from benchmarks.harness.processes import HOST, find_free_port
 from benchmarks.harness.ray_cluster import RayCluster, run_ray_cluster, wait_until
 from benchmarks.harness.results import report_results
 

@@ -6,7 +6,6 @@ Each is one entry of FRONT_ENDS. Programs are found on the path, or where a vari
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.processes import HOST, ProcessStartError, terminate_process
+from benchmarks.harness.processes import HOST, ProcessStartError, find_free_port, terminate_process
 
 PROXY_FOLDER = Path(__file__).parents[2] / "deploy" / "proxies"
 START_TIMEOUT_SECONDS = 30.0
@@ -114,9 +113,3 @@ def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> bool:
         except OSError:
             time.sleep(0.05)
     return False
-
-
-def find_free_port() -> int:
-    with socket.socket() as free_socket:
-        free_socket.bind((HOST, 0))
-        return int(free_socket.getsockname()[1])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,18 @@ MAX_ANSWER_SECONDS = 86_400.0  # an adapter may take any time to be fetched and 
 NO_SETTINGS: Mapping[str, Any] = {}
 ROUTER_CONFIG = {"hostname": HOST, "port": 0, "max_concurrent_requests": 1024, "max_batch_size": 1024,
                  "shutdown_timeout": 1.0}
+
+
+def find_free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def find_free_port() -> int:
+    return find_free_ports(1)[0]
 
 
 class ProcessStartError(Exception):

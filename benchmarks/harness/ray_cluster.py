@@ -9,15 +9,14 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.harness.processes import HOST, ProcessStartError, list_descendants
+from benchmarks.harness.processes import HOST, ProcessStartError, find_free_ports, list_descendants
 
 CHECKOUT = Path(__file__).parents[2]
 START_MARK = "Ray runtime started"
@@ -116,14 +115,6 @@ def run_ray_cluster(python: Path, num_cpus: int = 8) -> Iterator[RayCluster]:
             cluster.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def find_free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def read_words(pid: int) -> list[str]:

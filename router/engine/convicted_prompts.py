@@ -35,8 +35,8 @@ class ConvictedPrompts:
 
 
 def compute_prompt_digest(request: Request) -> bytes:
-    """Return a digest of the prompt with the tokens that it goes on behind, its adapter and its tenant, which must not
-    have the prompts of others refused: a parameter may have been to blame."""
+    """Return a digest of the prompt and its resumed tokens, its adapter and its tenant, which must not have
+    the prompts of others refused: a parameter may have been to blame."""
     adapter = "" if request.adapter is None else f"{request.adapter.kind} {request.adapter.id}"
     tokens = array("Q", (*request.prompt, *request.resumed_tokens))
     return sha256(f"{adapter}\0{request.tenant.name}\0".encode() + tokens.tobytes()).digest()

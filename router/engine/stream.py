@@ -152,8 +152,8 @@ class RequestStream:
         return self.take_events()
 
     def make_resumed_events(self) -> list[TokenEvent]:
-        """Return the events that brought the resumed text, without logprobs: a renderer that has rendered them goes on
-        where that of the other stream stopped."""
+        """Return the events that brought the resumed text, without logprobs: a renderer that has rendered them
+        continues where that of the other stream stopped."""
         resumed = self.resumed_text
         return [] if resumed is None else [
             TokenEvent(token, text, 0.0, is_special) for token, text, is_special in zip(

@@ -1,4 +1,4 @@
-"""What one viewer of the live view may see: its own tenant's sequences whole, those of others without a name.
+"""Rights of one viewer of the live view: its own tenant's sequences whole, those of others without a name.
 
 Own sequences have a `request_id`, by which a client can explain or cancel them; those of others have only the number
 that the scheduler gave them, which no route takes. Tenants and adapters are numbered for colours. An admin key sees

@@ -207,7 +207,7 @@ class PromptEncoder:
         return work() if is_short(tokens) else await self._thread_pool.run(work, tenant)
 
     async def decode_resumed(self, prompt: tuple[int, ...], tokens: tuple[int, ...], tenant: Tenant) -> ResumedText:
-        """Decode the tokens of an output that goes on behind them. Raises Overloaded."""
+        """Decode the first tokens of an output that continues after them. Raises Overloaded."""
         work = partial(self._tokenizer.decode_resumed, prompt, tokens)
         is_inline = len(tokens) <= MAX_INLINE_RESUMED_TOKENS
         return work() if is_inline else await self._thread_pool.run(work, tenant)

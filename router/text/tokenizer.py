@@ -92,7 +92,7 @@ class Tokenizer:
         return bytes([byte for byte in letters if byte is not None]) if letters and None not in letters else None
 
     def decode_resumed(self, prompt: Sequence[int], tokens: Sequence[int]) -> "ResumedText":
-        """Decode the tokens of an output that goes on behind them."""
+        """Decode the first tokens of an output that continues after them."""
         detokenizer = self.create_detokenizer(prompt)
         detokenizer._pair_texts = {}  # a client's tokens must not fill the shared cache
         pieces = tuple([detokenizer.step(token) for token in tokens])
@@ -204,8 +204,8 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ResumedText:
-    """Text of an output's first tokens, which another stream has sent. It is for the one sequence that goes on behind
-    them, since `detokenizer` has their state."""
+    """Text of an output's first tokens, which another stream has sent. It is for the one sequence that
+    continues after them, since `detokenizer` has their state."""
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]  # visible text that each token completed

@@ -1,6 +1,5 @@
 """Groups of hosts on loopback, in one process."""
 
-import socket
 from pathlib import Path
 
 from launcher.hosts.group_plan import GroupPlan
@@ -8,12 +7,6 @@ from launcher.hosts.layout import HostLayout
 from shard.credentials import HostCredentials
 
 FACTS = {"version of weft": "1", "--dtype": "auto"}
-
-
-def find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def make_group(credentials: HostCredentials, port: int, node_rank: int = 0, num_nodes: int = 2) -> GroupPlan:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.front_ends import FRONT_ENDS, PROXY_FOLDER, find_free_port, make_router_arguments, render_config
+from benchmarks.harness.front_ends import FRONT_ENDS, PROXY_FOLDER, make_router_arguments, render_config
+from benchmarks.harness.processes import find_free_port
 
 CONFIG_NAMES = sorted({front_end.config_name for front_end in FRONT_ENDS.values()} - {""})
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from support.host_credentials import make_self_signed
-from support.host_groups import FACTS, find_free_port, list_address_files, make_group
+from support.host_groups import FACTS, list_address_files, make_group
 
+from benchmarks.harness.processes import find_free_port
 from launcher.console_output import Output
 from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message

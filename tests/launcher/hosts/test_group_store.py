@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from support.host_credentials import make_self_signed
-from support.host_groups import FACTS, find_free_port, make_group
+from support.host_groups import FACTS, make_group
 from torch.distributed import PrefixStore
 
+from benchmarks.harness.processes import find_free_port
 from launcher.console_output import Output
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_store import MAX_VALUE_BYTES, GroupStore

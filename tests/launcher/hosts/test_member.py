@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from support.host_credentials import make_self_signed
-from support.host_groups import FACTS, find_free_port, make_group
+from support.host_groups import FACTS, make_group
 
+from benchmarks.harness.processes import find_free_port
 from launcher.console_output import Output
 from launcher.hosts import member
 from launcher.hosts.connection import HostConnection, HostConnectionLost, Message, encode_message, read_message
