@@ -329,7 +329,7 @@ DOCTOR_SETTINGS = ("model_id", "revision", "num_shard", "dtype", "device", "quan
 
 
 def doctor_command(*positional: str,
-                   json: Annotated[bool, Parameter(help="As JSON, for programs.", negative=())] = False,
+                   json: Annotated[bool, Parameter(help="Print JSON.", negative=())] = False,
                    **settings: Any) -> None:
     """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem."""
     server_settings = add_default_settings(merge_settings(positional, settings))

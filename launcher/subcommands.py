@@ -18,27 +18,27 @@ from launcher.hub.cached_models import format_models_table, iterate_cached_model
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"
-UrlFlag = Annotated[str, Parameter(name="--url", help="Where the server is.")]
+UrlFlag = Annotated[str, Parameter(name="--url", help="URL of the server.")]
 PortFlag = Annotated[int | None, Parameter(name="--port", help="Port on this machine, instead of --url.")]
-ApiKeyFlag = Annotated[str, Parameter(name="--api-key", help="Key that the server asks for.",
+ApiKeyFlag = Annotated[str, Parameter(name="--api-key", help="API key of the server.",
                                       env_var=(API_KEY_ENV, "API_KEY"))]
-JsonFlag = Annotated[bool, Parameter(name="--json", help="As JSON, for programs.", negative=())]
+JsonFlag = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 TraceArgument = Annotated[
     str, Parameter(help="Recording, or a plain trace: JSON lines with at, prompt_tokens, output_tokens.")]
-LikeFlag = Annotated[str,
-                     Parameter(help="Recording whose shards and settings are assumed; by default the trace itself.")]
-SeedFlag = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
+LikeFlag = Annotated[
+    str, Parameter(help="Recording from which step times and settings are taken. Default: the trace itself.")]
+SeedFlag = Annotated[int, Parameter(help="Seed for drawing step times from the recorded ones.")]
 RoutingPolicyName = Literal["round-robin", "least", "prefix", "adapter"]
 CommandArgument = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
 def chat_command(
         url: UrlFlag = DEFAULT_SERVER_URL, *,
-        model: Annotated[str, Parameter(help="Model or adapter to ask, where a server has several.")] = "",
-        system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
-        max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
-        temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
-        seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
+        model: Annotated[str, Parameter(help="Model or adapter that answers, if the server has several.")] = "",
+        system: Annotated[str, Parameter(help="System prompt.")] = "",
+        max_tokens: Annotated[int | None, Parameter(help="Maximum number of tokens in an answer.")] = None,
+        temperature: Annotated[float | None, Parameter(help="Sampling temperature; 0 is greedy decoding.")] = None,
+        seed: Annotated[int | None, Parameter(help="Sampling seed. The same seed gives the same answers.")] = None,
         port: PortFlag = None, api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
@@ -60,7 +60,7 @@ def explain_command(
 
 def top_command(
         url: UrlFlag = DEFAULT_SERVER_URL, *,
-        once: Annotated[bool, Parameter(name="--once", help="Watch for a second and print what there is then.",
+        once: Annotated[bool, Parameter(name="--once", help="Watch for a second, print the state and exit.",
                                         negative=())] = False,
         port: PortFlag = None, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Watch a server's running and waiting requests, its rates and its cache in this terminal.
@@ -141,18 +141,19 @@ def make_models_app() -> App:
     return app
 
 
-def replay_command(file: Annotated[str, Parameter(help="Recording, as the router wrote it.")]) -> None:
+def replay_command(
+        file: Annotated[str, Parameter(help="Recording of a server (weft serve --record-minutes).")]) -> None:
     """Replay a recording and compare the scheduler's decisions. Exits with 1 and the position if they differ."""
     run_module_and_exit("router.recording.replay", file=os.path.abspath(file))
 
 
 def simulate_command(
         trace: TraceArgument, *, like: LikeFlag = "", seed: SeedFlag = 0,
-        replicas: Annotated[int | None, Parameter(help="Play the trace on so many servers.")] = None,
+        replicas: Annotated[int | None, Parameter(help="Number of simulated servers that share the load.")] = None,
         route: Annotated[RoutingPolicyName | None,
-                         Parameter(help="How requests are routed to them; by default round-robin.")] = None,
+                         Parameter(help="How requests are distributed over them. Default: round-robin.")] = None,
         adapter_load_ms: Annotated[float | None,
-                                   Parameter(help="How long an adapter takes to load; by default 100.")] = None,
+                                   Parameter(help="Time in milliseconds to load an adapter. Default: 100.")] = None,
         **settings: Any) -> None:
     """Simulate a recorded load under other settings, which are given as flags, and report the latencies."""
     arguments = {"trace": trace, "like": like, "seed": seed, "settings": settings}
@@ -169,7 +170,8 @@ def simulate_command(
 
 
 def tune_command(trace: TraceArgument, *,
-                 goal: Annotated[str, Parameter(help="Such as ttft=500ms,itl.p50=20ms; p99 unless told.")],
+                 goal: Annotated[str, Parameter(help="Latency limits, such as ttft=500ms,itl.p50=20ms. Without a "
+                                                     "percentile: p99.")],
                  like: LikeFlag = "", seed: SeedFlag = 0) -> None:
     """Find settings under which a recorded load would reach a goal."""
     run_module_and_exit("benchmarks.tune", trace=trace, goal=goal, like=like, seed=seed)

@@ -33,91 +33,96 @@ SETTINGS_FIXED_BY_PROMPT = (  # number, times and lengths of requests
     "concurrency", "rate", "trace", "requests", "numsamples", "seconds", "wait", "selection", "numtokens_range",
     "prompts", "prompt_tokens", "output_tokens")
 API_KEY_VARIABLE = "WEFT_API_KEY"
-HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
-        "and has settings of its own: weft bench --shard --help.")
+HELP = ("Send requests to a server and report throughput and latencies. weft bench --shard measures shards without a "
+        "router, and has settings of its own: weft bench --shard --help.")
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
     url: str = ""
-    "Where the server is; by default http://127.0.0.1:3000, and port 8500 with --dialect batching."
+    "URL of the server. Default: http://127.0.0.1:3000, with --dialect batching port 8500."
     dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # a computed Literal
-    "How it is asked: /generate_stream (tgi, lorax), /v1/completions, /v1/chat/completions, or /inference (batching)."
+    "API of the requests: /generate_stream (tgi, lorax), /v1/completions (openai), /v1/chat/completions \
+(openai-chat), or /inference (batching)."
     model: str = ""
-    "Name of the model, for servers that want one."
+    "Name of the model in the requests, for servers that require one."
     api_key: Annotated[str, Parameter(env_var=API_KEY_VARIABLE)] = ""
-    "Key that the server asks for."
+    "API key of the server."
     concurrency: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
-    "Closed loop: so many clients, each of which asks again when it was answered, or a second after that failed. 8, if \
-no arrivals are given."
+    "Closed loop: number of clients. Each sends its next request when it has its answer, or a second after an error. \
+Default: 8, unless --rate or --trace is given."
     rate: Annotated[float | None, Parameter(validator=POSITIVE_UP_TO_MILLION)] = None
-    "Open loop: requests a second at random moments, whatever becomes of them."
+    "Open loop: requests per second at random times (Poisson), sent without waiting for answers."
     burst: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 1
-    "With --rate: so many come at once."
+    "With --rate: number of requests that are sent at the same time."
     even: bool = False
-    "With --rate: one like another, not at random."
+    "With --rate: send at equal intervals instead of random ones."
     trace: str = ""
-    "Open loop: JSON lines with at, prompt_tokens and output_tokens, as `weft simulate` reads them; what else it reads \
-there is left out."
+    "Open loop: file of JSON lines with at, prompt_tokens and output_tokens, as for `weft simulate`; other fields are \
+ignored."
     speed: Annotated[float, Parameter(validator=POSITIVE_UP_TO_MILLION)] = 1.0
-    "How much faster than it was a trace is played."
+    "With --trace: factor by which the requests are sent faster than recorded."
     requests: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
-    "How many; 100 unless --seconds or --trace says when to stop."
+    "Number of requests. Default: 100, unless --seconds or --trace is given."
     seconds: Annotated[float | None, Parameter(validator=POSITIVE_UP_TO_MILLION)] = None
-    "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
+    "Time for which requests are sent. A closed loop repeats its prompts when all of --requests were sent."
     warm_up: Annotated[float, Parameter(validator=Number(gte=0, lte=1e6))] = 0.0
-    "Seconds at the beginning that do not count."
+    "Seconds at the beginning that are not measured."
     prompt_tokens: str = ""
-    "How long prompts are: 64 (unless told), 16-128, 1,25,100 or normal:MEAN:DEVIATION."
+    "Prompt lengths: a number, a range such as 16-128, a choice such as 1,25,100, or normal:MEAN:DEVIATION. Default: \
+64."
     output_tokens: str = ""
-    "How many tokens are asked for, in the same words."
+    "Output lengths, in the same format. Default: 64."
     tokenizer: str = ""
-    "Folder or file of a tokenizer that counts tokens; by default the server counts, and where it cannot, words count."
+    "Folder or file of the tokenizer that counts prompt tokens. Default: the server counts them; if it cannot, words \
+are counted."
     prompts: str = ""
-    "File with a prompt on each line, as text, JSON string or object with prompt and output_tokens."
+    "File with one prompt per line: text, a JSON string, or an object with prompt and output_tokens."
     shared_prefix: Annotated[int, Parameter(validator=Number(gte=0))] = 0
-    "So many of --prompt-tokens, at the beginning, are the same in all prompts."
+    "Number of the first --prompt-tokens that are the same in all prompts."
     prefixes: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 1
-    "How many such beginnings there are; prompts take turns."
+    "Number of different shared prefixes; prompts use them in turn."
     adapters: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    "Adapters that requests go by in turn."
+    "Adapters that the requests use in turn."
     stop_at_end: bool = False
-    "Let answers end where the model ends them. Otherwise servers that can are asked to go on (TGI itself cannot)."
+    "Let answers end at the model's end token. By default the server is asked to ignore it, so that lengths are as \
+given (TGI cannot)."
     sampling: str = ""
-    """JSON object of parameters that every request carries, such as '{"temperature": 0.7}'."""
+    """JSON object of sampling parameters of every request, such as '{"temperature": 0.7}'."""
     goal: str = ""
-    "What a useful answer keeps, such as ttft=500ms,itl=50ms,e2e=10s; goodput counts those. Of ttft (first token), itl \
-(per token) and e2e (the whole) any may be left out."
+    "Latency limits, such as ttft=500ms,itl=50ms,e2e=10s: goodput counts the answers that keep them. ttft is the time \
+to the first token, itl the mean time per further token, e2e the total; each is optional."
     timeout: Annotated[float, Parameter(validator=POSITIVE)] = 600.0
-    "Seconds after which an answer is given up."
+    "Seconds after which a request is cancelled and counted as failed."
     seed: int = 0
-    "The same seed asks the same; what a server's cache still has from before it finds there."
+    "Seed of prompts, lengths and times. A run with the seed of an earlier one finds its prompts in the server's cache."
     versus: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
-    "Flags of a second run, as one text: it is like the first but for these. Both take turns, and ratios are told."
+    "Flags of a second configuration, as one string; it is otherwise like the first. Both are measured in turn and \
+compared."
     turns: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 3
-    "With --versus: how often each has its turn."
+    "With --versus: number of runs of each configuration."
     json: str = ""
-    "File that gets everything."
+    "Write all results to this JSON file."
     csv: str = ""
-    "File that gets a line for each request."
+    "Write a line for each request to this CSV file."
     html: str = ""
-    "File that gets a page with plots; needs weft[bench]."
+    "Write a page with plots to this file; needs weft[bench]."
     quiet: bool = False
-    "No progress."
+    "Show no progress."
     numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=AT_LEAST_ONE)] = None
-    "With --dialect batching: how many requests; 100 unless told, or --seconds says when to stop."
+    "With --dialect batching: number of requests. Default: 100, unless --seconds is given."
     wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0, lte=1e6))] = None
-    "With --dialect batching: the longest pause between two, of any length up to it; 1 second unless told."
+    "With --dialect batching: maximum pause between two requests in seconds; pauses are random up to it. Default: 1."
     selection: Annotated[Literal["random", "descend"], Parameter(name="--selection")] = "random"
-    "With --dialect batching: descend asks for the most tokens first."
+    "With --dialect batching: order of the requests; descend sends the longest outputs first."
     numtokens_range: Annotated[
         tuple[int, ...], Parameter(name="--numtokens_range", consume_multiple=True, validator=AT_LEAST_ONE)] = ()
-    "With --dialect batching: one of these is asked for; 1 25 100 unless told."
+    "With --dialect batching: output lengths, one of which is chosen for each request. Default: 1 25 100."
     prompt: str = ""
-    "With --dialect batching: one request only, with this prompt and --numtokens."
+    "With --dialect batching: send one request, with this prompt and --numtokens."
     numtokens: Annotated[int | None, Parameter(name="--numtokens", validator=AT_LEAST_ONE)] = None
-    "With --dialect batching and --prompt: how many tokens are asked for."
+    "With --dialect batching and --prompt: number of output tokens."
 
     def __post_init__(self) -> None:
         validate_settings(self)

@@ -32,25 +32,25 @@ MATMUL_SHARE_GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStepSettings(experiment.RandomModelSettings):
     shape: Literal[tuple(MODEL_CONFIGS)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
+    "Shape of the random model."
     batch: experiment.PositiveInts = (1, 8, 16, 32)
-    "How many sequences decode; one point for each number."
+    "Batch sizes; one row for each."
     context: experiment.PositiveInt = 256
-    "Tokens of each sequence."
+    "Context length in tokens."
     repeat: experiment.PositiveInt = 15
-    "How often step and products take turns; the figures are medians."
+    "Measurements of steps and products, in turn; the figures are medians."
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    "Number type, as in `weft serve`."
+    "Number type of weights and computation, as in `weft serve`."
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    "Where, as in `weft serve`."
+    "Device of the model, as in `weft serve`."
     cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True
-    "Whether steps are replayed, as in `weft serve`."
+    "Replay steps as CUDA graphs, as in `weft serve`."
     exact: bool = False
-    "Whether bits may not depend on company, as in `weft serve`."
+    "Compute each row with the same bits in every batch, as in `weft serve`."
     threads: int = 0
-    "Threads; 0: as `weft serve` takes them."
+    "Threads on CPU; 0: as many as `weft serve` uses."
     profile: bool = False
-    "Print the operations of a step at each batch by the time they take; kept beside the figures with --save."
+    "Print the time of each operation of a step for each batch size; saved with --save."
 
 
 @dataclass(frozen=True, slots=True)

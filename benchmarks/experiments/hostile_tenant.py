@@ -77,13 +77,13 @@ FLOODS: Mapping[str, tuple[str, Callable[[int], JsonObject]]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileTenantSettings(ExperimentSettings):
     seconds: PositiveFloat = 5.0
-    "For how long each round runs alone, and beside the flood."
+    "Seconds of each measurement without and with the flood."
     rounds: PositiveInt = 5
-    "How often each flood is measured, and the tenant alone before it."
+    "Number of measurements of each kind."
     clients: PositiveInt = 16
-    "How many requests of the flood are under way at once."
+    "Concurrent requests of the flood."
     floods: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(FLOODS)
-    "Which floods."
+    "Kinds of floods to measure."
 
 
 @dataclass(slots=True)

@@ -48,19 +48,19 @@ ERROR_PREFIX = re.compile(r"^(\d+: )?Request failed during generation: (the adap
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidAdaptersSettings(experiment.RandomModelSettings):
     streams: experiment.PositiveInt = 8
-    "How many streams decode."
+    "Number of concurrent streams."
     requests: experiment.PositiveInt = 2000
-    "How many spoiled adapters are asked for in a turn, each once."
+    "Number of invalid adapters that are requested in a turn, each once."
     at_once: experiment.PositiveInt = 8
-    "How many of these requests are under way at once, at most."
+    "Maximum number of concurrent requests for invalid adapters."
     rate: experiment.NonNegativeFloat = 20.0
-    "How many of them come in a second; 0: as many as are answered."
+    "Their rate in requests per second; 0: no limit."
     threads: Annotated[int, Parameter(validator=Number(gte=0))] = 0
-    "With how many threads the model computes; 0: as many as weft chooses, on few cores one for each."
+    "Threads of the shard; 0: as many as weft chooses."
     seconds: experiment.PositiveFloat = 30.0
-    "Of a turn without them; one with them lasts until all are answered."
+    "Seconds of a turn without them; a turn with them lasts until all are answered."
     repeat: experiment.PositiveInt = 3
-    "How often the two take turns; the figures are medians."
+    "Number of turns of each kind; the figures are medians."
 
 
 @dataclass(slots=True)

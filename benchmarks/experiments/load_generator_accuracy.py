@@ -35,17 +35,17 @@ WARM_UP_SECONDS = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGeneratorAccuracySettings(experiment.ExperimentSettings):
     streams: experiment.PositiveInts = (1, 8, 64)
-    "How many clients ask at once; one point for each number."
+    "Numbers of concurrent clients; one row for each."
     step_ms: experiment.PositiveFloat = 200.0
-    "How long a step takes."
+    "Duration of a step in milliseconds."
     tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 20
-    "How many tokens every request asks for."
+    "Output length of each request in tokens."
     seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP_SECONDS))] = 15.0
-    "How long each point is measured."
+    "Seconds of each measurement."
     repeat: experiment.PositiveInt = 3
-    "How often; the figures are medians."
+    "Number of measurements; the figures are medians."
     stolen: experiment.NonNegativeFloat = MAX_STEAL_SHARE
-    "A run is repeated if the host of a virtual machine gave more than this share of the processors to others."
+    "Maximum steal time of a run, as a share of the processors; a run with more is repeated."
 
 
 @dataclass(frozen=True, slots=True)

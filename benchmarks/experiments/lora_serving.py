@@ -36,19 +36,19 @@ EQUAL_RANKS, MIXED_RANKS = (16,), (8, 16, 32, 64)  # ranks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraServingSettings(experiment.RandomModelSettings):
     streams: experiment.PositiveInt = 16
-    "How many requests are under way at once."
+    "Number of concurrent requests."
     length: Annotated[int, Parameter(validator=Number(gte=2))] = 32
-    "Tokens of each answer."
+    "Output length in tokens."
     adapters: experiment.PositiveInts = (1, 8, 16, 32, 128)
-    "How many different adapters requests go by, one after the other; one point for each number."
+    "Numbers of different adapters, used in turn; one row for each."
     places: experiment.PositiveInt = 8
-    "How many adapters fit at once where they take turns."
+    "Number of adapters that fit at once on the server where they are swapped."
     requests: experiment.PositiveInt = 2
-    "How many for each of these in a turn, one behind the other: turns are whole answers, however long a prompt takes."
+    "Requests of each client in a turn, one after the other."
     repeat: experiment.PositiveInt = 3
-    "How often the points take turns; the figures are medians."
+    "Number of turns of each row; the figures are medians."
     stolen: experiment.NonNegativeFloat = MAX_STEAL_SHARE
-    "A turn is repeated if the host of a virtual machine gave more than this share of the processors to others."
+    "Maximum steal time of a turn, as a share of the processors; a turn with more is repeated."
 
 
 @dataclass(slots=True)

@@ -34,15 +34,15 @@ COST_GOALS_PERCENT = {1: 15, 8: 25, 16: 35}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraStepSettings(experiment.RandomModelSettings):
     streams: experiment.PositiveInt = 16
-    "How many sequences decode."
+    "Batch size."
     adapters: experiment.PositiveInts = (1, 8, 16)
-    "How many different adapters they go by; one point for each number."
+    "Numbers of different adapters in the batch; one row for each."
     ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1, lte=1024))] = (16,)
     "Ranks of the adapters, in turn."
     context: experiment.PositiveInt = 256
-    "Tokens of each sequence."
+    "Context length in tokens."
     repeat: experiment.PositiveInt = 15
-    "How often the points take turns; the figures are medians."
+    "Number of measurements of each row, in turn; the figures are medians."
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ POLL_INTERVAL_SECONDS = 0.02  # seconds between two readings of the memory
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings(RandomModelSettings):
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
-    "Shards that share the model; one point for each number."
+    "Numbers of shards; one row for each."
     repeat: PositiveInt = 3
-    "How often each is started: peaks are the most of all starts, the time is the median."
+    "Number of starts: peaks are the maximum, times the median."
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ ROUTER_SETTINGS = {"max_batch_size": MAX_BATCH_SIZE, "max_concurrent_requests": 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadSettings(ExperimentSettings):
     times: Annotated[float, Parameter(validator=Number(gt=1))] = 5.0
-    "How many times as much as can be served."
+    "Load, as a multiple of the throughput."
     seconds: Annotated[float, Parameter(validator=Number(gt=5))] = 20.0
-    "For how long."
+    "Seconds of overload."
     max_queue_ms: PositiveFloat = 1000.0
     "The router's --max-queue-ms."
 
@@ -112,9 +112,9 @@ def bench(settings: OverloadSettings = OverloadSettings()) -> None:
     text = "\n".join([
         f"{settings.times:g} times {peak_tokens_per_second:.0f} tokens/s for {settings.seconds:g} s: "
         f"{100 * served_share:.1f} % of it served",
-        f"{len(outcomes.rejection_times_ms)} refused, told after {figures['refusal_p50_ms']} ms (p99 "
+        f"{len(outcomes.rejection_times_ms)} refused after {figures['refusal_p50_ms']} ms (p99 "
         f"{figures['refusal_p99_ms']}), "
-        f"to come back after {min(outcomes.retry_after_seconds)} to {max(outcomes.retry_after_seconds)} s",
+        f"with Retry-After {min(outcomes.retry_after_seconds)} to {max(outcomes.retry_after_seconds)} s",
         f"{len(outcomes.queue_times_ms)} served, started after {figures['wait_p50_ms']:.0f} ms (p99 "
         f"{figures['wait_p99_ms']:.0f})"])
     report_results("overload", text, figures, should_save=settings.save)

@@ -36,11 +36,11 @@ ONE_TOKEN_ROW = StepResultRow((7,), (0.0,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingCostSettings(ExperimentSettings):
     streams: PositiveInt = 64
-    "How many sequences decode at once."
+    "Number of running sequences."
     steps: PositiveInt = 100
-    "Steps of each turn; short ones, so that all cores meet the same noise."
+    "Steps of each turn; few, so that noise affects all schedulers alike."
     turns: PositiveInt = 400
-    "Turns of each core; the figures are medians, and a cost is one of differences within a round of turns."
+    "Turns of each scheduler; a cost is the median of the differences within a round."
     waiting: Annotated[int, Parameter(validator=Number(gte=0))] = 1000
     "Requests that wait while a snapshot is taken."
 

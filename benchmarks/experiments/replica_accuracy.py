@@ -52,13 +52,13 @@ NUM_SIMULATION_SEEDS = 4  # simulations with different random seeds, whose figur
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAccuracySettings(ExperimentSettings):
     replicas: Annotated[int, Parameter(validator=Number(gte=1))] = 3
-    "How many servers."
+    "Number of servers."
     requests: PositiveInt = 1200
-    "About so many requests per policy."
+    "Approximate number of requests per policy."
     bursts: PositiveFloat = 5.0
-    "How many bursts a second come, at random moments, for all servers together."
+    "Bursts per second at random times, for all servers together."
     burst: PositiveInt = 8
-    "The most requests in a burst; the least is one."
+    "Maximum number of requests in a burst."
     policies: Annotated[tuple[Literal[tuple(ROUTING_POLICIES)], ...],  # type: ignore[valid-type]
                         Parameter(consume_multiple=True)] = POLICIES
     "Which policies."

@@ -47,28 +47,28 @@ COLUMNS = (("servers", "{0:d}"), ("route", "{1}"), ("req/s", "{2:.0f}"), ("of ea
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSizingSettings(ExperimentSettings):
     replicas: PositiveInts = (1, 2, 4, 8)
-    "How many servers."
+    "Number of servers."
     routes: Annotated[tuple[Literal[tuple(ROUTING_POLICIES)], ...],  # type: ignore[valid-type]
                       Parameter(consume_multiple=True)] = tuple(ROUTING_POLICIES)
     "Which policies."
     rates: Annotated[tuple[PositiveFloat, ...], Parameter(consume_multiple=True)] = (8.0,)
-    "How many requests a second arrive per server."
+    "Requests per second and server."
     seconds: PositiveFloat = 60.0
-    "For how long requests arrive."
+    "Seconds for which requests arrive."
     prefixes: PositiveInt = 256
-    "How many prefixes are shared."
+    "Number of shared prefixes."
     prefix_tokens: PositiveInt = 2048
-    "Their length."
+    "Length of a shared prefix in tokens."
     own_tokens: PositiveInt = 256
-    "Length of the rest of a prompt."
+    "Length of the rest of a prompt in tokens."
     output_tokens: PositiveInt = 128
-    "Mean length of an answer."
+    "Mean output length in tokens."
     adapters: Annotated[int, Parameter()] = 0
-    "How many adapters are used; 0: none."
+    "Number of adapters in use."
     adapter_slots: PositiveInt = 16
-    "How many adapters a server holds."
+    "Number of adapters that a server holds."
     adapter_load_ms: NonNegativeFloat = 100.0
-    "How long an adapter takes to load."
+    "Time to load an adapter."
 
 
 def draw_arrivals(settings: ReplicaSizingSettings, rate: float, seed: int = 0) -> Iterator[RequestArrival]:

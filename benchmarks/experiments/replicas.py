@@ -64,13 +64,13 @@ STREAM_FIELDS = {"stream": True, "ignore_eos": True, "stream_options": {"include
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasSettings(ExperimentSettings):
     replicas: PositiveInts = (1, 2, 3)
-    "How many replicas; one row for each number."
+    "Numbers of replicas; one row for each."
     front_ends: tuple[str, ...] = (DIRECT, *FRONT_ENDS, RAY_SERVE)
-    "Which front ends; those that are not installed are left out."
+    "Front ends to measure; those that are not installed are skipped."
     clients: PositiveInt = 12
-    "How many clients for each replica send one request after the other."
+    "Clients per replica. Each sends one request after the other."
     seconds: PositiveFloat = 5.0
-    "How long each load lasts."
+    "Seconds of each load."
 
 
 class Replica:

@@ -34,19 +34,19 @@ WARM_UP_SECONDS = 0.5  # seconds before each window
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterCostSettings(experiment.ExperimentSettings):
     streams: experiment.PositiveInts = (1, 4, 16, 64, 256)
-    "How many streams read at once; one point for each number."
+    "Numbers of concurrent streams; one row for each."
     look_ahead: Annotated[tuple[Literal[1, 2], ...], Parameter(consume_multiple=True)] = (1, 2)
-    "The router's --look-ahead; one point for each number."
+    "Values of the router's --look-ahead; one row for each."
     cache_scope: Literal["tenant", "global", "off"] = "tenant"
-    "The router's --cache-scope. No prompt is like another, so off tells what a prefix cache costs that finds nothing."
+    "The router's --cache-scope. All prompts differ, so off shows what a prefix cache without hits costs."
     seconds: experiment.PositiveFloat = 3.0
-    "How long each point is measured."
+    "Seconds of each measurement."
     repeat: experiment.PositiveInt = 3
-    "How often all points are measured, in turns; the figures are medians."
+    "Number of measurements of each row, in turn; the figures are medians."
     quick: bool = False
-    "Only to see that it works: once, half a second per point."
+    "Test that everything works: one measurement of half a second per row."
     profile: str = ""
-    "File for a profile of the router by cProfile, of the last router that was started. It doubles the cost of a token."
+    "File for a cProfile profile of the router (of the last one started). It doubles the cost of a token."
 
 
 @dataclass(frozen=True, slots=True)

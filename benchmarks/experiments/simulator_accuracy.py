@@ -44,19 +44,19 @@ PROMPT_WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "tw
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorAccuracySettings(ExperimentSettings):
     shape: Literal[tuple(MODEL_CONFIGS)] = "tiny"  # type: ignore[valid-type]  # a computed Literal
-    "The sizes of the model."
+    "Shape of the random model."
     runs: Annotated[int, Parameter(validator=Number(gte=2))] = 2
-    "How many runs; each is foreseen from the next one, the last from the first."
+    "Number of runs. Each is simulated from the step times of the next one, the last from the first."
     turns: PositiveInt = 8
-    "In how many parts each run is played."
+    "Number of parts of each run."
     requests: PositiveInt = 2000
-    "At least so many requests in a run."
+    "Minimum number of requests in a run."
     bursts: PositiveFloat = 1.5
-    "How many bursts a second come, at random moments."
+    "Bursts per second at random times."
     burst: PositiveInt = 8
-    "The most requests in a burst; the least is one."
+    "Maximum number of requests in a burst."
     words: tuple[int, int] = (5, 30)
-    "The least and the most words of a prompt."
+    "Minimum and maximum words of a prompt."
 
 
 def draw_requests(settings: SimulatorAccuracySettings, seed: int) -> list[PlannedRequest]:

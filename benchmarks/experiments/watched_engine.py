@@ -28,13 +28,13 @@ OK_STATUS_LINE = b"HTTP/1.1 200 "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEngineSettings(ExperimentSettings):
     streams: PositiveInt = 64
-    "How many streams read at once."
+    "Number of concurrent streams."
     viewers: PositiveInt = 3
-    "How many viewers watch."
+    "Number of viewers."
     seconds: PositiveFloat = 5.0
-    "How long each turn is measured."
+    "Seconds of each turn."
     rounds: PositiveInt = 6
-    "How many turns there are of each kind."
+    "Number of turns of each kind."
 
 
 class ViewerConnection(asyncio.Protocol):

@@ -32,7 +32,7 @@ class ExperimentSettings:
     """Settings of every experiment."""
 
     save: bool = False
-    "Keep what is printed under benchmarks/results."
+    "Save the output under benchmarks/results."
 
 
 @Parameter(name="*", negative="")
@@ -41,9 +41,9 @@ class RandomModelSettings(ExperimentSettings):
     """Settings of an experiment with a random model in a published shape."""
 
     shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
+    "Shape of the random model."
     folder: str = ""
-    "Where random models and adapters are kept for the next time; by default they are made anew and thrown away."
+    "Folder that keeps random models and adapters for later runs. Default: they are temporary."
 
     @contextmanager
     def provide_model(self) -> Iterator[tuple[Path, Path]]:

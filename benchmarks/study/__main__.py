@@ -37,24 +37,26 @@ DEFAULT_SCOPE = StudyScope()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings(StudyScope):
     parts: Annotated[tuple[Literal[STUDY_PARTS], ...], Parameter(consume_multiple=True)] = STUDY_PARTS  # type: ignore[valid-type]
-    "compat: as the effective-batching study has it; workload: its workloads with a cache; sweep: rates until policies \
-are full; sweet: the same with other settings; users: how many are served at twice the latency of one alone."
+    "Parts to measure. compat: the effective-batching study as published; workload: its workloads with a KV cache; \
+sweep: rising request rates up to saturation; sweet: the same for other settings; users: how many users are served at \
+twice the latency of a single one."
     shapes: Annotated[tuple[Literal[SHAPE_NAMES], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
         SIMULATED,)
-    "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
+    "Model shapes. simulated: no model, with step times as on the study's GPU."
     folder: Path | None = None
-    "Folder for results, or with those of an interrupted study; by default a new one in results/ where it is called."
+    "Folder for the results; that of an interrupted study is continued. Default: a new folder in results/ in the \
+current folder."
     pace: PositiveFloat = 1.0
-    "How many times faster than the study's GPU the simulated one is."
+    "Speed of the simulated GPU, relative to the study's."
     stolen: NonNegativeFloat = MAX_STEAL_SHARE
-    "A run is repeated, some times, if the host of a virtual machine gave more than this share of the processors to \
-others meanwhile; but not as the study has it, whose server counts what it hears."
+    "Maximum steal time of a run, as a share of the processors. A run with more is repeated a few times, except in \
+--parts compat, whose server counts its requests."
     models: Path = MODELS_FOLDER
-    "Where models with random weights are kept."
+    "Folder for the models with random weights."
     demo: Path = DEMO_MODEL_FOLDER
-    "The folder of the model for --shapes demo; by default the one that comes with weft."
+    "Folder of the model for --shapes demo. Default: the model that comes with weft."
     quick: bool = False
-    "A minute, only to see that it works: a few requests to a fast simulated shard."
+    "Test that everything works, in about a minute: a few requests to a fast simulated shard."
 
 
 def make_scope(settings: StudySettings) -> StudyScope:

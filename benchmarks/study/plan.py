@@ -50,35 +50,37 @@ class StudyScope:
     """How much the study measures: policies, workloads, rates, numbers of users, seeds and requests."""
 
     seeds: PositiveInt = 5
-    "How often everything is measured, each time with other requests."
+    "Number of measurements, each with different requests."
     requests: Annotated[int, Parameter(validator=Number(gte=2))] = 100
-    "Of a run with a workload of the study."
+    "Requests of a run with one of the study's workloads."
     repeat: PositiveInt = 3
-    "How often each length is asked for alone, to know how long it takes then."
+    "Single requests of each length, which measure its latency without other load."
     presets: Annotated[tuple[Literal[workloads.STUDY_WORKLOADS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
         workloads.STUDY_WORKLOADS)
-    "Workloads of the study, for --parts workload."
+    "The study's workloads to run, for --parts workload."
     policies: Annotated[tuple[Literal[CACHE_POLICIES], ...], Parameter(consume_multiple=True)] = CACHE_POLICIES  # type: ignore[valid-type]
-    "What is compared beyond the study's own."
+    "Policies to compare, outside --parts compat."
     windows: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_WINDOWS
-    "For how long static groups wait for more, in mean times of a request alone; one policy for each, beside no wait."
+    "Times for which static groups wait for further requests, in mean latencies of a single request; one policy for \
+each, and one that does not wait."
     levels: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = (
         0.5, 0.8, 1.2, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 20.0)
-    "Rates of --parts sweep, in those that a server can take that serves one at a time; sweet takes every second."
+    "Request rates of --parts sweep, relative to what a server can handle that serves one request at a time; sweet \
+uses every second one."
     variants: Annotated[tuple[Literal[MIXED_VARIANTS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
         MIXED_VARIANTS)
-    "Settings that --parts sweet changes."
+    "Variants of the settings, for --parts sweet."
     prompt: Annotated[int, Parameter(validator=Number(gte=8))] = 32
-    "Letters of a prompt beyond the study's workloads. Models with random weights take each for a token."
+    "Characters of a prompt outside the study's workloads. For models with random weights each is a token."
     span: PositiveFloat = 40.0
-    "How long each rate lasts, in mean times of a request alone."
+    "Duration of each rate, in mean latencies of a single request."
     users: PositiveInts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-    "How many ask at once for --parts users, beside one alone."
+    "Numbers of concurrent users, for --parts users, besides one."
     max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = 64
-    "Most that run at once, of all policies beyond the study's own."
+    "Maximum number of sequences that run at once, outside --parts compat."
     speed: NonNegativeFloat = 0.0
-    "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as \
-heavy: for --parts compat by what eight at once are served, for workload by a request alone."
+    "Factor by which the study's workloads are sent faster. 0: as much faster as the server is than the study's, \
+measured with eight concurrent requests for --parts compat and with one for --parts workload."
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class ReportingExporter(SpanExporter):
         succeeded = result is SpanExportResult.SUCCESS
         if self._is_delivering and not succeeded:
             self._on_spans_lost(
-                f"traces are lost, which is not told again until some get through: {self._error_capture.last_error}")
+                f"traces are lost (no further message until one is sent): {self._error_capture.last_error}")
         self._is_delivering = succeeded
         return result
 

@@ -159,7 +159,7 @@ def extract_error_message(body: bytes) -> str:
     try:
         return get_error_message(json.loads(body))
     except ValueError:
-        return body.decode(errors="replace").strip() or "no reason was told"
+        return body.decode(errors="replace").strip() or "no reason was given"
 
 
 async def run_load(target: Target, requests: Iterable[PlannedRequest], concurrency: int | None = None, *,

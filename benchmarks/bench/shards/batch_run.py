@@ -31,23 +31,23 @@ class SamplingSettings:
     """Sampling parameters, with the names and meanings of text-generation-inference."""
 
     temperature: Annotated[float | None, Parameter(validator=Number(gt=0))] = None
-    "Divides the logits; above or below 1 it makes the shard draw."
+    "Sampling temperature; another value than 1 turns sampling on."
     top_k: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
-    "Draw among so many of the best candidates."
+    "Sample among this number of most likely tokens."
     top_p: Probability = None
-    "Draw among the best candidates that have so much probability."
+    "Sample among the most likely tokens with this total probability."
     typical_p: Probability = None
-    "Draw among the candidates nearest to the expected information."
+    "Typical sampling: total probability of the tokens closest to the expected information."
     repetition_penalty: Annotated[float | None, Parameter(validator=Number(gt=0))] = None
-    "Makes tokens that were seen less likely; 1: off."
+    "Penalty for tokens that have occurred; 1 is off."
     frequency_penalty: Annotated[float | None, Parameter(validator=Number(gte=-2, lte=2))] = None
-    "Makes tokens less likely by their share of all that were seen."
+    "Penalty for tokens by their relative frequency so far."
     watermark: bool = False
-    "Mark the text."
+    "Watermark the output."
     do_sample: bool = False
-    "Draw, whatever else is given. Without it and the four above the likeliest token is taken."
+    "Sample. Without this, --temperature, --top-k, --top-p and --typical-p, decoding is greedy."
     top_n_tokens: Annotated[int | None, Parameter(validator=Number(gte=0))] = None
-    "Candidates to report beside the chosen token."
+    "Number of most likely tokens to report for each token."
 
     @property
     def needs_sampling(self) -> bool:

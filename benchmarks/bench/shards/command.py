@@ -46,34 +46,35 @@ from shard.pb import shard_pb2 as pb
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBenchSettings:
     model: Annotated[str, Parameter(name=("--model", "--tokenizer-name", "-t"))] = ""
-    "Folder of a model, or its name at the Hub. Without it shards simulate. Where they run already it is only a title."
+    "Model to measure: a folder, or a name at the Hugging Face Hub. Default: a simulated model. For running shards it \
+is only a title."
     revision: str = "main"
-    "Branch, tag or commit at the Hub."
+    "Branch, tag or commit at the Hugging Face Hub."
     num_shard: PositiveInt = 1
-    "How many shards to start."
+    "Number of shards (tensor parallelism)."
     dtype: str = "auto"
-    "Number type of weights and arithmetic, as of `weft serve`."
+    "Number type of weights and computation, as in `weft serve`."
     device: str = "auto"
-    "Where the model runs: auto, cpu or cuda."
+    "Device of the model: auto, cpu or cuda."
     threads: int = 0
-    "Threads that each shard computes with on CPU; 0: the cores shared by the shards."
+    "Threads of each shard on CPU; 0: the cores divided by the number of shards."
     socket: tuple[str, ...] = ()
-    "Where a shard listens that runs already; once for every rank, in their order. Its router must be at rest."
+    "Socket of a running shard; one for every rank, in order. Its router must be idle."
     master_shard_uds_path: Annotated[str, Parameter(name=("--master-shard-uds-path", "-m"))] = ""
-    "Where rank 0 of shards listens that run already; those of the others have their rank in its place."
+    "Socket of rank 0 of running shards; the other sockets have the same name with their rank."
     batch_size: Annotated[tuple[PositiveInt, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (
         1, 2, 4, 8, 16, 32)
-    "How many sequences step together; a row for each."
+    "Batch sizes; one row of the table for each."
     sequence_length: Annotated[PositiveInt, Parameter(name=("--sequence-length", "-s"))] = 10
-    "Tokens of every prompt."
+    "Prompt length in tokens."
     decode_length: Annotated[int, Parameter(name=("--decode-length", "-d"), validator=Number(gte=2))] = 8
-    "Tokens of every answer; the prefill yields the first."
+    "Output length in tokens; the prefill yields the first."
     runs: Annotated[PositiveInt, Parameter(name=("--runs", "-r"))] = 10
-    "How often each batch size is measured."
+    "Measured runs of each batch size."
     warmups: Annotated[int, Parameter(name=("--warmups", "-w"), validator=Number(gte=0))] = 1
-    "Runs before that which do not count."
+    "Runs before these that are not measured."
     save: bool = False
-    "Keep what is printed under benchmarks/results."
+    "Save the output under benchmarks/results."
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
 
