@@ -27,7 +27,7 @@ import uvloop
 from cyclopts import Parameter
 
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, format_columns, run_experiment
-from benchmarks.harness.processes import read_cpu_seconds_by_program, run_weft_serve
+from benchmarks.harness.processes import make_adapter_flags, read_cpu_seconds_by_program, run_weft_serve
 from benchmarks.harness.results import report_results
 from router.simulation.run_stats import percentile
 
@@ -250,7 +250,8 @@ def bench(settings: HostileTenantSettings = HostileTenantSettings()) -> None:
         keys, adapters = Path(folder, "keys.json"), Path(folder, "adapters")
         keys.write_text(json.dumps(KEYS))
         adapters.mkdir()
-        with (run_weft_serve(SIMULATED_MODEL, adapters, ("--api-keys", str(keys), "--no-request-log")) as url,
+        with (run_weft_serve(SIMULATED_MODEL, (*make_adapter_flags(adapters),
+                                              "--api-keys", str(keys), "--no-request-log")) as url,
               run_flooding_process(url, settings.clients) as flooding):
             outcomes = uvloop.run(measure_floods(url, settings, flooding))
     table = format_columns(COLUMNS, [outcome.to_row() for outcome in outcomes], width=12)

@@ -30,7 +30,7 @@ from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.lora_step import iter_linears
 from benchmarks.harness import experiment
 from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
-from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
+from benchmarks.harness.processes import MAX_ANSWER_SECONDS, make_adapter_flags, run_weft_serve
 from benchmarks.harness.random_checkpoints import write_random_safetensors
 from benchmarks.harness.results import report_results
 from router.simulation.run_stats import percentile
@@ -254,7 +254,8 @@ def bench(settings: InvalidAdaptersSettings = InvalidAdaptersSettings()) -> None
     with settings.provide_model() as (model, _), tempfile.TemporaryDirectory() as temporary:
         adapter_root = Path(temporary) / "adapters"
         adapter_names = write_invalid_adapters(settings, adapter_root)
-        with run_weft_serve(model, adapter_root, (*IGNORE_EOS_FLAGS, "--threads", str(settings.threads))) as base_url:
+        with run_weft_serve(model, (*make_adapter_flags(adapter_root), *IGNORE_EOS_FLAGS,
+                                    "--threads", str(settings.threads))) as base_url:
             turns = uvloop.run(measure_turns(settings, adapter_names, base_url))
     points = [(make_point(first), make_point(other)) for first, other in turns]
     error_counts, status_counts = sum_counters(other.error_counts for _, other in turns), sum_counters(

@@ -24,7 +24,7 @@ from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.experiments.lora_step import COST_GOALS_PERCENT, write_random_adapter
 from benchmarks.harness import experiment
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, Attempt, CpuStealRetry
-from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
+from benchmarks.harness.processes import MAX_ANSWER_SECONDS, make_adapter_flags, run_weft_serve
 from benchmarks.harness.results import format_json_line, save_report
 from router.simulation.run_stats import percentile
 
@@ -210,7 +210,7 @@ def bench(settings: LoraServingSettings = LoraServingSettings()) -> None:
         adapter_root = root / f"{settings.shape}-adapters"
         for variant in make_variants(settings):
             write_random_adapters(settings, adapter_root, variant.ranks)
-            with run_weft_serve(model, adapter_root, variant.flags) as base_url:
+            with run_weft_serve(model, (*make_adapter_flags(adapter_root), *variant.flags)) as base_url:
                 results.append(uvloop.run(measure_variant(settings, variant, base_url)))
             print(results[-1].format_report(), end="", flush=True)  # printed at once, in case a later server fails
     json_line = format_json_line(make_summary(settings, results))

@@ -85,18 +85,23 @@ def run_router_and_shard(look_ahead: int, profile_path: str = "", settings: Mapp
 
 
 @contextmanager
-def run_weft_serve(model: Path, adapter_root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server for adapters below `adapter_root` and yield its URL; then stop it and delete its adapter cache."""
+def run_weft_serve(model: Path, flags: Sequence[str] = (), cache_fraction: float = 0.1) -> Iterator[str]:
+    """Run a server as users start it, with this share of memory for its KV cache, and yield its URL; then stop it and
+    delete its cache folder."""
     with tempfile.TemporaryDirectory() as cache_folder, convert_sigterm_to_exit():
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
-             "--adapter-root", str(adapter_root), "--adapter-source", "local", "--memory-fraction", "0.1",
-             "--adapter-memory-fraction", "0.7", *flags],
+             "--memory-fraction", str(cache_fraction), *flags],
             stdout=subprocess.PIPE, env={**os.environ, "XDG_CACHE_HOME": cache_folder})
         try:
             yield f"http://{HOST}:{read_server_port(server)}"
         finally:
             terminate_process(server)
+
+
+def make_adapter_flags(adapter_root: Path) -> tuple[str, ...]:
+    """Return flags of a server for many adapters below a folder."""
+    return ("--adapter-root", str(adapter_root), "--adapter-source", "local", "--adapter-memory-fraction", "0.7")
 
 
 @contextmanager
