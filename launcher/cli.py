@@ -26,6 +26,19 @@ from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.command_line.error_messages import describe_error
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
+from launcher.command_line.setting_origins import describe_settings, note_sources
+from launcher.command_line.subcommands import (
+    bench_command,
+    chat_command,
+    explain_command,
+    make_adapters_app,
+    make_models_app,
+    replay_command,
+    simulate_command,
+    study_command,
+    top_command,
+    tune_command,
+)
 from launcher.compat.migrate import translate_command_line
 from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.doctor import command as doctor
@@ -56,7 +69,6 @@ from launcher.hub.resolve import (
     find_model,
 )
 from launcher.ray_serve.options import RayOptions, check_ray_installed, make_server_settings
-from launcher.setting_origins import describe_settings, note_sources
 from launcher.settings import (
     COMMON_SETTINGS,
     POSITIONAL_SETTINGS,
@@ -66,18 +78,6 @@ from launcher.settings import (
     Setting,
     iterate_settings,
     make_configs,
-)
-from launcher.subcommands import (
-    bench_command,
-    chat_command,
-    explain_command,
-    make_adapters_app,
-    make_models_app,
-    replay_command,
-    simulate_command,
-    study_command,
-    top_command,
-    tune_command,
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder

@@ -30,8 +30,8 @@ from router.launcher_protocol import (
     send_heartbeats,
     send_to_parent,
 )
-from router.memory import return_free_memory_periodically
 from router.model_info import ModelInfo
+from router.processes.memory import return_free_memory_periodically
 from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup

@@ -33,14 +33,14 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "opentelemetry": {"shard/telemetry/otlp.py"},
     "rich": {"benchmarks", "launcher/client"},
     "matplotlib": {"benchmarks"},
-    "cyclopts": {"launcher/cli.py", "launcher/subcommands.py", "launcher/command_line", "benchmarks"},
+    "cyclopts": {"launcher/cli.py", "launcher/command_line", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "model_info", "pydantic_errors", "api_keys", "launcher_protocol",
-               "network_isolation", "memory", "worker_process", "adapters", "scheduler", "text", "grammars",
+               "processes", "adapters", "scheduler", "text", "grammars",
                "shards", "validation", "recording", "simulation", "telemetry", "monitor", "engine", "http.transport",
                "http.tgi", "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax",
                "http.field_descriptions", "http.docs_examples", "http.docs", "http.page", "http", "__main__"],
@@ -48,7 +48,7 @@ IMPORT_ORDER = {
               "config", "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",
               "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
-                 "supervisor", "hosts", "subcommands", "banner", "doctor", "compat", "settings_docs", "setting_origins",
+                 "supervisor", "hosts", "banner", "doctor", "compat", "settings_docs",
                  "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
     "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
                    "study"],

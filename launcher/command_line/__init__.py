@@ -1,1 +1,1 @@
-"""Parts of the command line beside the commands: files of settings, error messages, and the command `weft run`."""
+"""Parts of the command line: subcommands, files and sources of settings, error messages, and the command `weft run`."""

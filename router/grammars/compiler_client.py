@@ -11,8 +11,8 @@ from functools import partial
 
 from router.errors import InvalidRequest, Overloaded
 from router.grammars.parameters import Grammar
+from router.processes.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 from router.request import FairSemaphore, Turn
-from router.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
 COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
 MAX_COMPILE_SECONDS = 1.5  # of the processor per grammar, so that a client gets its rejection within two seconds

@@ -10,9 +10,9 @@ from typing import Any
 
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
+from router.processes.worker_process import IdleWorkers, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_CHARACTERS
-from router.worker_process import IdleWorkers, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
 
 RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.renderer_process")
 RENDER_TASK = WorkerTask("render", "rendered", "chats")

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from router.errors import ChatTemplateFailed
+from router.processes.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_MEMORY_BYTES, TOO_MUCH_MEMORY
-from router.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
 
 
 def answer_request(template: ChatTemplate, max_characters: int, request: dict[str, Any]) -> WorkerAnswer:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from router import worker_process
 from router.errors import InvalidRequest, Overloaded
 from router.grammars import compiler_client
 from router.grammars.compiler_client import COMPILER_COMMAND, GrammarCompiler
 from router.grammars.parameters import Grammar, parse_grammar
+from router.processes import worker_process
 from router.text.tokenizer import create_byte_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -352,7 +352,7 @@ def test_hostile_grammar_is_answered_within_the_time_limit(name: str) -> None:
 
 
 def test_compiling_process_is_isolated_from_the_network_where_the_system_allows_it() -> None:
-    program = "import sys; from router.network_isolation import leave_network; sys.exit(not leave_network())"
+    program = "import sys; from router.processes.network_isolation import leave_network; sys.exit(not leave_network())"
     is_allowed = subprocess.run([sys.executable, "-Pc", program], check=False).returncode == 0
 
     async def scenario(compiler: GrammarCompiler) -> None:

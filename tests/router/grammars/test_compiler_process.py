@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from router import worker_process
 from router.grammars import compiler_process
 from router.grammars.compiler_process import GrammarCompileError, compile_grammar, load_tokenizer, serve_requests
 from router.grammars.parameters import Grammar, make_choice_grammar, make_context_free_grammar
+from router.processes import worker_process
 from router.text.tokenizer import create_byte_tokenizer
 
 TOKENIZER = load_tokenizer(create_byte_tokenizer().path_or_content)

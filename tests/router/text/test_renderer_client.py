@@ -173,7 +173,7 @@ def test_process_ends_with_a_killed_parent() -> None:
 
 
 def test_rendering_process_is_isolated_from_the_network_where_the_system_allows_it() -> None:
-    program = "import sys; from router.network_isolation import leave_network; sys.exit(not leave_network())"
+    program = "import sys; from router.processes.network_isolation import leave_network; sys.exit(not leave_network())"
     is_allowed = subprocess.run([sys.executable, "-Pc", program], check=False).returncode == 0
     with isolate("{{ messages }}") as template:
         template.render(CHAT)

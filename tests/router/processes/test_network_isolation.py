@@ -8,7 +8,7 @@ import pytest
 
 CONNECT_PROGRAM = """
 import socket, sys
-from router.network_isolation import leave_network
+from router.processes.network_isolation import leave_network
 if not leave_network():
     sys.exit(3)
 try:

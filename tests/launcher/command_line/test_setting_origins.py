@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.setting_origins import DEFAULT, DERIVED
+from launcher.command_line.setting_origins import DEFAULT, DERIVED
 from launcher.settings import SETTINGS_BY_NAME
 
 

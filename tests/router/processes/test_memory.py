@@ -1,4 +1,4 @@
-"""Tests of router/memory.py."""
+"""Tests of router/processes/memory.py."""
 
 import asyncio
 import subprocess
@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from router import memory
-from router.memory import MIN_FREE_BYTES, return_free_memory, return_free_memory_periodically
+from router.processes import memory
+from router.processes.memory import MIN_FREE_BYTES, return_free_memory, return_free_memory_periodically
 
 # Keeps one of 50 blocks, so that the pages of the others stay with the allocator.
 PROGRAM = """
-from router import memory
+from router.processes import memory
 
 def read_resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -1,4 +1,4 @@
-"""Tests of router/worker_process.py: processor time, deaths, and limits inside the process."""
+"""Tests of router/processes/worker_process.py: processor time, deaths, and limits inside the process."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from router.worker_process import (
+from router.processes.worker_process import (
     STOP_REASON,
     ProcessWorker,
     WorkerDied,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from time import clock_gettime, monotonic
 from typing import Any
 
-from router.network_isolation import leave_network
+from router.processes.network_isolation import leave_network
 
 MAX_START_SECONDS = 60.0  # for the imports and the first line
 MIN_WAIT_SECONDS = 0.01

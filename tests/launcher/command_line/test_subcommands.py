@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.subcommands import DEFAULT_SERVER_URL, complete_url
+from launcher.command_line.subcommands import DEFAULT_SERVER_URL, complete_url
 
 
 def test_server_without_a_scheme_is_reached_over_http() -> None:
