@@ -95,5 +95,9 @@ class Cancelled(RequestError):
     """The client left, or was too slow to read."""
 
 
+class CancelledById(RequestError):
+    """Somebody with the request's key cancelled it by its id."""
+
+
 class RetryableStartupError(ValueError):
     """The server cannot start now, but may start later with the same settings, model and machine."""

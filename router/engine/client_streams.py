@@ -11,6 +11,7 @@ from router.config import RouterConfig
 from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
 from router.errors import (
     Cancelled,
+    CancelledById,
     ClassificationFailed,
     EmbeddingFailed,
     GenerationFailed,
@@ -195,7 +196,7 @@ class ClientStreams:
                         if builder.record.tenant_name == tenant_name and is_of_request(builder.record.id, request_id)]
         for sequence_id in sequence_ids:
             self._scheduler.cancel(sequence_id, now())
-            self.fail_request(sequence_id, Cancelled("the request was cancelled by its id"))
+            self.fail_request(sequence_id, CancelledById("DELETE /v1/requests/ID was sent for it"))
         return len(sequence_ids)
 
     def _on_disconnect(self, sequence_id: int) -> None:

@@ -24,6 +24,14 @@ MAX_PENDING_GRAMMARS, MAX_PENDING_PER_TENANT = 64, 32  # the latter beside those
 COMPILER_TASK = WorkerTask("compile", "compiled", "grammars")
 
 
+class ResumedTokenUnfit(Exception):
+    """The grammar does not allow a token of the output so far."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
 class CompilerWorker(ProcessWorker):
     """Compiler of one grammar at a time, in a process of its own."""
 
@@ -32,8 +40,8 @@ class CompilerWorker(ProcessWorker):
 
     def compile(self, grammar: Grammar) -> tuple[WorkerAnswer, bool]:
         """Return the answer, and whether it is a verdict on the grammar that would be the same at any time. Blocks."""
-        answer, is_verdict = self.send_request({"kind": grammar.kind, "source": grammar.source}, MAX_COMPILE_SECONDS,
-                                               MAX_STALLED_SECONDS)
+        request = {"kind": grammar.kind, "source": grammar.source, "tokens": [*grammar.resumed_tokens]}
+        answer, is_verdict = self.send_request(request, MAX_COMPILE_SECONDS, MAX_STALLED_SECONDS)
         return answer | {"refused": shorten_reason(answer["refused"])} if "refused" in answer else answer, is_verdict
 
 
@@ -61,7 +69,8 @@ class GrammarCompiler:
         self._jobs: dict[bytes, CompilerJob] = {}
 
     async def compile(self, grammar: Grammar, tenant_name: str = "") -> str:
-        """Return the compiled grammar in the form that shards load. Raises InvalidRequest or Overloaded."""
+        """Return the compiled grammar in the form that shards load. Raises InvalidRequest, Overloaded, or
+        ResumedTokenUnfit."""
         digest = grammar.digest
         answer = self._cached_results.get(digest)
         if answer is None:
@@ -72,6 +81,8 @@ class GrammarCompiler:
             raise Overloaded(answer["overloaded"])
         if "refused" in answer:
             raise InvalidRequest(f"the grammar is refused: {answer['refused']}")
+        if "unfit_index" in answer:
+            raise ResumedTokenUnfit(answer["unfit_index"])
         return str(answer["grammar"])
 
     def close(self) -> None:

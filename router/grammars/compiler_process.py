@@ -2,13 +2,14 @@
 
 Its standard input is a socket, on which each line of JSON is answered with a line of JSON. The first line holds a
 tokenizer, as the path or the content of its file: `{"tokenizer": ...}`, answered with `{}`. Every other line holds a
-grammar, `{"kind": ..., "source": ...}`, answered with `{"grammar": ...}` in the form that shards load. Failures are
-answered with `{"refused": WHY}`.
+grammar, `{"kind": ..., "source": ...}`, answered with `{"grammar": ...}` in the form that shards load. It may hold the
+output so far, `"tokens": [...]`; if that does not fit, the answer is `{"unfit_index": ...}`. Failures are answered with
+`{"refused": WHY}`.
 """
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -84,9 +85,18 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     return grammar
 
 
-def answer_request(tokenizer: LLTokenizer, request: Mapping[str, str]) -> WorkerAnswer:
+def count_fitting_tokens(tokenizer: LLTokenizer, grammar: str, tokens: Sequence[int]) -> int:
+    """Return how many of the first tokens fit a compiled grammar."""
+    return LLMatcher(tokenizer, grammar, log_level=0,
+                     limits=LLParserLimits(**PARSER_LIMITS)).try_consume_tokens([*tokens])
+
+
+def answer_request(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> WorkerAnswer:
+    tokens = request.get("tokens", ())
     try:
-        return {"grammar": compile_grammar(tokenizer, **request)}
+        grammar = compile_grammar(tokenizer, request["kind"], request["source"])
+        num_fitting = count_fitting_tokens(tokenizer, grammar, tokens) if tokens else 0
+        return {"grammar": grammar} if num_fitting == len(tokens) else {"unfit_index": num_fitting}
     except GrammarCompileError as unusable:
         return {"refused": str(unusable)}
     except MemoryError:

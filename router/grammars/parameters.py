@@ -15,6 +15,7 @@ Grammars that are too large, too deep or only partly supported are rejected here
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -55,10 +56,14 @@ class Grammar:
     source: str
     # Fault of a JSON schema, for the error if it cannot be compiled: a reference that leads nowhere; empty without one.
     reference_fault: str = field(default="", compare=False)
+    resumed_tokens: tuple[int, ...] = ()  # of the output, generated earlier, which must fit it
 
     @property
     def digest(self) -> bytes:
-        return sha256(f"{self.kind}:{self.source}".encode()).digest()
+        hasher = sha256(f"{self.kind}:{self.source}".encode())
+        if self.resumed_tokens:
+            hasher.update(b"\0" + array("Q", self.resumed_tokens).tobytes())
+        return hasher.digest()
 
 
 def parse_grammar(parameter: str, value: object) -> Grammar | None:

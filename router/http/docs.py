@@ -205,7 +205,7 @@ SERVER_INFO_ROUTES = (
             QueryParameter("error_type", "Why they failed or were refused; `any` for all that did."),
             QueryParameter("finish_reason", "Why their text ended, such as `length`."),
             QueryParameter("min_total_ms", "Time that they took at least.", "integer"))),
-    DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, whose connection is closed."),
+    DocumentedRoute("DELETE", "/v1/requests/{id}", "Cancels one of them, which is answered with 499."),
     DocumentedRoute("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     DocumentedRoute("GET", "/metrics", "What Prometheus collects.", response_media_type="text/plain"),
     DocumentedRoute("GET", "/ui", "The page for browsers: playground, live batch, requests, server.",

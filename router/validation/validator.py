@@ -13,7 +13,7 @@ from router.adapters.reference import MergedAdapterReference, RequestedAdapter, 
 from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
-from router.grammars.compiler_client import GrammarCompiler
+from router.grammars.compiler_client import GrammarCompiler, ResumedTokenUnfit
 from router.grammars.output_grammar import ChatGrammar
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
@@ -230,7 +230,7 @@ class RequestValidator:
         if len(generation_input.resume_token_ids) > limit:
             raise InvalidRequest(f"`resume_token_ids` must hold at most {limit} tokens (--max-total-tokens), got "
                                  f"{len(generation_input.resume_token_ids)}", param="resume_token_ids")
-        for token in generation_input.resume_token_ids:
+        for token in (min(generation_input.resume_token_ids), max(generation_input.resume_token_ids)):
             if not 0 <= token < vocabulary_size:
                 raise InvalidRequest(f"a token in `resume_token_ids` must be at least 0 and below {vocabulary_size}, "
                                      f"the size of the vocabulary, got {token}", param="resume_token_ids")
@@ -326,6 +326,7 @@ class RequestValidator:
             return None
         if isinstance(grammar, ChatGrammar):
             grammar = grammar.behind_reasoning(reasoning_state)
+        tokens = generation_input.resume_token_ids
         get_resource, reason = self._get_resource, ""
         if self._config.disable_grammar_support:
             reason = "grammars are switched off (--disable-grammar-support)"
@@ -335,10 +336,14 @@ class RequestValidator:
             reason = "this model has no end token, so no answer could end where its grammar does"
         if reason or get_resource is None:
             raise InvalidRequest(f"`{generation_input.parameter_names.grammar}` is given, but {reason}; leave it out")
+        name = generation_input.parameter_names.grammar
         try:
-            return get_resource("grammar", await self._grammar_compiler.compile(grammar, generation_input.tenant.name))
+            return get_resource("grammar", await self._grammar_compiler.compile(
+                replace(grammar, resumed_tokens=tokens), generation_input.tenant.name))
+        except ResumedTokenUnfit as unfit:
+            raise InvalidRequest(f"a token in `resume_token_ids` must fit `{name}`, got {tokens[unfit.index]} at index "
+                                 f"{unfit.index}, which it does not allow there", param="resume_token_ids") from unfit
         except InvalidRequest as error:  # several requests may share one
-            name = generation_input.parameter_names.grammar
             message = f"`{name}` is refused: {grammar.reference_fault}" if grammar.reference_fault else str(error)
             raise InvalidRequest(message, param=name) from error
 

@@ -245,6 +245,28 @@ def test_client_that_leaves_cancels_its_request(setup: Setup) -> None:
     run_scenario(setup.url, scenario)
 
 
+def test_request_cancelled_by_its_id_is_not_sent_to_another_replica(setup: Setup) -> None:
+    async def cancel_at_every_replica() -> int:
+        cancelled = 0
+        for replica in setup.replicas:
+            async with (aiohttp.ClientSession() as http,
+                        http.delete(f"{replica.url}/v1/requests/unwanted") as answer):
+                cancelled += answer.status == 200
+        return cancelled
+
+    async def scenario(http: aiohttp.ClientSession) -> None:
+        answering = asyncio.ensure_future(http.post(
+            "/v1/completions", json=make_body(ENDLESS_TOKENS, stream=False), headers={"x-request-id": "unwanted"}))
+        while not await cancel_at_every_replica():  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+        async with await answering as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (499, "request_cancelled")
+        assert await cancel_at_every_replica() == 0
+        async with http.post("/v1/completions", json=make_body(3, stream=False)) as answer:
+            assert answer.status == 200
+    run_scenario(setup.url, scenario)
+
+
 def test_other_dialects_pass(setup: Setup, front_end: str) -> None:
     if front_end == "vllm-router":
         pytest.skip("vLLM's router rewrites /generate and loses its prompt")

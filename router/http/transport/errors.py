@@ -16,6 +16,7 @@ from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
     Cancelled,
+    CancelledById,
     ChatTemplateFailed,
     ClassificationFailed,
     EmbeddingFailed,
@@ -51,7 +52,9 @@ class ErrorReplyFormats(NamedTuple):
     is_client_error: bool = False  # whether the client caused it
 
 
-GENERATION_PREFIX = "Request failed during generation: "
+GENERATION_PREFIX, CANCELLED_PREFIX = "Request failed during generation: ", "Request was cancelled: "
+# nginx's status, which no proxy takes for a fault of the server: it does not send the request to another.
+CLIENT_CLOSED_REQUEST = 499
 ERROR_FORMATS: dict[type[BaseException], ErrorReplyFormats] = {
     InvalidRequest: ErrorReplyFormats("validation", (422, "validation", "Input validation error: "),
                                 (400, INVALID_REQUEST_ERROR, ""), openai_has_prefix=False, is_client_error=True),
@@ -77,6 +80,9 @@ ERROR_FORMATS: dict[type[BaseException], ErrorReplyFormats] = {
     GenerationFailed: ErrorReplyFormats("generation", (424, "generation", GENERATION_PREFIX), (500, SERVER_ERROR, "")),
     TimedOut: ErrorReplyFormats("timeout", (408, "timeout", "Request timed out: "), (408, "timeout_error", ""),
                           is_client_error=True),
+    CancelledById: ErrorReplyFormats("dropped", (CLIENT_CLOSED_REQUEST, "cancelled", CANCELLED_PREFIX),
+                                     (CLIENT_CLOSED_REQUEST, INVALID_REQUEST_ERROR, "request_cancelled"),
+                                     is_client_error=True),
 }
 UNEXPECTED_ERROR = ErrorReplyFormats("incomplete", (500, "internal", ""), (500, SERVER_ERROR, ""))
 # Labels of other errors that clients cause.

@@ -10,7 +10,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from router.grammars import compiler_process
-from router.grammars.compiler_process import GrammarCompileError, compile_grammar, load_tokenizer, serve_requests
+from router.grammars.compiler_process import (
+    GrammarCompileError,
+    answer_request,
+    compile_grammar,
+    load_tokenizer,
+    serve_requests,
+)
 from router.grammars.parameters import Grammar, make_choice_grammar, make_context_free_grammar
 from router.processes import worker_process
 from router.text.tokenizer import create_byte_tokenizer
@@ -56,6 +62,13 @@ def test_regex_matches_the_whole_text_as_in_python(pattern: str, texts: list[str
 def test_context_free_grammar_is_enforced(grammar: Grammar, fitting: list[str], others: list[str]) -> None:
     compiled = compile_grammar(TOKENIZER, grammar.kind, grammar.source)
     assert [text for text in fitting + others if matches_grammar(compiled, text)] == fitting
+
+
+@pytest.mark.parametrize(("text", "unfit_index"), [("", None), ("ab", None), ("abc", None), ("ax", 1), ("abcd", 3)])
+def test_output_so_far_is_matched_with_the_grammar(text: str, unfit_index: int | None) -> None:
+    answer = answer_request(TOKENIZER, {"kind": "regex", "source": "abc", "tokens": [*text.encode()]})
+    assert answer == ({"grammar": compile_grammar(TOKENIZER, "regex", "abc")} if unfit_index is None
+                      else {"unfit_index": unfit_index})
 
 
 @pytest.mark.parametrize("source", ["start: nowhere", "root ::= nowhere", "nonsense", "start: /(/", 'start: "a'])

@@ -90,6 +90,17 @@ def test_no_grammar_is_needed_where_grammars_are_off():
 
 
 @pytest.mark.slow
+def test_resumed_tokens_must_fit_the_grammar():
+    served = {"facts": replace(MODEL_INFO, grammars=True), "make_resource": make_grammar_resource,
+              "grammar": Grammar("regex", "a+")}
+    [choice] = validate(**served, resume_token_ids=tuple(b"aa"))
+    assert (choice.request.resumed_tokens, choice.request.grammar) == (tuple(b"aa"), LoadableResource("grammar", 7))
+    assert get_validation_error(**served, resume_token_ids=tuple(b"axa"),
+                                parameter_names=DialectParameterNames(grammar="response_format")) == (
+        "a token in `resume_token_ids` must fit `response_format`, got 120 at index 1, which it does not allow there")
+
+
+@pytest.mark.slow
 def test_every_choice_uses_the_same_grammar_and_its_end_tokens():
     made = validate(facts=replace(MODEL_INFO, grammars=True),
                     make_resource=lambda kind, source: LoadableResource(kind, len(source) and 7),
