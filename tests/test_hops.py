@@ -16,4 +16,4 @@ def test_decode_step_of_two_adapters_passes_through_few_functions(tmp_path):
     step = count_shard_hops(tmp_path / "model")
     assert step.num_calls
     assert len(step.files) <= 26
-    assert len(step.functions) <= 144
+    assert len(step.functions) <= 110

@@ -60,8 +60,9 @@ def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[i
             answer.top_logprobs.extend(chain.from_iterable(output.top_logprobs))
     failed = step.failed_sequences + [sequence for sequence in step.sequences
                                       if sequence.failure is not None and sequence.id not in outputs]
-    answer.failed.extend([sequence.id for sequence in failed])
-    answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
+    for sequence in failed:
+        answer.failed.append(sequence.id)
+        answer.failures.append(sequence.failure or pb.FAILURE_UNSPECIFIED)
 
 
 def write_prompt_logprobs(answer: pb.StepAnswer, prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:

@@ -50,8 +50,9 @@ class Step:
 
     def move_out_failed(self) -> None:
         """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
-        self.failed_sequences += [sequence for sequence in self.decodes if sequence.failure is not None]
-        self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
+        if failed := [sequence for sequence in self.decodes if sequence.failure is not None]:
+            self.failed_sequences += failed
+            self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
 
 
 class TokenSpan(NamedTuple):
@@ -107,12 +108,13 @@ def lay_out_step(step: Step) -> StepLayout:
         sampled_rows.append(num_rows)
         num_rows += span.length
         draft_rows += range(span.first_row + 1, num_rows)
+    sequences, sampled_sequences = single + drafted, single + drafted
     for chunk in step.chunks:
         spans.append(TokenSpan(num_rows, chunk.start, chunk.length, chunk.sequence.blocks))
+        sequences.append(chunk.sequence)
         num_rows += chunk.length
         if chunk.is_last:
+            sampled_sequences.append(chunk.sequence)
             sampled_rows.append(num_rows - 1)
-    decodes = single + drafted
-    return StepLayout(decodes + [chunk.sequence for chunk in step.chunks], spans, num_decodes,
-                      decodes + [chunk.sequence for chunk in step.chunks if chunk.is_last], sampled_rows + draft_rows,
+    return StepLayout(sequences, spans, num_decodes, sampled_sequences, sampled_rows + draft_rows,
                       max(0, MIN_ROWS - num_rows), drafts)
