@@ -61,6 +61,14 @@ class NativeLibrary:
         """Compute a `Packing` (packing.c)."""
         self._execute(self.functions.weft_prepare_packing, arguments, torch.get_num_threads())
 
+    def pack_int4(self, arguments: ctypes.Structure) -> None:
+        """Compute an `Int4Packing` (packing.c)."""
+        self._execute(self.functions.weft_prepare_int4_packing, arguments, torch.get_num_threads())
+
+    def quantize(self, arguments: ctypes.Structure) -> None:
+        """Compute a `Quantizing` (quantizing.c)."""
+        self._execute(self.functions.weft_prepare_quantizing, arguments, torch.get_num_threads())
+
     def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
         """Compute a `Bf16Product` (bf16_products.c)."""
         self._execute(self.functions.weft_prepare_bf16_product, arguments, torch.get_num_threads())

@@ -135,7 +135,8 @@ def iter_code_tiles(quantized_slices: Sequence[QuantizedSlice], tile_rows: int) 
     """Yield the tiles of codes, `[tile_rows, in]` each, the last one padded with zeros."""
     num_outputs, num_inputs = sum(part.num_rows for part in quantized_slices), quantized_slices[0].num_columns
     for first in range(0, num_outputs, tile_rows):
-        tile = torch.zeros(tile_rows, num_inputs, dtype=torch.int8, device=quantized_slices[0].scales.device)
+        tile = torch.empty(tile_rows, num_inputs, dtype=torch.int8, device=quantized_slices[0].scales.device)
+        tile[num_outputs - first:] = 0
         begin = 0
         for part in quantized_slices:
             low, high = max(first, begin), min(first + tile_rows, begin + part.num_rows)

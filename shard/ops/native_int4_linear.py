@@ -19,7 +19,6 @@ from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int4_products.c
-OUTPUT_ORDER = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]  # of a panel's bytes
 MAX_GROUP_INPUTS = 128  # as in int16_rows.h
 GROUP_INPUTS_MULTIPLE = 8  # as in int16_rows.h
 PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
@@ -31,6 +30,14 @@ class Int4ProductArguments(ctypes.Structure):
     _fields_: ClassVar = [
         ("rows", Int16RowsArguments), *((name, ctypes.c_void_p) for name in ("weight", "scales", "zeros", "bias", "y")),
         *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
+
+
+class Int4PackingArguments(ctypes.Structure):
+    """`Int4Packing` in packing.c."""
+
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("codes", "packed", "zeros")),
+                          *((name, ctypes.c_int64) for name in ("outputs", "inputs", "panels", "groups",
+                                                                "group_inputs", "code_stride"))]
 
 
 def can_keep_int4(quantized_slices: Sequence[QuantizedSlice]) -> bool:
@@ -72,7 +79,7 @@ class NativeInt4Linear:
         self._scales = padded_scales.view(num_panels, PANEL_OUTPUTS, num_groups).transpose(1, 2).contiguous()
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
         self.packed_weight = allocate_packed((num_panels, self._padded_inputs // 4, PANEL_OUTPUTS, 2), torch.uint8)
-        self._zeros = torch.empty(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
+        self._zeros = torch.zeros(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
         self._library = library
         self._pack(quantized_slices)
 
@@ -84,14 +91,10 @@ class NativeInt4Linear:
             codes = tile[:len(panels) * PANEL_OUTPUTS]
             if self._input_order is not None:
                 codes = codes.index_select(1, self._input_order)
-            # The rows' codes are zeros behind the inputs, so any code will do there: one that is in the group.
-            padding = codes[:, -1:].expand(-1, self._padded_inputs - self._num_inputs)
-            grouped = torch.cat([codes, padding], dim=1).view(len(panels), PANEL_OUTPUTS, -1, self._group_inputs)
-            least = grouped.amin(-1, keepdim=True)  # [panels, outputs, groups, 1]
-            zeros.copy_(least[..., 0].neg().transpose(1, 2))
-            unsigned = (grouped - least).view(len(panels), PANEL_OUTPUTS, -1, 2, 2)[:, OUTPUT_ORDER]
-            halves = unsigned.permute(0, 2, 3, 1, 4).to(torch.uint8)  # [panels, inputs / 4, half, outputs, 2]
-            panels.copy_(halves[:, :, 0] | halves[:, :, 1] << 4)
+            codes = codes.contiguous()
+            self._library.pack_int4(Int4PackingArguments(
+                codes.data_ptr(), panels.data_ptr(), zeros.data_ptr(), len(codes), codes.shape[1], len(panels),
+                zeros.shape[1], self._group_inputs, codes.stride(0)))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward_float32(x).to(x.dtype)

@@ -10,10 +10,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shard.native.library import NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
+from shard.ops.native_linear import PackingArguments
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int8_products.c
@@ -68,9 +70,7 @@ class NativeInt8Linear:
             (self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
         for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
-            codes = torch.zeros(len(panels), PANEL_OUTPUTS, self._padded_inputs, dtype=torch.int8)
-            codes[:, :, :self._num_inputs] = tile[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, -1)
-            panels.copy_(codes.view(len(panels), PANEL_OUTPUTS, -1, 2).transpose(1, 2))
+            pack_pairs(tile, panels, library)
         self._library = library
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -84,6 +84,15 @@ class NativeInt8Linear:
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+def pack_pairs(codes: Tensor, panels: Tensor, library: NativeLibrary) -> None:
+    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 2, PANEL_OUTPUTS, 2]`. A pair of codes is a number
+    of 16 bits to the kernel."""
+    pairs = (functional.pad(codes, (0, 1)) if codes.shape[1] % 2 else codes.contiguous()).view(torch.int16)
+    library.pack(PackingArguments(
+        pairs.data_ptr(), panels.data_ptr(), min(len(pairs), len(panels) * PANEL_OUTPUTS), pairs.shape[1], len(panels),
+        PANEL_OUTPUTS, pairs.stride(0), panels.stride(0) // 2, shares_words=False))
 
 
 def round_up(number: int, divisor: int) -> int:

@@ -32,7 +32,7 @@ class PackingArguments(ctypes.Structure):
 
     _fields_: ClassVar = [("weight", ctypes.c_void_p), ("packed", ctypes.c_void_p),
                           *((name, ctypes.c_int64) for name in ("outputs", "inputs", "panels", "panel_outputs",
-                                                                "weight_stride", "shares_words"))]
+                                                                "weight_stride", "panel_stride", "shares_words"))]
 
 
 class NativeLinear:
@@ -123,7 +123,7 @@ def pack_panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     panel_outputs = 2 * library.lanes
     packed = allocate_packed((-(-num_outputs // panel_outputs), num_inputs, panel_outputs), torch.int16)
     library.pack(PackingArguments(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, len(packed),
-                                  panel_outputs, weight.stride(0), weight.dtype is torch.bfloat16))
+                                  panel_outputs, weight.stride(0), packed.stride(0), weight.dtype is torch.bfloat16))
     return packed
 
 

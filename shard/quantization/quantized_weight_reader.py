@@ -5,7 +5,7 @@ so if the reader's kernels multiply them. All other quantized weights, such as e
 they are read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +18,10 @@ from shard.quantization.quantization_format import (
     QuantizedSlice,
     TensorReader,
 )
+from shard.quantization.weight_quantizing import find_readable_dtype, quantize_to_int4, quantize_to_int8
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]
-MAX_CODE = 127
-NUM_INT4_STEPS = 15  # between the least and the largest code of four bits
 INT4_GROUP_SIZES = (32, 16, 8)  # inputs with one scale; the first that divides the columns of every rank
 
 
@@ -106,22 +105,14 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
     ranks."""
     codes = torch.empty(len(matrix_slice.rows), len(matrix_slice.columns), dtype=torch.int8, device=reader.device)
     scales = torch.empty(len(matrix_slice.rows), 1, device=reader.device)
-    step, columns = max(1, CODES_PER_CHUNK // matrix_slice.shape[1]), slice(matrix_slice.columns.start,
-                                                                            matrix_slice.columns.stop)
-    for first in range(0, len(matrix_slice.rows), step):
-        rows = matrix_slice.rows[first:first + step]
-        weight = reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, rows, torch.float32)
-        largest = weight.abs().amax(dim=1, keepdim=True)
-        scale = largest.div_(MAX_CODE).masked_fill_(largest == 0, 1.0)  # 1 for a row of zeros
-        scales[first:first + step] = scale
-        codes[first:first + step] = weight[:, columns].div(scale).round_().clamp_(-MAX_CODE, MAX_CODE)
+    for weight, rows in iter_weight_pieces(reader, matrix_slice):
+        quantize_to_int8(weight, matrix_slice.columns, codes[rows], scales[rows])
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           make_consecutive_groups(matrix_slice, matrix_slice.shape[1], reader.device), is_int8=True)
 
 
 def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
-    """Quantize a weight to four bits while it is loaded, with a scale for each output and group of inputs. A group's
-    codes go from its least weight to its largest, and one of them stands for zero."""
+    """Quantize a weight to four bits while it is loaded, with a scale for each output and group of inputs."""
     columns, num_rows = matrix_slice.columns, len(matrix_slice.rows)
     group_size = next((size for size in INT4_GROUP_SIZES
                        if not any(number % size for number in (columns.start, columns.stop, matrix_slice.shape[1]))), 0)
@@ -131,16 +122,18 @@ def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -
                          f"{matrix_slice.shape[1]}; choose another --num-shard, or --quantize int8")
     codes = torch.empty(num_rows, len(columns), dtype=torch.int8, device=reader.device)
     scales = torch.empty(num_rows, len(columns) // group_size, device=reader.device)
-    step = max(1, CODES_PER_CHUNK // matrix_slice.shape[1])
-    for first in range(0, num_rows, step):
-        weight = reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows[first:first + step],
-                                  torch.float32)[:, columns.start:columns.stop]
-        groups = weight.reshape(len(weight), -1, group_size)
-        least, largest = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
-        scale = (largest - least).div_(NUM_INT4_STEPS)
-        scale.masked_fill_(scale == 0, 1.0)  # for a group of zeros
-        least_code = (least / scale).round_()
-        rounded = (groups / scale).round_().clamp_(least_code, least_code + NUM_INT4_STEPS)
-        codes[first:first + step], scales[first:first + step] = rounded.view_as(weight), scale[..., 0]
+    for weight, rows in iter_weight_pieces(reader, matrix_slice):
+        quantize_to_int4(weight, columns, codes[rows], scales[rows], group_size)
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           torch.arange(len(columns), device=reader.device) // group_size, is_int8=True, is_int4=True)
+
+
+def iter_weight_pieces(reader: TensorReader, matrix_slice: MatrixSlice) -> Iterator[tuple[Tensor, slice]]:
+    """Yield whole rows of the weight, a few at a time, and where they stand among the rows of the slice."""
+    stored = reader.find_dtype_and_shape(matrix_slice.weight_name)
+    dtype = find_readable_dtype(None if stored is None else stored[0], reader.device)
+    step = max(1, CODES_PER_CHUNK // matrix_slice.shape[1])
+    for first in range(0, len(matrix_slice.rows), step):
+        rows = matrix_slice.rows[first:first + step]
+        yield (reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, rows, dtype),
+               slice(first, first + len(rows)))
