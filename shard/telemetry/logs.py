@@ -15,6 +15,7 @@ from typing import TextIO
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Programs that read the logs of text-generation-inference know only its four names of levels.
+LIBRARIES_WITHOUT_DEBUG = ("asyncio", "grpc")  # whose messages of this level are about their own inside
 TGI_LEVEL_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 
 
@@ -81,6 +82,8 @@ def start_logging(process_name: str, settings: LogSettings) -> None:
     handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json
                          else logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    for name in LIBRARIES_WITHOUT_DEBUG:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     # No line names these. logging looks them up for each record unless it is told not to.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # file and line of the caller

@@ -18,6 +18,8 @@ from shard.telemetry.logs import LogSettings, start_logging
 start_logging("shard 3", LogSettings({level!r}, as_json={as_json}))
 logger = logging.getLogger("shard.loom")
 logger.debug("a thread")
+for library in ("grpc._cython.cygrpc", "asyncio"):
+    logging.getLogger(library).debug("an entrail")
 logger.info("woven: %s", 5)
 logger.warning("two\\nlines")
 warnings.warn("frays", UserWarning)
@@ -61,6 +63,7 @@ def test_text_lines_name_process_and_level() -> None:
 def test_messages_below_the_level_are_not_logged(level: str, first: str) -> None:
     messages = [json.loads(line)["message"] for line in run_logging_program(level=level, as_json=True)]
     assert first == next(message for message in messages if "frays" not in message)
+    assert "an entrail" not in messages
 
 
 def test_timestamps_are_utc_with_microseconds() -> None:
