@@ -35,7 +35,13 @@ from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 from shard.workers.overlap import OverlapQueue
-from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmupSteps, MaxStepSizes, measure_steps
+from shard.workers.warmup import (
+    SLOW_STEP_SECONDS,
+    DecoderWarmupSteps,
+    MaxStepSizes,
+    StepTimeMemory,
+    measure_steps,
+)
 
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
@@ -144,9 +150,23 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         loaded = self._loaded_model
         loaded.runner.cuda_graph_runner = loaded.capture_decode_steps(cache, max_sizes.max_rows,
                                                                       max_sizes.max_sequence_length)
-        step_series = DecoderWarmupSteps(loaded.runner, cache, max_sizes).make_series()
-        measure_steps(step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type], answer)
+        steps, memory = DecoderWarmupSteps(loaded.runner, cache, max_sizes), self._find_step_time_memory(max_sizes)
+        if memory is None or not memory.recall(next(steps.make_series()[0]), loaded.group, answer):
+            measure_steps(steps.make_series(), loaded.group, SLOW_STEP_SECONDS[loaded.device.type], answer)
+            if memory is not None:
+                memory.keep(answer)
         return cache, answer
+
+    def _find_step_time_memory(self, max_sizes: MaxStepSizes) -> StepTimeMemory | None:
+        """Return None where steps are to be measured at each start: on GPUs, which compile and capture at warm-up; with
+        speculation, which trusts the times for ever; with ranks on several machines."""
+        loaded = self._loaded_model
+        settings = loaded.settings
+        if (loaded.device.type != "cpu" or self.shard_state.limits.tokens_per_step > 1
+            or settings.machine_world_size != settings.world_size):
+            return None
+        return StepTimeMemory(loaded.probe_cache, loaded.make_probe_key(
+            loaded.config, asked="times of steps", limits=max_sizes))
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         if self._overlap_queue is not None:

@@ -126,13 +126,17 @@ class LoadContext:
         """Return why the loaded model is not exact here, or an empty string. `subject`: what else the result depends
         on."""
         on_progress(CHECK_PHASE, 0, 0)
+        return find_inexact_reason(lambda: find_difference() or self.loaded_adapters.find_batch_dependence(),
+                                   self.group, self.probe_cache, self.make_probe_key(model_config, **subject),
+                                   is_required=self.settings.exact)
+
+    def make_probe_key(self, model_config: ModelConfig, **subject: object) -> str:
+        """Return the key of something found out about this model, loaded as it is on this machine, and `subject`."""
         settings = self.settings
-        key = make_probe_key(asdict(model_config) | subject | {
+        return make_probe_key(asdict(model_config) | subject | {
             "dtype": self.dtype, "ranks": self.group.size, "device": get_device_name(self.device),
             "kernels": describe_loaded_library(), "quantize": settings.quantize,
             "adaptable": settings.adaptable, "exact": settings.exact})
-        return find_inexact_reason(lambda: find_difference() or self.loaded_adapters.find_batch_dependence(),
-                                   self.group, self.probe_cache, key, is_required=settings.exact)
 
 
 @dataclass(frozen=True)

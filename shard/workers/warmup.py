@@ -2,13 +2,15 @@
 predicts the time of steps from them; on a GPU the largest step also shows how much memory a step needs.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
 from shard.attention.kv_cache import KVCache
+from shard.hardware.probe_cache import ProbeCache
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.model_runner import ModelRunner
@@ -19,6 +21,7 @@ from shard.state.step import PrefillChunk, Step
 # seconds and its memory need not be measured, such a step is enough to predict larger ones
 SLOW_STEP_SECONDS = {"cpu": 0.1, "cuda": inf}
 MAX_REPEATED_SECONDS = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
+MAX_REMEMBERED_RATIO = 1.3  # of a remembered time and the present one, beyond which all are measured again
 SIZE_GROWTH_FACTOR = 4
 SHORT_CONTEXT_TOKENS = 32  # context of a decode, and length of a text, unless that is what grows
 MIN_TEXT_TOKENS = 16  # tokens of the shortest of the growing texts
@@ -64,6 +67,37 @@ def measure_steps(step_series: Iterable[Iterator[TimedStep]], group: RankGroup, 
             answer.seconds.append(seconds)
             if seconds > slow_step_seconds and number:  # one size alone gives no slope
                 break
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeMemory:
+    """Sizes and times of a warm-up's steps, kept for the next start of the same model on the same machine."""
+
+    probe_cache: ProbeCache
+    key: str
+
+    def keep(self, answer: pb.WarmupAnswer) -> None:
+        self.probe_cache.put(self.key, json.dumps({"rows": [*answer.rows], "chunk_tokens": [*answer.chunk_tokens],
+                                                   "context": [*answer.context], "seconds": [*answer.seconds]}))
+
+    def recall(self, first_step: TimedStep, group: RankGroup, answer: pb.WarmupAnswer) -> bool:
+        """Write what is remembered to the answer and return true. Return false if there is nothing, or if the first
+        step is much faster now: the machine was busy then. The ranks must be on one machine, so that all remember the
+        same."""
+        remembered = self._read()
+        if not group.all_reduce_min(int(bool(remembered))):
+            return False
+        seconds = min(time_step(first_step, group), time_step(first_step, group))
+        if not group.all_reduce_min(int(remembered["seconds"][0] <= MAX_REMEMBERED_RATIO * seconds)):
+            return False
+        for name, values in remembered.items():
+            getattr(answer, name).extend(values)
+        return True
+
+    def _read(self) -> Mapping[str, list[float]]:
+        text = self.probe_cache.get(self.key)
+        remembered: dict[str, list[float]] = {} if text is None else json.loads(text)
+        return remembered
 
 
 def time_step(step: TimedStep, group: RankGroup) -> float:

@@ -1,11 +1,21 @@
-"""Steps measured during the warm-up of an encoder. Those of a decoder are tested in test_decoder.py."""
+"""Steps measured during the warm-up of an encoder, and what is remembered of steps. Those of a decoder are tested in
+test_decoder.py."""
 
 from math import inf
+from pathlib import Path
 
+import pytest
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.generation import WARMUP_REQUEST
+
+from shard.config import ShardConfig
+from shard.hardware.probe_cache import ProbeCache
 from shard.parallel.group import SingleRankGroup
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText
-from shard.workers.warmup import MaxStepSizes, make_encoder_series, measure_steps
+from shard.workers import warmup
+from shard.workers.decoder import DecoderWorker
+from shard.workers.warmup import MaxStepSizes, StepTimeMemory, TimedStep, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
@@ -41,3 +51,42 @@ def test_brief_steps_are_run_twice() -> None:
     measure_steps(make_encoder_series(record_run, MaxStepSizes(1, 16, 16)), SingleRankGroup(), inf,
                   pb.WarmupAnswer())
     assert len(runs) in {2, 3, 4}  # a run on a busy machine may be too slow to be repeated
+
+
+@pytest.mark.parametrize(("seconds_now", "is_recalled"), [(0.8, True), (4.0, True), (0.7, False)])
+def test_times_are_remembered_unless_steps_are_much_faster_now(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_now: float, *, is_recalled: bool) -> None:
+    """A machine that was busy at the earlier start is measured again; one that is busy now is not."""
+    times = iter([9.0, seconds_now])
+    monkeypatch.setattr(warmup, "time_step", lambda step, group: next(times))
+    first_step, memory = TimedStep(lambda: None, 1, 0, 32), StepTimeMemory(ProbeCache(tmp_path / "memory"), "key")
+    measured = pb.WarmupAnswer(rows=[1, 4], chunk_tokens=[0, 0], context=[32, 128], seconds=[1.0, 2.0])
+    memory.keep(measured)
+    answer = pb.WarmupAnswer()
+    assert memory.recall(first_step, SingleRankGroup(), answer) == is_recalled
+    assert answer == (measured if is_recalled else pb.WarmupAnswer())
+
+
+def test_nothing_is_recalled_without_a_file_or_under_another_key(tmp_path: Path) -> None:
+    StepTimeMemory(ProbeCache(tmp_path / "memory"), "key").keep(pb.WarmupAnswer(rows=[1], seconds=[1.0]))
+    for memory in (StepTimeMemory(ProbeCache(tmp_path / "memory"), "other"), StepTimeMemory(ProbeCache(None), "key")):
+        assert not memory.recall(TimedStep(pytest.fail, 1, 0, 32), SingleRankGroup(), pb.WarmupAnswer())
+
+
+def test_second_start_of_a_model_runs_one_small_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ShardConfig(model=str(make_tiny_checkpoint(tmp_path)), device="cpu", threads=1,
+                           memory=str(tmp_path / "memory"))
+    first_answer = DecoderWorker(settings).warmup(WARMUP_REQUEST)
+    assert len(first_answer.rows) > 3
+    timed_steps: list[TimedStep] = []
+
+    def time_step(step: TimedStep, group: SingleRankGroup) -> float:
+        timed_steps.append(step)
+        step.run()
+        return inf  # this machine is busier than it was
+
+    monkeypatch.setattr(warmup, "time_step", time_step)
+    answer = DecoderWorker(settings).warmup(WARMUP_REQUEST)
+    assert [*zip(answer.rows, answer.seconds, strict=True)] == [
+        *zip(first_answer.rows, first_answer.seconds, strict=True)]
+    assert [(step.num_rows, step.num_chunk_tokens) for step in timed_steps] == [(1, 0), (1, 0)]
