@@ -48,7 +48,18 @@ def empty_package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
+@pytest.fixture
+def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources in place of the kernels', which take ten seconds to compile; test_compiler.py compiles those."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name in compiler.SOURCE_NAMES:
+        (folder / name).write_text(f"static int {Path(name).stem};\n")
+    monkeypatch.setattr(compiler, "NATIVE_FOLDER", folder)
+
+
 @needs_compiler
+@pytest.mark.usefixtures("small_sources")
 def test_library_is_compiled_once_into_the_cache(empty_package_folder: Path, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -61,6 +72,7 @@ def test_library_is_compiled_once_into_the_cache(empty_package_folder: Path, tmp
 
 
 @needs_compiler
+@pytest.mark.usefixtures("small_sources")
 def test_library_of_an_installation_needs_no_compiler_and_no_home(empty_package_folder: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     installed = compile_library(empty_package_folder)
@@ -71,6 +83,7 @@ def test_library_of_an_installation_needs_no_compiler_and_no_home(empty_package_
 
 
 @needs_compiler
+@pytest.mark.usefixtures("small_sources")
 def test_library_made_for_another_system_is_compiled_here(empty_package_folder: Path, tmp_path: Path) -> None:
     (empty_package_folder / library_file_name()).write_bytes(b"no library")
     assert load_functions({"XDG_CACHE_HOME": str(tmp_path)})._name.startswith(str(tmp_path / "weft"))
