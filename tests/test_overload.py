@@ -42,14 +42,15 @@ def run_load_waves(seed: int, settings: SchedulerSettings, num_blocks: int,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(1,), pytest.param((1, 2, 3), marks=pytest.mark.long)], ids=["once", "thrice"])
 @pytest.mark.parametrize(("policy", "num_blocks", "load"), [
     ({"max_batch_size": 32}, 40_000, (9.0, (16, 256), (16, 512))),
     ({"max_batch_size": 256}, 700, (9.0, (16, 256), (16, 512))),
     ({"max_batch_size": 64}, 40_000, (5.0, (2000, 6000), (16, 64)))],
     ids=["places in the batch", "the cache", "prompts"])
 def test_predicted_waits_match_actual_waits_for_every_bottleneck(
-        policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange]) -> None:
-    histories = [history for seed in (1, 2, 3)
+        policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange], seeds: tuple[int, ...]) -> None:
+    histories = [history for seed in seeds
                  for history in run_load_waves(seed, replace(BASE_SETTINGS, **policy), num_blocks, load)]
     assert len(histories) > 150
     relative_errors = [abs(history.predicted_wait - history.seconds_to_start) / history.seconds_to_start

@@ -78,10 +78,11 @@ def compute_stalls(world, true_costs, num_skipped_steps=0):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_prompts", [100, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COSTS_WITH_STALL_SECONDS)
-def test_long_prompts_keep_the_stall_limit(name):
+def test_long_prompts_keep_the_stall_limit(name, num_prompts):
     model, promise = COSTS_WITH_STALL_SECONDS[name]
-    world = run_long_prompts(model, promise, num_prompts=300)
+    world = run_long_prompts(model, promise, num_prompts)
     stalls = compute_stalls(world, model)
     kept = sum(stall <= 1.1 * promise for stall in stalls) / len(stalls)
     assert kept >= 0.99
@@ -204,13 +205,28 @@ def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_leng
     return world, arrived_at
 
 
+given_newcomers = given(
+    step=st.floats(0.002, 2.0), decoding=st.integers(1, 64), waiting=st.integers(1, 64), blocks=st.integers(1, 12),
+    token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
+
+
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(step=st.floats(0.002, 2.0), decoding=st.integers(1, 64), waiting=st.integers(1, 64), blocks=st.integers(1, 12),
-       token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
-def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(*, step, decoding, waiting, blocks, token, caution):
-    """Prompts delay decoding sequences by no more than the stall promise or their earned seconds: law L5, measured on
-    the times of tokens."""
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given_newcomers
+def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(**drawn):
+    check_delays_of_decodes(**drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@given_newcomers
+def test_many_newcomers_delay_decodes_no_longer_than_their_prompts_take(**drawn):
+    check_delays_of_decodes(**drawn)
+
+
+def check_delays_of_decodes(*, step, decoding, waiting, blocks, token, caution):
+    """Assert that prompts delay decoding sequences by no more than the stall promise or their earned seconds: law L5,
+    measured on the times of tokens."""
     model = TrueCosts(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
     world, arrived_at = run_simultaneous_arrivals(model, decoding, waiting, 16 * blocks, caution)
     alone = model.compute_step_seconds(StepLoad(decoding, 0, 100 * decoding))
@@ -278,19 +294,21 @@ def run_burst(seed, max_yields, true_costs, *, has_prefix_cache=False):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [11, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COSTS_WITH_STALL_SECONDS)
-def test_preemption_recomputes_little_and_beats_reservation(name):
+def test_preemption_recomputes_little_and_beats_reservation(name, num_seeds):
     model, _ = COSTS_WITH_STALL_SECONDS[name]
-    on_demand = [run_burst(seed, 3, model) for seed in range(20)]
-    reserving = [run_burst(seed, 0, model) for seed in range(20)]
+    on_demand = [run_burst(seed, 3, model) for seed in range(num_seeds)]
+    reserving = [run_burst(seed, 0, model) for seed in range(num_seeds)]
     assert median(share for share, _ in on_demand) <= 0.12
     assert median(r[1] / d[1] for d, r in zip(on_demand, reserving, strict=True)) >= 0.9
     assert all(share == 0.0 for share, _ in reserving)
 
 
 @pytest.mark.slow
-def test_prefix_cache_reduces_recomputation_after_preemption():
-    shares = [run_burst(seed, 3, GPU_8B_COSTS, has_prefix_cache=True)[0] for seed in range(20)]
+@pytest.mark.parametrize("num_seeds", [11, pytest.param(20, marks=pytest.mark.long)])
+def test_prefix_cache_reduces_recomputation_after_preemption(num_seeds):
+    shares = [run_burst(seed, 3, GPU_8B_COSTS, has_prefix_cache=True)[0] for seed in range(num_seeds)]
     assert median(shares) <= 0.10
 
 

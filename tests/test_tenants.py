@@ -58,7 +58,8 @@ class TenantServiceRecorder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "weight", "outputs"),
-                         [(GPU_8B_COSTS, 1.0, SAME_OUTPUT_LENGTHS), (GPU_8B_COSTS, 3.0, LONG_AND_SHORT_OUTPUT_LENGTHS),
+                         [pytest.param(GPU_8B_COSTS, 1.0, SAME_OUTPUT_LENGTHS, marks=LONG_TEST_MARK),
+                          (GPU_8B_COSTS, 3.0, LONG_AND_SHORT_OUTPUT_LENGTHS),
                           pytest.param(CPU_HALF_B_COSTS, 1.0, LONG_AND_SHORT_OUTPUT_LENGTHS, marks=LONG_TEST_MARK),
                           pytest.param(CPU_HALF_B_COSTS, 3.0, SAME_OUTPUT_LENGTHS, marks=LONG_TEST_MARK)],
                          ids=["GPU 1:1", "GPU 1:3, long and short answers", "CPU 1:1, long and short answers",

@@ -3,9 +3,11 @@ client errors. New fields are found through the document."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +57,7 @@ JSON_VALUES = (
 UNAVAILABLE_FIELDS = {"merged_adapters", "response_format", "schema", "format", "structured_outputs", "guided_json",
                       "guided_regex", "guided_choice", "guided_grammar"}
 INVALID_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
+NUM_TURNS = 4  # each field of a case gets one value of so many, and the same field of other cases the next ones
 MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 20, "logprobs": 20, "n": 32, "truncate": 1599,
               "dimensions": 16}
 POOLING_MODEL_FIELDS = {"embeddings": True, "classification": True, "labels": ("O",)}
@@ -188,11 +191,38 @@ ALL_CASES = [case for case in (*RESPONSE_CASES, *LORAX_CASES, *POOLING_CASES, *O
 STATE_ROUTES = [entry for entry in (*ADAPTER_ROUTES, *ENGINE_ROUTES, *OLLAMA_ROUTES, *BATCHING_STUDY_ROUTES)
                 if entry.body_models and (entry not in OLLAMA_ROUTES or entry.path == "/api/show")]
 
+VALUE_CASES = [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES]
+
+
+@cache
+def assign_turns() -> dict[tuple[BodyTestCase, str, str], int]:
+    """Return the turn of every field: values are dealt in turns, so that every value meets neighbouring fields, and a
+    field of several cases, such as one that is streamed and one that is not, gets more of the values."""
+    turns, counts = {}, Counter[tuple[str, str]]()
+    for case in VALUE_CASES:
+        for number, (body_type, field_path, _) in enumerate(case.iterate_fields()):
+            turns[case, body_type, field_path] = number + counts[body_type, field_path]
+            counts[body_type, field_path] += 1
+    return turns
+
+
+def deal_values(case: BodyTestCase, body_type: str, field_path: str) -> tuple[str, ...]:
+    return (*JSON_VALUES, *INVALID_JSON)[assign_turns()[case, body_type, field_path] % NUM_TURNS::NUM_TURNS]
+
+
+def test_every_value_is_dealt_to_fields_of_every_case() -> None:
+    for case in VALUE_CASES:
+        dealt = [deal_values(case, *field) for *field, _ in case.iterate_fields()]
+        assert all(dealt)
+        assert len(dealt) < NUM_TURNS or {*chain(*dealt)} == {*JSON_VALUES, *INVALID_JSON}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES, *OLLAMA_CASES],
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.long)], ids=["dealt", "whole"])
+@pytest.mark.parametrize("case", VALUE_CASES,
                          ids=lambda case: f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}")
-def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) -> None:
+def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case, is_whole) -> None:
+    """By default values are dealt to the fields; in the long form every field gets all of them."""
     path, reply_type = case.entry.path, find_error_reply_type(case.entry.path, case.compat)
     extra_fields = {"stream": True} if case.is_streamed else {"stream": False} if case in OLLAMA_CASES else {}
 
@@ -222,7 +252,7 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
     async def scenario(client, engine):
         server, mismatches = HttpConnectionPool(str(client.make_url("/"))), []
         for body_type, field_path, build_body in case.iterate_fields():
-            for text in (*JSON_VALUES, *INVALID_JSON):
+            for text in (*JSON_VALUES, *INVALID_JSON) if is_whole else deal_values(case, body_type, field_path):
                 expected = case.expected_status(body_type, field_path, build_body, text)
                 if expected == 422 and reply_type is not TgiErrorReply:
                     expected = 400

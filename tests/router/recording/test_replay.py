@@ -26,7 +26,8 @@ from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
-SEEDS = range(40)
+LONG_SEED = 8  # of slow steps, so that the recording has more than a thousand segments
+SEEDS = [pytest.param(seed, marks=() if seed < 24 and seed != LONG_SEED else pytest.mark.long) for seed in range(40)]
 
 
 @pytest.mark.slow
