@@ -21,7 +21,8 @@ blocks = blocks[::50]
 before = read_resident_bytes()
 left = memory.return_free_memory()
 assert read_resident_bytes() < before - 150e6, (before, read_resident_bytes())
-assert memory.return_free_memory(left) == left
+# Less is free by what Python has allocated since then; on some runs the file's buffer lies there.
+assert left - 1e6 < memory.return_free_memory(left) <= left
 """
 
 
