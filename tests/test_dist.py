@@ -37,13 +37,20 @@ def can_compile_kernels() -> bool:
     return has_kernels_for_machine() and find_compiler() is not None
 
 
-def create_environment_with_wheel(wheel: Path, folder: Path) -> Path:
-    """Create a virtual environment with nothing but the wheel; return its Python."""
+@pytest.fixture(scope="module")
+def python_with_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a virtual environment with the wheel; dependencies come from the current environment."""
+    folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q",
                     "--no-index", "--no-deps", wheel], check=True)
+    (find_site(folder) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python
+
+
+def find_site(environment: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
 
 
 def test_wheel_contains_demo_model_adapters_and_licenses(wheel: Path) -> None:
@@ -72,13 +79,11 @@ def test_wheel_contains_all_packages_and_no_measurements(wheel: Path) -> None:
 
 
 @pytest.mark.skipif(not can_compile_kernels(), reason="there is no C compiler")
-def test_shard_uses_the_kernels_of_the_wheel_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
-    python = create_environment_with_wheel(wheel, tmp_path / "environment")
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+def test_shard_uses_the_kernels_of_the_wheel_without_a_compiler(python_with_wheel: Path, tmp_path: Path) -> None:
     program = "from shard.native.library import load_library_or_reason; print(load_library_or_reason().functions._name)"
-    completed = subprocess.run([python, "-P", "-c", program], env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
+    completed = subprocess.run([python_with_wheel, "-P", "-c", program], env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
                                check=True, capture_output=True, text=True)
+    site = find_site(python_with_wheel.parents[1])
     assert completed.stdout.strip() == str(site / "shard" / "native" / library_file_name())
     assert not (tmp_path / "weft").exists()
 
@@ -99,30 +104,24 @@ def test_repository_contains_no_benchmark_records() -> None:
     assert kept <= {".md", ".txt", ".json", ".csv", ".png"}
 
 
-def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(wheel: Path, tmp_path: Path) -> None:
-    python = create_environment_with_wheel(wheel, tmp_path / "environment")
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(python_with_wheel: Path,
+                                                                          tmp_path: Path) -> None:
     (here := tmp_path / "here").mkdir()
     program = ("from benchmarks.harness.results import RESULTS_FOLDER, save_report; save_report('loom', 'weft'); "
                "print(RESULTS_FOLDER)")
-    completed = subprocess.run([python, "-P", "-c", program], cwd=here, check=True, capture_output=True, text=True)
+    completed = subprocess.run([python_with_wheel, "-P", "-c", program], cwd=here, check=True, capture_output=True,
+                               text=True)
     assert completed.stdout == "results\n"
     assert [path.read_text() for path in (here / "results").iterdir()] == ["weft"]
     for command in ("bench", "study"):
-        subprocess.run([python.with_name("weft"), command, "--help"], cwd=here, check=True, capture_output=True)
+        subprocess.run([python_with_wheel.with_name("weft"), command, "--help"], cwd=here, check=True, capture_output=True)
 
 
-def test_server_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """Dependencies come from the current environment, weft itself from the wheel."""
-    python = create_environment_with_wheel(wheel, tmp_path / "environment")
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    (home := tmp_path / "home").mkdir()
-    with run_weft_process(home, command=(python.with_name("weft"),)) as weft:
+def test_server_runs_from_the_wheel(python_with_wheel: Path, tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, command=(python_with_wheel.with_name("weft"),)) as weft:
         assert "weft/demo" in weft.banner[0]
         [shard] = weft.find_child_pids("shard.rpc.server")
-        assert str(python) in Path(f"/proc/{shard}/cmdline").read_text()
+        assert str(python_with_wheel) in Path(f"/proc/{shard}/cmdline").read_text()
         assert len(weft.generate(10)) > 10
 
 
@@ -137,8 +136,7 @@ def test_image_install_script_adds_commands_of_other_servers(wheel: Path, tmp_pa
                  "PIP_PYTHON": str(environment / "bin" / "python")}
     subprocess.run([REPOSITORY_ROOT / "deploy/docker/install.sh", parts], env=variables, check=True,
                    capture_output=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    (find_site(environment) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     for command, line in (
             (["text-generation-launcher"], "weft: a model must be named: "),
             (["text-generation-server"], "weft: the following arguments are required: download-weights"),

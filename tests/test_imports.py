@@ -62,13 +62,18 @@ def list_modules(package: str) -> list[Path]:
 
 
 @cache
+def parse_module(path: Path) -> ast.Module:
+    return ast.parse((REPOSITORY_ROOT / path).read_text())
+
+
+@cache
 def get_imported_names(path: Path) -> frozenset[str]:
     """Return the full names that a module imports, such as `router.config.RouterConfig`."""
     return frozenset(iter_imported_names(path))
 
 
 def iter_imported_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text())):
+    for node in ast.walk(parse_module(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +98,7 @@ def iter_own_names(path: Path) -> Iterator[str]:
     A module that is named in a string is imported by `import_module`, or run as a process."""
     top = path.parts[0]
     yield from (name for name in get_imported_names(path) if name.startswith(f"{top}."))
-    for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text())):
+    for node in ast.walk(parse_module(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{top}."):
             module = node.value.partition(":")[0]
             file = REPOSITORY_ROOT / module.replace(".", "/")

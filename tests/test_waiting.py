@@ -5,7 +5,7 @@ from test_simulation import make_random_world
 
 from router.scheduler.policies import PausePolicy, PrefillBudget, PrefillTimeAllowance, PrefillTimeLedger
 
-SEEDS = range(40)
+SEEDS = (1, 10, 13, *range(40))  # the first three have been short and broke one law each
 
 
 def expect_law_violation(pattern):

@@ -109,7 +109,7 @@ def test_every_format_of_calls_has_an_example() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(answer=drawn_answers(), options=OPTIONS, seed=SEEDS)
 def test_streams_add_up_to_the_answers_that_are_not_streamed(answer, options, seed):
     check_answer(answer, options, 2, seed)
@@ -177,7 +177,7 @@ def split_events(rendered: bytes) -> list[bytes]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(answer=drawn_answers(), options=OPTIONS, seed=SEEDS, name=st.sampled_from(["chat", "completion", "TGI"]))
 def test_stream_goes_on_behind_any_of_its_tokens(answer, options, seed, name):
     """Another server's renderer, told of the tokens that a client has, sends exactly the events that follow the last

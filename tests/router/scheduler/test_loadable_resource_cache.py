@@ -434,7 +434,7 @@ def check_adapter_world(world: SimulatedWorld, num_adapters: int, num_slots: int
 
 @pytest.mark.slow
 def test_requests_for_more_adapters_than_slots_all_finish() -> None:
-    world = make_adapter_world(1, num_requests=1500, num_adapters=200, num_slots=16)
+    world = make_adapter_world(1, num_requests=500, num_adapters=200, num_slots=16)
     check_adapter_world(world, 200, 16)
     world.check_replay()
 

@@ -15,6 +15,7 @@ from router.simulation.timing_profile import TimingProfile
 from router.simulation.trace import RequestArrival, WorkloadTrace
 
 MODEL_INFO = ModelInfo("none", "cpu", "none", 512, 4096, 16, 1000)
+NUM_REQUESTS = 50  # of a recording
 TIMING_PROFILE = TimingProfile((0.01, 1e-12, 1e-12, 1e-12))  # every step takes ten milliseconds
 
 
@@ -94,8 +95,8 @@ def test_requests_known_from_the_start_are_not_counted_as_arrivals():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
-    record_busy_simulation(folder / "one", 150, seed=1)
-    record_busy_simulation(folder / "two", 150, seed=2)
+    record_busy_simulation(folder / "one", NUM_REQUESTS, seed=1)
+    record_busy_simulation(folder / "two", NUM_REQUESTS, seed=2)
     (folder / "plain").write_text('{"at": 0, "prompt_tokens": 100, "output_tokens": 20}\n')
     return folder
 
@@ -113,9 +114,10 @@ def run_simulate(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_held_out_run_is_predicted_within_fifteen_percent(folder):
+def test_held_out_run_is_predicted_within_fifteen_percent(tmp_path):
     """The requests of one recording are simulated with the step times of another."""
-    case = SimulationCase.from_files(folder / "one", folder / "two", seed=0)
+    recordings = [record_busy_simulation(tmp_path / str(seed), 150, seed=seed).path for seed in (1, 2)]
+    case = SimulationCase.from_files(*recordings, seed=0)
     predicted = case.simulate({})
     for share in (50, 99):
         recorded = case.trace.recorded_stats.percentile("ttft", share)
@@ -128,7 +130,7 @@ def test_changed_settings_are_compared_with_the_recorded_ones(folder):
     few = case.simulate({"max_batch_size": 4})
     assert few.percentile("wait", 50) > 10 * case.simulate({}).percentile("wait", 50)
     lines = simulate_and_report(case, {"max_batch_size": 4}).splitlines()
-    assert lines[0].startswith("150 requests, simulated in ")
+    assert lines[0].startswith(f"{NUM_REQUESTS} requests, simulated in ")
     assert lines[1].split() == ["recorded", "simulated", "--max-batch-size", "4"]
 
 

@@ -372,11 +372,14 @@ JSON_CALL_CASES = {
                                   f"{ARGUMENTS_JSON}\n```{CALLS_MARK.format('call', 'end')}")}
 
 
+@pytest.mark.parametrize("tries_all", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize("name", JSON_CALL_CASES)
-def test_mark_within_the_json_of_a_call_does_not_close_it(name: str) -> None:
-    """Regression: a call whose argument held the mark that closes calls was cut short."""
+def test_mark_within_the_json_of_a_call_does_not_close_it(name: str, tries_all: bool) -> None:  # noqa: FBT001
+    """Regression: a call whose argument held the mark that closes calls was cut short. Every mark of a format is tried
+    with it, and each of the others with every fourth format, in the long form with all of them."""
     shape, call = JSON_CALL_CASES[name]
-    for mark in MARKS:
+    turn = [*JSON_CALL_CASES].index(name)
+    for mark in [mark for place, mark in enumerate(MARKS) if tries_all or mark in call or (place + turn) % 4 == 0]:
         note = ARGUMENTS_JSON.replace("Paris", f"a{mark}b {mark}")
         assert parse_cut_anywhere(shape, call.replace("Paris", f"a{mark}b {mark}")) == [
             ParsedToolCall("get_weather", note)]
