@@ -42,7 +42,7 @@ def scheduler_with_workers(request: pytest.FixtureRequest,
 
 
 @pytest.mark.slow
-@settings(relaxed_settings, max_examples=12, derandomize=True)
+@settings(relaxed_settings, max_examples=6, derandomize=True)
 @given_random_histories
 def test_results_are_exact_in_random_histories(scheduler_with_workers: SchedulerWithWorkers,
                                                scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any],

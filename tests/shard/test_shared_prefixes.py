@@ -99,7 +99,7 @@ relaxed_settings = settings(deadline=None,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler_with_workers", QUICK_OPTIONS, indirect=True)
-@settings(relaxed_settings, max_examples=6, derandomize=True)
+@settings(relaxed_settings, max_examples=4, derandomize=True)
 @given_random_histories
 def test_prefix_cache_hit_equals_a_miss(scheduler_with_workers: SchedulerWithWorkers,
                                         prefix_requests: list[PrefixRequest], schedule: dict[str, Any],

@@ -67,7 +67,7 @@ def verify_all_guesses(harness: SchedulerWithWorkers) -> None:
 
 
 @pytest.mark.slow
-@settings(relaxed_settings, max_examples=12, derandomize=True)
+@settings(relaxed_settings, max_examples=6, derandomize=True)
 @given_random_histories
 def test_speculation_changes_no_bit_in_random_histories(
         harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers], scheduled_requests: list[ScheduledRequest],

@@ -9,13 +9,13 @@ import pytest
 import torch
 from support.checkpoints.peft_adapters import load_with_adapter, make_tiny_adapter
 from support.checkpoints.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.core_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
 
 from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage
 from shard.lora.lora_linear import TorchLoraStore
 
-NUM_NEW_TOKENS = 16
+NUM_NEW_TOKENS = 8
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3_ROPE},
     "qwen2": {"tie_word_embeddings": True},
@@ -150,25 +150,26 @@ def eight_adapters(llama_checkpoint: Path) -> list[Path]:
             for number, rank in enumerate(LORA_RANKS, 1)]
 
 
-def make_requests_of_all_adapters() -> list[ScheduledRequest]:
+def make_requests_of_all_adapters(max_new_tokens: int = NUM_NEW_TOKENS) -> list[ScheduledRequest]:
     """Return requests for the base model and for each adapter, several of them for two of the adapters."""
     numbers = [0, *range(1, 9), 3, 3, 7, 0]
-    return [ScheduledRequest(make_request(number, 20 + 7 * place % 40), place // 4)
+    return [ScheduledRequest(make_request(number, 20 + 7 * place % 40, max_new_tokens=max_new_tokens), place // 4)
             for place, number in enumerate(numbers)]
 
 
 def check_bits_and_peft_tokens(base_checkpoint: Path, adapters: list[Path], harness: SchedulerWithWorkers,
-                               **settings: Any) -> None:
-    """Assert that every request gets the same bits as alone, and peft's tokens."""
+                               max_new_tokens: int = NUM_NEW_TOKENS, **settings: Any) -> list[tuple[Request, ReceivedOutput]]:
+    """Assert that every request gets the same bits as alone, and peft's tokens; return the requests and outputs."""
     for number, adapter in enumerate(adapters, 1):
         harness.load_adapter(number, adapter)
-    scheduled_requests = make_requests_of_all_adapters()
-    for scheduled_request, output in zip(scheduled_requests, harness.run_and_compare(scheduled_requests, **settings),
-                                         strict=True):
-        request = scheduled_request.request
+    scheduled_requests = make_requests_of_all_adapters(max_new_tokens)
+    outputs = harness.run_and_compare(scheduled_requests, **settings)
+    results = [(scheduled.request, output) for scheduled, output in zip(scheduled_requests, outputs, strict=True)]
+    for request, output in results:
         used_adapter = adapters[request.adapter.id - 1] if request.adapter else None
         assert output.tokens == generate_with_peft(base_checkpoint, used_adapter, request.prompt,
                                                    request.max_new_tokens)
+    return results
 
 
 @pytest.mark.slow
@@ -191,8 +192,9 @@ def test_eight_adapters_match_peft_on_two_ranks(llama_checkpoint: Path, eight_ad
 
 @pytest.mark.slow
 def test_preempted_request_resumes_with_its_adapter(llama_checkpoint: Path, eight_adapters: list[Path]) -> None:
-    with SchedulerWithWorkers(llama_checkpoint, adaptable=True, num_places=16 * 16, max_total_tokens=192) as harness:
-        check_bits_and_peft_tokens(llama_checkpoint, eight_adapters, harness)
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True, num_places=16 * 12, max_total_tokens=192) as harness:
+        results = check_bits_and_peft_tokens(llama_checkpoint, eight_adapters, harness, max_new_tokens=16)
+    assert any(output.num_computed_tokens > len(request.prompt) for request, output in results)
 
 
 @pytest.mark.slow

@@ -52,10 +52,23 @@ def sample_on_device(cuda_graph_sampler: CudaGraphSampler, logits: Tensor,
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(sequence_lists, logit_matrices)
 def test_valid_rows_match_the_sampler(cuda_graph_sampler: CudaGraphSampler, sampler: Sampler, rows: list[Sequence],
                                       logits: Tensor) -> None:
+    check_valid_rows(cuda_graph_sampler, sampler, rows, logits)
+
+
+@pytest.mark.long
+@settings(max_examples=2000)
+@given(sequence_lists, logit_matrices)
+def test_many_valid_rows_match_the_sampler(cuda_graph_sampler: CudaGraphSampler, sampler: Sampler,
+                                           rows: list[Sequence], logits: Tensor) -> None:
+    check_valid_rows(cuda_graph_sampler, sampler, rows, logits)
+
+
+def check_valid_rows(cuda_graph_sampler: CudaGraphSampler, sampler: Sampler, rows: list[Sequence],
+                     logits: Tensor) -> None:
     """Rows beyond those of the sequences may hold anything."""
     rows = [sequence for sequence in rows if can_sample_in_cuda_graph(sequence)]
     before = logits.clone()

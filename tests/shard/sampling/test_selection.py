@@ -68,15 +68,30 @@ def sample_from_all(logits: Tensor, sampling: SamplingParams, uniform: float) ->
     return sampled_token
 
 
+given_logits_and_candidates = given(random_logit_rows(), sampling_params, uniforms,
+                                    some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
+
+
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=150)
 @example(torch.zeros(1, 9000), unfiltered_params, 0.0, NUM_FEW_CANDIDATES)
 @example(torch.zeros(1, 300), SamplingParams(temperature=1.0, top_p=0.1), 0.5, NUM_FEW_CANDIDATES)
 @example(torch.zeros(1, 66), SamplingParams(temperature=1.0, top_k=65), 0.99, NUM_FEW_CANDIDATES)
-@given(random_logit_rows(), sampling_params, uniforms,
-       some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
+@given_logits_and_candidates
 def test_few_candidates_decide_as_the_whole_vocabulary_does(logits: Tensor, sampling: SamplingParams, uniform: float,
                                                             width: int) -> None:
+    check_choice_from_few(logits, sampling, uniform, width)
+
+
+@pytest.mark.long
+@settings(max_examples=2000)
+@given_logits_and_candidates
+def test_few_candidates_decide_as_the_whole_vocabulary_does_many_times(
+        logits: Tensor, sampling: SamplingParams, uniform: float, width: int) -> None:
+    check_choice_from_few(logits, sampling, uniform, width)
+
+
+def check_choice_from_few(logits: Tensor, sampling: SamplingParams, uniform: float, width: int) -> None:
     sampled_token, decided = sample_from_few(logits, sampling, uniform, width)
     assert not decided or sampled_token == sample_from_all(logits, sampling, uniform)
 

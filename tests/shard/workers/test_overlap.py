@@ -63,7 +63,7 @@ def disable_overlap_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@settings(relaxed_settings, max_examples=25, derandomize=True)
+@settings(relaxed_settings, max_examples=10, derandomize=True)
 @given_device_sampling_histories
 def test_overlapped_steps_equal_waiting_steps(
         overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
@@ -84,11 +84,28 @@ def test_overlapped_steps_equal_waiting_steps_in_many_histories(
 
 
 @pytest.mark.slow
-@settings(relaxed_settings, max_examples=25, derandomize=True)
+@settings(relaxed_settings, max_examples=10, derandomize=True)
 @given_device_sampling_histories
 def test_rerun_overlapped_steps_equal_waiting_steps(
         overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
         scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    check_rerun_steps(overlapping_workers, waiting_workers, scheduled_requests, schedule, losses)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(relaxed_settings, max_examples=200)
+@given_device_sampling_histories
+def test_rerun_overlapped_steps_equal_waiting_steps_in_many_histories(
+        overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
+        scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    check_rerun_steps(overlapping_workers, waiting_workers, scheduled_requests, schedule, losses)
+
+
+def check_rerun_steps(overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
+                      scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any],
+                      losses: tuple[int, ...]) -> None:
+    """Run the steps of some sampled tokens again, as if these were not valid."""
     random, original_choices = Random(len(scheduled_requests)), InFlightReplay.get_sampled_tokens
 
     def return_choices_sometimes(self: InFlightReplay) -> Any:
