@@ -81,8 +81,8 @@ def test_wheel_contains_all_packages_and_no_measurements(wheel: Path) -> None:
 @pytest.mark.skipif(not can_compile_kernels(), reason="there is no C compiler")
 def test_shard_uses_the_kernels_of_the_wheel_without_a_compiler(python_with_wheel: Path, tmp_path: Path) -> None:
     program = "from shard.native.library import load_library_or_reason; print(load_library_or_reason().functions._name)"
-    completed = subprocess.run([python_with_wheel, "-P", "-c", program], env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
-                               check=True, capture_output=True, text=True)
+    completed = subprocess.run([python_with_wheel, "-P", "-c", program], check=True, capture_output=True, text=True,
+                               env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)})
     site = find_site(python_with_wheel.parents[1])
     assert completed.stdout.strip() == str(site / "shard" / "native" / library_file_name())
     assert not (tmp_path / "weft").exists()
@@ -114,7 +114,8 @@ def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(python
     assert completed.stdout == "results\n"
     assert [path.read_text() for path in (here / "results").iterdir()] == ["weft"]
     for command in ("bench", "study"):
-        subprocess.run([python_with_wheel.with_name("weft"), command, "--help"], cwd=here, check=True, capture_output=True)
+        subprocess.run([python_with_wheel.with_name("weft"), command, "--help"], cwd=here, check=True,
+                       capture_output=True)
 
 
 def test_server_runs_from_the_wheel(python_with_wheel: Path, tmp_path: Path) -> None:

@@ -136,8 +136,7 @@ def test_order_of_imports_names_nothing_that_is_gone(top: str) -> None:
 def test_class_name_is_defined_once_in_a_top_level_package() -> None:
     for top in TOP_LEVEL_PACKAGES:
         names = [node.name for path in list_modules(top)
-                 for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text()))
-                 if isinstance(node, ast.ClassDef)]
+                 for node in ast.walk(parse_module(path)) if isinstance(node, ast.ClassDef)]
         assert [name for name, count in Counter(names).items() if count > 1] == [], top
 
 

@@ -49,7 +49,8 @@ def run_load_waves(seed: int, settings: SchedulerSettings, num_blocks: int,
     ({"max_batch_size": 64}, 40_000, (5.0, (2000, 6000), (16, 64)))],
     ids=["places in the batch", "the cache", "prompts"])
 def test_predicted_waits_match_actual_waits_for_every_bottleneck(
-        policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange], seeds: tuple[int, ...]) -> None:
+        policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange],
+        seeds: tuple[int, ...]) -> None:
     histories = [history for seed in seeds
                  for history in run_load_waves(seed, replace(BASE_SETTINGS, **policy), num_blocks, load)]
     assert len(histories) > 150

@@ -328,7 +328,7 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 SharingMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True,
+    max_examples=70, stateful_step_count=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 TestPrefixSharingMachine = pytest.mark.slow(SharingMachine.TestCase)
 

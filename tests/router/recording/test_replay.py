@@ -27,7 +27,7 @@ from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
 LONG_SEED = 8  # of slow steps, so that the recording has more than a thousand segments
-SEEDS = [pytest.param(seed, marks=() if seed < 24 and seed != LONG_SEED else pytest.mark.long) for seed in range(40)]
+SEEDS = [pytest.param(seed, marks=() if seed < 14 and seed != LONG_SEED else pytest.mark.long) for seed in range(40)]
 
 
 @pytest.mark.slow

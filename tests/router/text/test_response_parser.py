@@ -374,7 +374,7 @@ JSON_CALL_CASES = {
 
 @pytest.mark.parametrize("tries_all", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize("name", JSON_CALL_CASES)
-def test_mark_within_the_json_of_a_call_does_not_close_it(name: str, tries_all: bool) -> None:  # noqa: FBT001
+def test_mark_within_the_json_of_a_call_does_not_close_it(name: str, tries_all: bool) -> None:
     """Regression: a call whose argument held the mark that closes calls was cut short. Every mark of a format is tried
     with it, and each of the others with every fourth format, in the long form with all of them."""
     shape, call = JSON_CALL_CASES[name]

@@ -157,8 +157,9 @@ def make_requests_of_all_adapters(max_new_tokens: int = NUM_NEW_TOKENS) -> list[
             for place, number in enumerate(numbers)]
 
 
-def check_bits_and_peft_tokens(base_checkpoint: Path, adapters: list[Path], harness: SchedulerWithWorkers,
-                               max_new_tokens: int = NUM_NEW_TOKENS, **settings: Any) -> list[tuple[Request, ReceivedOutput]]:
+def check_bits_and_peft_tokens(
+        base_checkpoint: Path, adapters: list[Path], harness: SchedulerWithWorkers,
+        max_new_tokens: int = NUM_NEW_TOKENS, **settings: Any) -> list[tuple[Request, ReceivedOutput]]:
     """Assert that every request gets the same bits as alone, and peft's tokens; return the requests and outputs."""
     for number, adapter in enumerate(adapters, 1):
         harness.load_adapter(number, adapter)

@@ -208,10 +208,23 @@ def test_result_does_not_depend_on_how_a_prompt_is_chunked(border: int, variant:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("num_torch_threads")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), attention_harnesses(), st.sampled_from([0, *GATHER_LENGTH_BORDERS]))
 def test_result_does_not_depend_on_other_rows_or_chunking(data: st.DataObject, harness: AttentionHarness,
                                                           border: int) -> None:
+    check_result_beside_other_rows(data, harness, border)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("num_torch_threads")
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), attention_harnesses(), st.sampled_from([0, *GATHER_LENGTH_BORDERS]))
+def test_result_does_not_depend_on_many_other_rows_or_chunkings(data: st.DataObject, harness: AttentionHarness,
+                                                                border: int) -> None:
+    check_result_beside_other_rows(data, harness, border)
+
+
+def check_result_beside_other_rows(data: st.DataObject, harness: AttentionHarness, border: int) -> None:
     """Compare a sequence run alone with random steps beside other sequences, some of them non-finite, in a cache whose
     unowned slots are NaN."""
     start = max(0, border - data.draw(st.integers(0, 20)))

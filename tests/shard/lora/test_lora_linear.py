@@ -50,10 +50,24 @@ class AdaptedLinear:
 ADAPTED_LINEAR = AdaptedLinear()
 
 
-@given(st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
-       st.integers(0, 99))
-@settings(max_examples=200)
+given_batches = given(st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
+                      st.integers(0, 99))
+
+
+@given_batches
+@settings(max_examples=80)
 def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRowSpan], seed: int) -> None:
+    check_adapters_of_rows(runs, seed)
+
+
+@pytest.mark.long
+@given_batches
+@settings(max_examples=2000)
+def test_each_row_uses_its_own_adapter_in_many_batches(runs: list[AdapterRowSpan], seed: int) -> None:
+    check_adapters_of_rows(runs, seed)
+
+
+def check_adapters_of_rows(runs: list[AdapterRowSpan], seed: int) -> None:
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     torch.manual_seed(seed)
     x, y = torch.randn(len(adapters), NUM_INPUTS), torch.randn(len(adapters), NUM_OUTPUTS + 12)

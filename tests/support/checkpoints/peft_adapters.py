@@ -39,6 +39,7 @@ def make_tiny_adapter(base: Path, *, seed: int = 0, dtype: str = "float32", **co
             if re.search("lora_|modules_to_save", name):
                 width = min(parameter.shape) if "lora_" in name else parameter.shape[-1]
                 parameter.data.normal_(0, ADAPTER_WEIGHT_SCALE * width ** -0.5, generator=generator)
+        adapted.create_or_update_model_card = lambda _: None  # takes as long as the weights
         with suppress_peft_warnings():
             adapted.to(getattr(torch, dtype)).save_pretrained(target, save_embedding_layers=False)
     return target
