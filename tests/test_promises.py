@@ -218,6 +218,7 @@ def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(**drawn):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @settings(max_examples=200, deadline=None)
 @given_newcomers
 def test_many_newcomers_delay_decodes_no_longer_than_their_prompts_take(**drawn):

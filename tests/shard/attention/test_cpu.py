@@ -216,6 +216,7 @@ def test_result_does_not_depend_on_other_rows_or_chunking(data: st.DataObject, h
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("num_torch_threads")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), attention_harnesses(), st.sampled_from([0, *GATHER_LENGTH_BORDERS]))

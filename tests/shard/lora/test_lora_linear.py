@@ -61,6 +61,7 @@ def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRowSpan], 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @given_batches
 @settings(max_examples=2000)
 def test_each_row_uses_its_own_adapter_in_many_batches(runs: list[AdapterRowSpan], seed: int) -> None:

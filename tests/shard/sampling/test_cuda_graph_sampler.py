@@ -60,7 +60,8 @@ def test_valid_rows_match_the_sampler(cuda_graph_sampler: CudaGraphSampler, samp
 
 
 @pytest.mark.long
-@settings(max_examples=2000)
+@pytest.mark.timeout(600)
+@settings(max_examples=1000)
 @given(sequence_lists, logit_matrices)
 def test_many_valid_rows_match_the_sampler(cuda_graph_sampler: CudaGraphSampler, sampler: Sampler,
                                            rows: list[Sequence], logits: Tensor) -> None:

@@ -84,6 +84,7 @@ def test_few_candidates_decide_as_the_whole_vocabulary_does(logits: Tensor, samp
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @settings(max_examples=2000)
 @given_logits_and_candidates
 def test_few_candidates_decide_as_the_whole_vocabulary_does_many_times(
