@@ -33,6 +33,9 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "olmo2": {},
 }
+FAMILIES_SPLIT_IN_TWO = ("gpt2", "falcon", "mixtral", "phi3")  # with linears of every kind, each on two ranks
+FAMILY_PARAMETERS = [pytest.param(name, marks=pytest.mark.long if name in FAMILIES_SPLIT_IN_TWO else ())
+                     for name in FAMILY_OPTIONS]
 HEAD_COUNTS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
 
 
@@ -55,7 +58,7 @@ def make_request(adapter_id: int, prompt_length: int, **request_fields: Any) -> 
                    **{"max_new_tokens": NUM_NEW_TOKENS} | request_fields)
 
 
-@pytest.fixture(scope="module", params=FAMILY_OPTIONS)
+@pytest.fixture(scope="module", params=FAMILY_PARAMETERS)
 def base_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param,
                                 **FAMILY_OPTIONS[request.param] | HEAD_COUNTS)
@@ -85,7 +88,7 @@ def test_tokens_match_peft_on_several_ranks(base_checkpoint: Path, ranks: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "falcon", "mixtral", "phi3"])
+@pytest.mark.parametrize("family", FAMILIES_SPLIT_IN_TWO)
 def test_two_ranks_split_linears_of_every_kind(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILY_OPTIONS[family] | HEAD_COUNTS)
     check_tokens_match_peft(base, make_tiny_adapter(base, r=4), ranks=2)

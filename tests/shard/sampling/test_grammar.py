@@ -302,7 +302,7 @@ def check_text_fits_grammar(text: str, grammar_id: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_batches_with_grammars_are_exact_and_outputs_fit(checkpoint: Path, ranks: int) -> None:
     """24 of 32 requests have a grammar; there are preemptions and a loss, in both policies. All requests without a
     grammar, and some with one, are compared with a run alone."""

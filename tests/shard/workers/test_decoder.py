@@ -35,6 +35,8 @@ MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "olmo2": {"family": "olmo2"},
 }
 QUICK_MODELS = ("llama", "qwen2", "qwen3")  # tests/shard/test_families.py has quick tests of the others
+# tests/shard/test_families.py has two ranks of these
+MODELS_ON_TWO_RANKS_ELSEWHERE = ("falcon", "gpt2", "qwen3_moe", "gemma3", "phi3")
 MODEL_PARAMETERS = [pytest.param(name, marks=[] if name in QUICK_MODELS else pytest.mark.long)
                     for name in MODEL_OPTIONS]
 LOGIT_TOLERANCE, MIN_NEAR_SHARE = 1e-3, 0.75
@@ -145,7 +147,9 @@ def test_several_ranks_match_transformers(checkpoint: Path, ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(MODEL_OPTIONS.keys() - QUICK_MODELS))
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long if name in MODELS_ON_TWO_RANKS_ELSEWHERE else ())
+    for name in sorted(MODEL_OPTIONS.keys() - QUICK_MODELS)])
 def test_every_architecture_matches_transformers_on_two_ranks(tmp_path_factory: pytest.TempPathFactory,
                                                               name: str) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODEL_OPTIONS[name] | HEAD_COUNTS)
