@@ -69,6 +69,7 @@ await theirs.show("requests");
 await theirs.waitUntil(() => document.querySelector(".request-list").textContent.includes("None"));
 await theirs.show("server");
 await theirs.waitUntil(() => document.querySelector(".server-columns")?.textContent.includes("role user"));
+await theirs.press("Other settings");
 assert.equal(await theirs.page.$(".load-adapter"), null);
 await theirs.examine("server-of-user");
 await mine.show("server");

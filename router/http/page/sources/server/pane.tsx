@@ -72,7 +72,11 @@ function Facts({
   );
 }
 
-const KIND_WORDS: Record<string, string> = { text: "generated text", vector: "embeddings", labels: "labels of tokens" };
+const KIND_WORDS: Record<string, string> = {
+  text: "generated text",
+  vector: "embeddings",
+  labels: "labels of tokens",
+};
 
 function ModelCard({ state: { server } }: { state: EngineState }): JSX.Element {
   return (
@@ -130,9 +134,12 @@ function HealthCard({ state }: { state: EngineState }): JSX.Element {
   );
 }
 
-/** What a request may be at most, in words, and folded the rest of `/info`. */
+/** What a request may be at most, in words, and folded the rest of `/info`, unless all settings are shown beside it. */
 function LimitsCard({ state: { server }, info }: { state: EngineState; info: Record<string, unknown> }): JSX.Element {
-  const others = Object.entries(info).filter(([name, value]) => value !== null && !SHOWN_ABOVE.has(name));
+  const others =
+    server.role === "admin"
+      ? []
+      : Object.entries(info).filter(([name, value]) => value !== null && !SHOWN_ABOVE.has(name));
   return (
     <Facts
       title="Limits"
