@@ -103,7 +103,7 @@ elif .venv/bin/python -c 'import sys, urllib.request; urllib.request.urlopen(sys
 then build="for CPUs, 0.2 GB, since this machine has no NVIDIA GPU" index="--extra-index-url $(CPU_TORCH_INDEX)"
 fi
 echo "weft: installing $(2) into .venv ($$(.venv/bin/python --version)); torch: $$build"
-echo "weft: what pip says is in .venv/pip.log; PIP_ARGS=\"...\" passes options to it (README.md)"
+echo "weft: what pip says is in .venv/pip.log; PIP_ARGS=\"...\" passes options to it"
 rm -f .venv/pip-failed
 { .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off $(PIP_ARGS) $$index -c constraints.txt -e '$(1)' 2>&1 ||
 	touch .venv/pip-failed; } | tee .venv/pip.log | while IFS= read -r line; do

@@ -42,6 +42,8 @@ HELP = ("Send requests to a server and report throughput and latencies. weft ben
 class BenchSettings:
     url: str = ""
     "URL of the server. Default: http://127.0.0.1:3000, with --dialect batching port 8500."
+    port: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65535))] = None
+    "Port on this machine, instead of --url."
     dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # a computed Literal
     "API of the requests: /generate_stream (tgi, lorax), /v1/completions (openai), /v1/chat/completions \
 (openai-chat), or /inference (batching)."
@@ -137,7 +139,7 @@ compared."
 
     @property
     def base_url(self) -> str:
-        return self.url or f"http://127.0.0.1:{8500 if self.dialect == 'batching' else 3000}"
+        return self.url or f"http://127.0.0.1:{self.port or (8500 if self.dialect == 'batching' else 3000)}"
 
     @property
     def target(self) -> Target:
@@ -184,6 +186,8 @@ def find_changed_settings(settings: BenchSettings) -> set[str]:
 
 
 def validate_settings(settings: BenchSettings) -> None:
+    if settings.url and settings.port is not None:
+        raise ValueError(f"--port {settings.port} and --url {settings.url} name two servers; leave one out")
     """Validate the settings before any request is sent. Raises ValueError."""
     check_exclusive_settings(find_changed_settings(settings))
     if settings.seconds is not None and settings.warm_up >= settings.seconds:

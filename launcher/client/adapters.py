@@ -63,10 +63,10 @@ def format_answer(command: AdaptersCommand, answer: dict[str, Any], now: float) 
     if command.as_json:
         return json.dumps(answer, indent=2)
     if command.do == "unload":
-        return f"{command.adapter} is forgotten, and leaves as soon as nobody needs it"
+        return f"{command.adapter} is removed; it is unloaded when no request uses it"
     adapters = answer["data"] if command.do == "ls" else [answer]
     return (align_columns([TABLE_HEADER, *(adapter_row(adapter, now) for adapter in adapters)]) if adapters
-            else "no adapters are known")
+            else "no adapter has been used or loaded yet; /v1/models lists those that requests can name")
 
 
 def adapter_row(adapter: dict[str, Any], now: float) -> list[str]:

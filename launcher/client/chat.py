@@ -153,8 +153,9 @@ def translate_connection_errors(url: str) -> Iterator[None]:
 
 async def check_status(response: aiohttp.ClientResponse) -> None:
     if response.status != 200:
+        hint = "; give the key by --api-key or the variable WEFT_API_KEY" if response.status == 401 else ""
         raise ChatRequestFailed(
-            f"the server answered {response.status}: {extract_error_message(await response.text())}")
+            f"the server answered {response.status}: {extract_error_message(await response.text())}{hint}")
 
 
 async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -81,34 +81,37 @@ def complete_url(url: str, port: int | None = None) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def list_adapters(url: UrlFlag = DEFAULT_SERVER_URL, *, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
-    """List the adapters of a server and their status."""
-    run_adapters_command_and_exit(api_key, do="ls", url=url, as_json=as_json)
+def list_adapters(url: UrlFlag = DEFAULT_SERVER_URL, *, port: PortFlag = None, api_key: ApiKeyFlag = "",
+                  as_json: JsonFlag = False) -> None:
+    """List the adapters that a server has loaded or used, and their status."""
+    run_adapters_command_and_exit(api_key, do="ls", url=complete_url(url, port), as_json=as_json)
 
 
 def load_adapter(
-        adapter: Annotated[str, Parameter(help="As its source names it.")], *, url: UrlFlag = DEFAULT_SERVER_URL,
-        source: Annotated[str, Parameter(help="Where it comes from; by default the server's --adapter-source.")] = "",
-        alias: Annotated[str, Parameter(help="What requests may call it, too.")] = "",
+        adapter: Annotated[str, Parameter(help="Name of the adapter in its source.")], *,
+        url: UrlFlag = DEFAULT_SERVER_URL,
+        source: Annotated[str, Parameter(help="Source of the adapter. Default: the server's --adapter-source.")] = "",
+        alias: Annotated[str, Parameter(help="Second name by which requests may use it.")] = "",
         token: Annotated[str,
                          Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN_ENV)] = "",
-        api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+        port: PortFlag = None, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Fetch an adapter from its source again and load it on a server; waits until it is loaded."""
-    run_adapters_command_and_exit(api_key, token, do="load", url=url, adapter=adapter, source=source, alias=alias,
-                                  as_json=as_json)
+    run_adapters_command_and_exit(api_key, token, do="load", url=complete_url(url, port), adapter=adapter,
+                                  source=source, alias=alias, as_json=as_json)
 
 
-def unload_adapter(adapter: Annotated[str, Parameter(help="As its source names it, or its alias.")], *,
-                   url: UrlFlag = DEFAULT_SERVER_URL, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
+def unload_adapter(adapter: Annotated[str, Parameter(help="Name of the adapter in its source, or its alias.")], *,
+                   url: UrlFlag = DEFAULT_SERVER_URL, port: PortFlag = None, api_key: ApiKeyFlag = "",
+                   as_json: JsonFlag = False) -> None:
     """Remove an adapter from a server; it is unloaded as soon as no request uses it."""
-    run_adapters_command_and_exit(api_key, do="unload", url=url, adapter=adapter, as_json=as_json)
+    run_adapters_command_and_exit(api_key, do="unload", url=complete_url(url, port), adapter=adapter, as_json=as_json)
 
 
 def run_adapters_command_and_exit(api_key: str, source_token: str = "", /, *, url: str,
                                   **command_fields: Any) -> NoReturn:
     """Run a command of the client, which is imported here because it needs aiohttp."""
     client = import_module("launcher.client.adapters")
-    command = client.AdaptersCommand(url=complete_url(url), **command_fields)
+    command = client.AdaptersCommand(url=url, **command_fields)
     raise SystemExit(client.run_adapters_command(command, api_key, source_token))
 
 

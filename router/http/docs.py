@@ -181,7 +181,7 @@ ADAPTER_ROUTES = (
                     extra_error_statuses=("422",)),
     DocumentedRoute("POST", "/v1/adapters", "Fetches an adapter anew and loads it; answers when it is there.",
                     (LoadAdapterRequest,), extra_error_statuses=("403", "404", "409")),
-    DocumentedRoute("DELETE", "/v1/adapters/{id}", "Forgets an adapter, which leaves as soon as nobody needs it.",
+    DocumentedRoute("DELETE", "/v1/adapters/{id}", "Removes an adapter, which is unloaded when no request uses it.",
                     extra_error_statuses=("403", "409", "422")),
     DocumentedRoute("POST", "/v1/load_lora_adapter", "Loads an adapter, as clients of vLLM ask for it.",
                     (LoadLoraAdapterRequest,), response_media_type="text/plain",

@@ -17,6 +17,7 @@ PUBLIC_PATHS = frozenset({
     "/", "/api-doc/openapi.json", "/api/ps", "/api/tags", "/api/version", "/docs", "/docs/try-it.js", "/health",
     "/info", "/live", "/metrics", "/openapi.json", "/ping", "/ready", "/startup", "/ui", "/v1/models"})
 PUBLIC_PATH_PREFIXES = ("/v1/models/", "/ui/")  # single models, which the list has as well; files of the page
+MODELS_PATH = "/v1/models"  # public, but a wrong key is rejected: many clients list the models to try their key
 ANTHROPIC_KEY_HEADER = "x-api-key"
 PORT_PATTERN, ADDRESS_PATTERN = re.compile(r":\d+$"), re.compile(r"[\d.]+|\[[\da-f:.]+\]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")  # of names that lead to no website
@@ -45,13 +46,15 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     has no keys: API keys, of this server or any other, must not be passed on to an adapter source.
     """
     is_public = request.path in PUBLIC_PATHS or request.path.startswith(PUBLIC_PATH_PREFIXES)
-    if is_public and request.method in READ_METHODS:
-        return
     key = get_request_key(request)
+    is_key_tried = bool(key) and request.path.startswith(MODELS_PATH)
+    if is_public and request.method in READ_METHODS and not is_key_tried:
+        return
     tenant = api_keys.find_tenant(key)
     if tenant is None:
         other_header = f" or `{ANTHROPIC_KEY_HEADER}: KEY`" if request.path.startswith(ANTHROPIC_PATH_PREFIX) else ""
-        raise web.HTTPUnauthorized(text=f"a key is needed, sent as `Authorization: Bearer KEY`{other_header}",
+        need = "the key is not one of this server's; one is" if key else "a key is"
+        raise web.HTTPUnauthorized(text=f"{need} needed, sent as `Authorization: Bearer KEY`{other_header}",
                                    headers={"WWW-Authenticate": "Bearer"})
     source_token = key if key.startswith(HUB_TOKEN_PREFIXES) and not api_keys.are_required else ""
     request[CLIENT] = AuthenticatedClient(tenant, api_keys.is_admin(key), source_token)

@@ -70,13 +70,14 @@ def test_adapters_are_listed_as_a_table() -> None:
         "adapter           source    state  requests  loads  on a shard  on disk  last used",
         "org/a                hub     here         3      1        40 B   2.5 MB    5 s ago",
         "looms[2J = org/a     hub  leaving         3      1        40 B   2.5 MB    5 s ago  private, stays"]
-    assert format_answer(command, {"data": []}, NOW) == "no adapters are known"
+    assert format_answer(command, {"data": []}, NOW) == (
+        "no adapter has been used or loaded yet; /v1/models lists those that requests can name")
 
 
 def test_load_and_unload_results_are_printed() -> None:
     assert format_answer(AdaptersCommand("load", ""), ADAPTER_JSON, NOW).splitlines()[1].startswith("org/a  ")
     assert format_answer(AdaptersCommand("unload", "", "org/a"), {},
-                         NOW) == "org/a is forgotten, and leaves as soon as nobody needs it"
+                         NOW) == "org/a is removed; it is unloaded when no request uses it"
 
 
 def test_json_output_is_the_server_response() -> None:

@@ -17,7 +17,7 @@ def get_error_message(*arguments: str) -> str:
     (("simulate",), "weft simulate needs TRACE: recording, or a plain trace"),
     (("tune", "--goal", "ttft=1s"), "weft tune needs TRACE: recording, or a plain trace"),
     (("download",), "weft download needs MODEL_ID: name of a model at the Hub"),
-    (("adapters", "load"), "weft adapters load needs ADAPTER: as its source names it"),
+    (("adapters", "load"), "weft adapters load needs ADAPTER: name of the adapter in its source"),
 ])
 def test_a_missing_argument_is_named_with_its_meaning(command: tuple[str, ...], needed: str) -> None:
     message = get_error_message(*command)

@@ -196,6 +196,9 @@ EARLY_ERROR_CASES = {
         "there is no POST /v1/nowhere here; GET /docs lists the routes", None, "unknown_url")),
     "no path but /v1": ("GET", "/v1", {}, 404, openai_error(
         "there is no GET /v1 here; GET /docs lists the routes", None, "unknown_url")),
+    "no version": ("POST", "/chat/completions", {}, 404, openai_error(
+        "there is no POST /chat/completions here, but /v1/chat/completions; the base URL of OpenAI's clients must end "
+        "with /v1", None, "unknown_url")),
     "no such method below /v1": ("GET", CHAT_PATH, {}, 405, openai_error(
         f"there is no GET {CHAT_PATH} here, only POST", None, "method_not_supported")),
 }

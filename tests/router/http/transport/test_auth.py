@@ -32,7 +32,9 @@ def test_request_with_the_api_key_is_served(serve, header):
 def test_request_without_a_valid_api_key_is_rejected(serve, header):
     status, headers, text, requests = send_request(serve, **({} if header is None else {"Authorization": header}))
     assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert json.loads(text) == {"error": "a key is needed, sent as `Authorization: Bearer KEY`",
+    has_key = (header or "").lower().startswith("bearer ") and header != "Bearer "
+    need = "the key is not one of this server's; one is" if has_key else "a key is"
+    assert json.loads(text) == {"error": f"{need} needed, sent as `Authorization: Bearer KEY`",
                                 "error_type": "unauthorized"}
     assert not requests
 
@@ -47,6 +49,16 @@ def test_all_other_paths_require_an_api_key(serve, method, path):
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 def test_probe_and_metrics_paths_need_no_api_key(serve, path):
     assert send_request(serve, "GET", path)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/weft/demo"])
+def test_wrong_key_is_rejected_where_clients_try_theirs(path):
+    keys = ApiKeys({"sk-one": DEFAULT_TENANT})
+    for headers in ({}, {"Authorization": "Bearer sk-one"}):
+        authenticate(make_mocked_request("GET", path, headers), keys)
+    with pytest.raises(web.HTTPUnauthorized):
+        authenticate(make_mocked_request("GET", path, {"Authorization": "Bearer sk-two"}), keys)
+    authenticate(make_mocked_request("GET", "/metrics", {"Authorization": "Bearer sk-two"}), keys)
 
 
 def test_server_without_keys_needs_no_api_key(serve):
