@@ -4,16 +4,18 @@ import asyncio
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import aiohttp
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.metrics_page import parse_metrics
 from support.servers.concurrent_streams import (
     NUM_STREAMS,
     PROBE_INTERVAL_SECONDS,
@@ -25,14 +27,16 @@ from support.servers.concurrent_streams import (
 )
 from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import play_scenario
-from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, WeftProcess, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 from transformers import AutoTokenizer
 
+from benchmarks.harness.processes import find_free_port
 from router.errors import GenerationFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHARD_MODULE = "shard.rpc.server"
+FAILING_PROGRAM = str(Path(__file__).parents[1] / "support" / "servers" / "failing_model.py")  # also of its shards
 # threads wait for each other on a busy machine
 SERVER_ARGUMENTS = ("--max-batch-total-tokens", "65536", "--threads", "1")
 POISON_CHARACTER = "\N{EURO SIGN}"  # no other prompt holds it
@@ -45,34 +49,58 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed_streams(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    with run_weft_process(tmp_path_factory.mktemp("undisturbed"), str(model_folder), *SERVER_ARGUMENTS) as weft:
-        return run_disturbed_streams(weft)
+def weft_and_startup(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
+        tuple[WeftProcess, list[tuple[Any, ...]]]]:
+    """Yield a server that gives a silent shard a minute and whose steps fail with POISON_CHARACTER, and what its probes
+    answered while it started."""
+    [poison] = AutoTokenizer.from_pretrained(model_folder)(POISON_CHARACTER, add_special_tokens=False)["input_ids"][:1]
+    command, port = (sys.executable, "-P", FAILING_PROGRAM, str(poison)), find_free_port()
+    arguments = (str(model_folder), *SERVER_ARGUMENTS, "--shard-response-timeout", "60",
+                 "--max-concurrent-requests", "64")
+    with ThreadPoolExecutor(1) as threads:
+        probe_answers = threads.submit(lambda: asyncio.run(watch_startup(f"http://127.0.0.1:{port}")))
+        with run_weft_process(tmp_path_factory.mktemp("weft"), *arguments, command=command, port=port) as server:
+            yield server, probe_answers.result()
+            server.send_signal(signal.SIGTERM)
+            assert server.wait_for_exit()[0] == 0
+
+
+@pytest.fixture(scope="module")
+def weft(weft_and_startup: tuple[WeftProcess, list[tuple[Any, ...]]]) -> WeftProcess:
+    return weft_and_startup[0]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_streams(weft: WeftProcess) -> list[list[dict[str, Any]]]:
+    return run_disturbed_streams(weft)
 
 
 # -- a shard that hangs
 
 
 def test_stopped_shard_makes_the_server_unready_until_it_continues(
-        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--shard-response-timeout", "60") as weft:
-        [shard] = weft.find_child_pids(SHARD_MODULE)
+        weft: WeftProcess, undisturbed_streams: list[Any]) -> None:
+    [shard] = weft.find_child_pids(FAILING_PROGRAM)
 
-        async def pause_shard(probe: HealthProbe) -> None:
-            os.kill(shard, signal.SIGSTOP)
-            print(f"unready after {await probe.wait_for_status('/ready', 503):.1f} s")
-            assert [await probe.get_status(path) for path in ("/health", "/live", "/startup")] == [503, 200, 200]
-            os.kill(shard, signal.SIGCONT)
-            await probe.wait_for_status("/ready", 200)
+    async def pause_shard(probe: HealthProbe) -> None:
+        os.kill(shard, signal.SIGSTOP)
+        print(f"unready after {await probe.wait_for_status('/ready', 503):.1f} s")
+        assert [await probe.get_status(path) for path in ("/health", "/live", "/startup")] == [503, 200, 200]
+        os.kill(shard, signal.SIGCONT)
+        await probe.wait_for_status("/ready", 200)
 
-        assert run_disturbed_streams(weft, pause_shard) == undisturbed_streams
-        assert weft.find_child_pids(SHARD_MODULE) == [shard]
+    assert run_disturbed_streams(weft, pause_shard) == undisturbed_streams
+    assert weft.find_child_pids(FAILING_PROGRAM) == [shard]
 
 
-@pytest.mark.parametrize("step_timeout", ["5", "600"])  # a stopped process is replaced however long a step may take
+# A stopped process is replaced however long a step may take.
+@pytest.mark.parametrize(("model", "step_timeout"), [
+    (SIMULATED_MODEL, "600"), *(pytest.param("llama", timeout, marks=pytest.mark.long) for timeout in ("5", "600"))])
 def test_hanging_shard_is_replaced_and_streams_continue(
-        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any], step_timeout: str) -> None:
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--step-timeout", step_timeout) as weft:
+        model_folder: Path, tmp_path: Path, model: str, step_timeout: str) -> None:
+    arguments = (str(model_folder), *SERVER_ARGUMENTS) if model == "llama" else (model,)
+    with run_weft_process(tmp_path, *arguments, "--step-timeout", step_timeout) as weft:
+        undisturbed_streams = run_disturbed_streams(weft)
         [shard] = weft.find_child_pids(SHARD_MODULE)
 
         async def stop_shard(probe: HealthProbe) -> None:
@@ -95,10 +123,10 @@ def test_stopped_shard_is_replaced_while_idle(tmp_path: Path) -> None:
         assert weft.generate(5) == "terry"
 
 
-def test_router_that_was_paused_goes_on_with_its_shards(
-        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
+def test_router_that_was_paused_goes_on_with_its_shards(tmp_path: Path) -> None:
     """A router paused for 35 seconds had healthy shards killed when it went on."""
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--step-timeout", "2") as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--step-timeout", "2") as weft:
+        undisturbed_streams = run_disturbed_streams(weft)
         shards, [router] = weft.find_child_pids(SHARD_MODULE), weft.find_child_pids("router")
 
         async def pause_router(_: HealthProbe) -> None:
@@ -147,20 +175,19 @@ async def wait_until_ready(weft: WeftProcess) -> None:
 # -- a request that makes every step fail
 
 
-def test_only_the_poisonous_request_of_many_fails(
-        model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
-    ids = AutoTokenizer.from_pretrained(model_folder)(POISON_CHARACTER, add_special_tokens=False)["input_ids"]
-    program = Path(__file__).parents[1] / "support" / "servers" / "failing_model.py"
-    command = (sys.executable, "-P", str(program), str(ids[0]))
+def test_only_the_poisonous_request_of_many_fails(weft: WeftProcess, undisturbed_streams: list[Any]) -> None:
     bodies = [make_stream_body(number) for number in range(NUM_STREAMS)]
     bodies[7]["inputs"] += POISON_CHARACTER
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, command=command) as weft:
-        streams = run_disturbed_streams(weft, disturb_nothing, bodies)
-        weft.send_signal(signal.SIGTERM)
-        code, errors = weft.wait_for_exit()
-    assert [streams.pop(7)[0]["error_type"], code] == ["generation", 0]
+    num_failed_before = count_failed_steps(weft)
+    streams = run_disturbed_streams(weft, disturb_nothing, bodies)
+    assert streams.pop(7)[0]["error_type"] == "generation"
     assert streams == undisturbed_streams[:7] + undisturbed_streams[8:]
-    assert 1 <= errors.count("a step failed") <= MAX_FAILED_STEPS
+    assert 1 <= count_failed_steps(weft) - num_failed_before <= MAX_FAILED_STEPS
+
+
+def count_failed_steps(weft: WeftProcess) -> float:
+    with urlopen(f"{weft.url}/metrics") as page:
+        return parse_metrics(page.read().decode())['tgi_shard_lost{loss="step_error"}']
 
 
 def test_only_the_poisonous_simulated_request_of_many_fails(tmp_path: Path) -> None:
@@ -181,9 +208,8 @@ def test_only_the_poisonous_simulated_request_of_many_fails(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seconds", [
     2.0, pytest.param(600.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_full_server_stays_ready(model_folder: Path, tmp_path: Path, seconds: float) -> None:
-    with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, "--max-concurrent-requests", "64") as weft:
-        probe_results = asyncio.run(probe_full_server(weft, seconds))
+def test_full_server_stays_ready(weft: WeftProcess, seconds: float) -> None:
+    probe_results = asyncio.run(probe_full_server(weft, seconds))
     assert set(probe_results) == {("/ready", 200), ("/live", 200), ("/health", 200)}
     assert len(probe_results) > seconds
 
@@ -226,15 +252,9 @@ def test_stopping_server_is_unready_at_once_and_finishes_streams(tmp_path: Path)
     assert statuses == [503, 200, 200, 503]
 
 
-def test_startup_probe_reports_progress_while_the_model_loads(model_folder: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([WEFT_EXECUTABLE, "serve", str(model_folder), "--port", str(port), *SERVER_ARGUMENTS],
-                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    probe_answers = asyncio.run(watch_startup(f"http://127.0.0.1:{port}"))
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 0
+def test_startup_probe_reports_progress_while_the_model_loads(
+        weft_and_startup: tuple[WeftProcess, list[tuple[Any, ...]]]) -> None:
+    _, probe_answers = weft_and_startup
     *before, (status, stage, ready, live, info) = probe_answers
     assert (status, stage, ready, live, info) == (200, {"phase": "ready"}, 200, 200, 200)
     assert before

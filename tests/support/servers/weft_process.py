@@ -28,9 +28,10 @@ RUNNING_SERVERS: list["WeftProcess"] = []  # those of `run_weft_process`
 class WeftProcess:
     """A running `weft serve` process and its client."""
 
-    def __init__(self, folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT_EXECUTABLE,)) -> None:
+    def __init__(self, folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT_EXECUTABLE,),
+                 port: int = 0) -> None:
         self.process = subprocess.Popen(
-            [*command, "serve", "--port", "0", *arguments], cwd=folder, text=True,
+            [*command, "serve", "--port", str(port), *arguments], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout
         self.banner = [*iter_banner_lines(self.process.stdout)]
@@ -100,10 +101,10 @@ def iter_banner_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 @contextmanager
-def run_weft_process(folder: Path, *arguments: str,
-                     command: Sequence[str | Path] = (WEFT_EXECUTABLE,)) -> Iterator[WeftProcess]:
+def run_weft_process(folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT_EXECUTABLE,),
+                     port: int = 0) -> Iterator[WeftProcess]:
     """Run a server with `folder` as working directory; stop it at the end."""
-    server = WeftProcess(folder, *arguments, command=command)
+    server = WeftProcess(folder, *arguments, command=command, port=port)
     RUNNING_SERVERS.append(server)
     try:
         yield server
