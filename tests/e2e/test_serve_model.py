@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice
 
+ENDING_PROMPT = "Who is it?"
 SHARD_MODULE = "shard.rpc.server"
 # threads wait for each other on a busy machine
 SERVER_ARGUMENTS = ("--max-batch-total-tokens", "65536", "--threads", "1")
@@ -25,12 +28,50 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model_folder_with_end_token(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
-    """Return a model with an end token in the middle of the text that `model_folder` generates."""
+    """Return the model with an end token that is in the middle of what follows ENDING_PROMPT, and not in what follows
+    DEFAULT_PROMPT."""
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("ending"), "llama")
+    whole, ending = (generate_with_transformers(model_folder, prompt, 40) for prompt in (DEFAULT_PROMPT, ENDING_PROMPT))
     config = json.loads((folder / "generation_config.json").read_text())
-    config["eos_token_id"] = [1, generate_with_transformers(model_folder, DEFAULT_PROMPT, 40)[20]]
+    config["eos_token_id"] = [1, next(token for token in ending[15:] if token not in whole)]
     (folder / "generation_config.json").write_text(json.dumps(config))
     return folder
+
+
+@contextmanager
+def run_server(folder: Path, *arguments: str) -> Iterator[WeftProcess]:
+    """Run a server and check that it stops cleanly."""
+    with run_weft_process(folder, *arguments, *SERVER_ARGUMENTS) as weft:
+        yield weft
+        weft.send_signal(signal.SIGTERM)
+        code, errors = weft.wait_for_exit()
+    assert (code, "Traceback" in errors) == (0, False), errors
+
+
+@pytest.fixture(scope="module")
+def weft(model_folder_with_end_token: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    with run_server(tmp_path_factory.mktemp("weft"), str(model_folder_with_end_token)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2])
+def num_shard(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def hub_weft(model_folder: Path, num_shard: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    """Serve the model by its name from a Hub's cache, on `num_shard` shards."""
+    folder = tmp_path_factory.mktemp("hub")
+    kept = folder / "hub" / "models--org--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0123abcd")
+    (kept / "snapshots").mkdir()
+    (kept / "snapshots" / "0123abcd").symlink_to(model_folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(folder))
+        with run_server(folder, "org/tiny", "--num-shard", str(num_shard)) as server:
+            yield server
 
 
 def generate_with_transformers(folder: Path, prompt: str, length: int) -> list[int]:
@@ -46,8 +87,8 @@ def decode_tokens(folder: Path, token_ids: list[int]) -> str:
 
 
 def check_answers_match_transformers(weft: WeftProcess, folder: Path, model_id: str, num_shard: int) -> None:
-    """Check the answers against transformers, then the shutdown."""
     ids = generate_with_transformers(folder, DEFAULT_PROMPT, 40)
+    assert len(ids) == 40
     assert weft.banner[0].startswith(f"weft serves {model_id} on {num_shard} shard")
     info_keys = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
     assert [weft.get_info()[key] for key in info_keys] == [model_id, "float32", "cpu", num_shard, True]
@@ -58,56 +99,37 @@ def check_answers_match_transformers(weft: WeftProcess, folder: Path, model_id: 
     *_, last = events = list(iter_stream_events(weft.post_prompt("/generate_stream", 40)))
     assert [event["token"]["id"] for event in events] == ids
     assert last["generated_text"] == decode_tokens(folder, ids)
-    check_clean_shutdown(weft)
 
 
-def check_clean_shutdown(weft: WeftProcess) -> None:
-    weft.send_signal(signal.SIGTERM)
-    code, errors = weft.wait_for_exit()
-    assert (code, "Traceback" in errors) == (0, False), errors
+def test_answer_matches_transformers(weft: WeftProcess, model_folder_with_end_token: Path) -> None:
+    check_answers_match_transformers(weft, model_folder_with_end_token, str(model_folder_with_end_token), 1)
 
 
-def test_answer_matches_transformers(model_folder: Path, tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, str(model_folder)) as weft:
-        check_answers_match_transformers(weft, model_folder, str(model_folder), 1)
-
-
-def test_model_in_the_hub_cache_is_served_under_its_name(
-        model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "hub" / "models--org--tiny"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("0123abcd")
-    (kept / "snapshots").mkdir()
-    (kept / "snapshots" / "0123abcd").symlink_to(model_folder)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with run_weft_process(tmp_path, "org/tiny", "--num-shard", "2") as weft:
-        check_answers_match_transformers(weft, model_folder, "org/tiny", 2)
-
-
-def test_end_token_of_the_model_ends_the_text(model_folder_with_end_token: Path, tmp_path: Path) -> None:
-    ids = generate_with_transformers(model_folder_with_end_token, DEFAULT_PROMPT, 40)
-    with run_weft_process(tmp_path, str(model_folder_with_end_token)) as weft, weft.post_prompt(
-        "/generate", 40, details=True) as response:
+def test_end_token_of_the_model_ends_the_text(weft: WeftProcess, model_folder_with_end_token: Path) -> None:
+    ids = generate_with_transformers(model_folder_with_end_token, ENDING_PROMPT, 40)
+    with weft.post_prompt("/generate", 40, ENDING_PROMPT, details=True) as response:
         details = json.load(response)["details"]
     assert [token["id"] for token in details["tokens"]] == ids
     assert details["finish_reason"] == "eos_token"
     assert len(ids) < 40
 
 
+def test_model_in_the_hub_cache_is_served_under_its_name(
+        hub_weft: WeftProcess, model_folder: Path, num_shard: int) -> None:
+    check_answers_match_transformers(hub_weft, model_folder, "org/tiny", num_shard)
+
+
 # -- streams that continue
 
 
-@pytest.mark.parametrize("num_shard", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_killed_shard_changes_no_tokens(model_folder: Path, tmp_path: Path, num_shard: int) -> None:
-    with run_weft_process(tmp_path, str(model_folder), "--num-shard", str(num_shard), *SERVER_ARGUMENTS) as weft:
-        undisturbed = run_disturbed_streams(weft)
-        shards = weft.find_child_pids(SHARD_MODULE)
+def test_killed_shard_changes_no_tokens(hub_weft: WeftProcess) -> None:
+    undisturbed = run_disturbed_streams(hub_weft)
+    shards = hub_weft.find_child_pids(SHARD_MODULE)
 
-        async def kill_shard(_: HealthProbe) -> None:
-            os.kill(shards[-1], signal.SIGKILL)
+    async def kill_shard(_: HealthProbe) -> None:
+        os.kill(shards[-1], signal.SIGKILL)
 
-        disturbed = run_disturbed_streams(weft, kill_shard)
-        assert not set(shards) & set(weft.find_child_pids(SHARD_MODULE))
-        check_clean_shutdown(weft)
+    disturbed = run_disturbed_streams(hub_weft, kill_shard)
+    assert not set(shards) & set(hub_weft.find_child_pids(SHARD_MODULE))
     assert [len(events) for events in undisturbed] == [OUTPUT_TOKENS] * NUM_STREAMS
     assert disturbed == undisturbed
