@@ -16,11 +16,11 @@ import pytest
 from support.endpoint_picker import ReplicaGauges
 from support.metrics_page import check_metrics_page, parse_metrics
 from support.promtool import check_page_with_promtool
-from support.servers.weft_process import WeftProcess, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 
 pytestmark = pytest.mark.slow
 
-MAX_BATCH_SIZE, NUM_STREAMS, OUTPUT_TOKENS = 4, 12, 60
+MAX_BATCH_SIZE, NUM_STREAMS, OUTPUT_TOKENS = 4, 12, 30
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_stopping_server_is_unhealthy_and_finishes_its_streams(tmp_path: Path) -
             usage = chunk["usage"] or usage
         assert (states, finish_reason, usage["completion_tokens"]) == ({(1, 0)}, "length", 300)
 
-    with run_weft_process(tmp_path) as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
         run_with_session(weft, lambda http: scenario(http, weft))
         assert weft.wait_for_exit()[0] == 0
 

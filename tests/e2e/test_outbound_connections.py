@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from support.servers.weft_process import WeftProcess, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def connection_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_request_opens_a_connection_but_for_an_adapter_of_the_hub(tmp_path: Path, connection_log: Path) -> None:
-    with run_weft_process(tmp_path) as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--adapters", "--adapter-root", str(tmp_path)) as weft:
         bound = connection_log.read_text()  # the address to listen on is looked up
         assert [post(weft, path, body) for path, body in REQUESTS] == [200, 400, 400, 424, 424]
         assert connection_log.read_text() == bound

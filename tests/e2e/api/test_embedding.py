@@ -1,6 +1,7 @@
 """Tests of `weft serve` with a small encoder: its results are those of transformers, alone and batched."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,56 +39,72 @@ def compute_mean_hidden_state(folder: Path, text: str) -> list[float]:
         return list(model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).tolist())
 
 
-def test_embeddings_match_transformers(tmp_path: Path) -> None:
-    folder = make_bert_encoder(tmp_path, labels=False)
-    expected = [pytest.approx(compute_mean_hidden_state(folder, text), abs=1e-5) for text in TEXTS]
-    with run_weft_process(tmp_path, str(folder), *SERVER_ARGUMENTS) as weft:
-        assert any("/embed" in row for row in weft.banner)
-        assert not any(row.startswith("  cache") for row in weft.banner)
-        assert weft.get_status("/health") == weft.get_status("/v1/models") == 200
-        assert weft.get_info()["max_input_tokens"] == 160
-        alone = [post_json(weft, "/embed", {"inputs": text})[1]["embeddings"] for text in TEXTS]
-        assert alone == expected
-        batched = post_json(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "x"})[1]["data"]
-        assert [row["embedding"] for row in batched] == alone * 5
-        many = post_json(weft, "/v1/embeddings", {"input": TEXTS * 100})[1]
-        assert [row["embedding"] for row in many["data"]] == alone * 100
-        with ThreadPoolExecutor(8) as threads:
-            answers = threads.map(lambda text: post_json(weft, "/embed", {"inputs": text})[1]["embeddings"], TEXTS * 5)
-            assert list(answers) == alone * 5
-        assert post_json(weft, "/", {"inputs": TEXTS})[1] == alone
-        scores = post_json(weft, "/score", {"text_1": TEXTS[0], "text_2": TEXTS})[1]["data"]
-        similarities = torch.cosine_similarity(torch.tensor(alone[:1]), torch.tensor(alone))
-        assert [row["score"] for row in scores] == pytest.approx(similarities.tolist(), abs=1e-6)
-        status, error = post_json(weft, "/generate", {"inputs": "x"})
-        assert (status, error["error_type"]) == (422, "validation")
-        assert "does not generate text; it makes embeddings" in error["error"]
-        status, error = post_json(weft, "/embed", {"inputs": "Ada " * 200})
-        assert status == 422
-        assert "at most 160 tokens (what the model holds)" in error["error"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert_encoder(tmp_path_factory.mktemp("encoder"), labels=False)
 
 
-def test_embeddings_with_an_adapter_match_peft(tmp_path: Path) -> None:
-    folder = make_bert_encoder(tmp_path, labels=False)
+@pytest.fixture(scope="module")
+def adapted_model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Return peft's model with an adapter, and the folder of adapters in which this one is saved as `looms`."""
+    adapters = tmp_path_factory.mktemp("adapters")
     with suppress_peft_warnings():
         model = get_peft_model(AutoModel.from_pretrained(folder, add_pooling_layer=False),
                                LoraConfig(target_modules=["query", "value"], init_lora_weights=False)).eval()
-        model.save_pretrained(tmp_path / "adapters" / "looms")
+        model.save_pretrained(adapters / "looms")
+    return model, adapters
+
+
+@pytest.fixture(scope="module")
+def weft(folder: Path, adapted_model: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[
+        WeftProcess]:
+    with run_weft_process(tmp_path_factory.mktemp("weft"), str(folder), *SERVER_ARGUMENTS, "--adapter-root",
+                          str(adapted_model[1])) as server:
+        yield server
+
+
+def test_embeddings_match_transformers(folder: Path, weft: WeftProcess) -> None:
+    expected = [pytest.approx(compute_mean_hidden_state(folder, text), abs=1e-5) for text in TEXTS]
+    assert any("/embed" in row for row in weft.banner)
+    assert not any(row.startswith("  cache") for row in weft.banner)
+    assert weft.get_status("/health") == weft.get_status("/v1/models") == 200
+    assert weft.get_info()["max_input_tokens"] == 160
+    alone = [post_json(weft, "/embed", {"inputs": text})[1]["embeddings"] for text in TEXTS]
+    assert alone == expected
+    batched = post_json(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "x"})[1]["data"]
+    assert [row["embedding"] for row in batched] == alone * 5
+    many = post_json(weft, "/v1/embeddings", {"input": TEXTS * 100})[1]
+    assert [row["embedding"] for row in many["data"]] == alone * 100
+    with ThreadPoolExecutor(8) as threads:
+        answers = threads.map(lambda text: post_json(weft, "/embed", {"inputs": text})[1]["embeddings"], TEXTS * 5)
+        assert list(answers) == alone * 5
+    assert post_json(weft, "/", {"inputs": TEXTS})[1] == alone
+    scores = post_json(weft, "/score", {"text_1": TEXTS[0], "text_2": TEXTS})[1]["data"]
+    similarities = torch.cosine_similarity(torch.tensor(alone[:1]), torch.tensor(alone))
+    assert [row["score"] for row in scores] == pytest.approx(similarities.tolist(), abs=1e-6)
+    status, error = post_json(weft, "/generate", {"inputs": "x"})
+    assert (status, error["error_type"]) == (422, "validation")
+    assert "does not generate text; it makes embeddings" in error["error"]
+    status, error = post_json(weft, "/embed", {"inputs": "Ada " * 200})
+    assert status == 422
+    assert "at most 160 tokens (what the model holds)" in error["error"]
+
+
+def test_embeddings_with_an_adapter_match_peft(
+        folder: Path, adapted_model: tuple[Any, Path], weft: WeftProcess) -> None:
     tokens = AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
     with torch.no_grad():
-        expected = model(**tokens).last_hidden_state[0].mean(0).tolist()
-    with run_weft_process(tmp_path, str(folder), *SERVER_ARGUMENTS, "--adapter-root",
-                          str(tmp_path / "adapters")) as weft:
-        adapter_body = {"inputs": TEXTS[0], "parameters": {"adapter_id": "looms", "adapter_source": "local"}}
-        status, answer = post_json(weft, "/embed", adapter_body)
-        assert status == 200, answer
-        assert answer["embeddings"] == pytest.approx(expected, abs=1e-4)
-        plain = post_json(weft, "/embed", {"inputs": TEXTS[0]})[1]["embeddings"]
-        assert plain == pytest.approx(compute_mean_hidden_state(folder, TEXTS[0]), abs=1e-5)
-        assert plain != answer["embeddings"]
+        expected = adapted_model[0](**tokens).last_hidden_state[0].mean(0).tolist()
+    adapter_body = {"inputs": TEXTS[0], "parameters": {"adapter_id": "looms", "adapter_source": "local"}}
+    status, answer = post_json(weft, "/embed", adapter_body)
+    assert status == 200, answer
+    assert answer["embeddings"] == pytest.approx(expected, abs=1e-4)
+    plain = post_json(weft, "/embed", {"inputs": TEXTS[0]})[1]["embeddings"]
+    assert plain == pytest.approx(compute_mean_hidden_state(folder, TEXTS[0]), abs=1e-5)
+    assert plain != answer["embeddings"]
 
 
-@pytest.mark.parametrize("seed", [1, 5])  # models that find many entities, and long ones
+@pytest.mark.parametrize("seed", [1, pytest.param(5, marks=pytest.mark.long)])  # they find many entities, and long ones
 def test_entities_match_the_transformers_pipeline(tmp_path: Path, seed: int) -> None:
     folder = make_bert_encoder(tmp_path, labels=True, seed=seed)
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()

@@ -164,11 +164,15 @@ def test_interrupt_and_closed_output_end_it_quietly(monkeypatch: pytest.MonkeyPa
 
 def test_view_of_a_server_under_load_is_its_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(weft: Any) -> None:
+        submitted = weft.watch_scheduler_calls("submit")
         tasks = [asyncio.create_task(weft.http_session.post("/generate", json=make_generate_body(f"{number}", 20)))
                  for number in range(5)]
-        for _ in range(4):
+        for _ in tasks:  # before the first step ends, so that the third has as many of them as fit
+            await submitted.get()
+        for _ in range(5):
             await weft.gate.wait_for_step()
             weft.gate.release_steps(1)
+        await weft.gate.wait_for_step()  # so that the fourth is over: at most two are sent at a time
         settings = TopSettings(f"http://127.0.0.1:{weft.port}", is_once=True, as_json=True)
         assert await asyncio.to_thread(run_top_command, settings) == 0
         weft.gate.release_all()
