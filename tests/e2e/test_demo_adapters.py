@@ -30,14 +30,23 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+def adapter_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the demo model's adapters, and of one of them under the name `mine`."""
+    root = tmp_path_factory.mktemp("root") / "adapters"
+    shutil.copytree(DEMO_FOLDER / "adapters", root)
+    shutil.copytree(root / "pirate", root / "mine")
+    return root
+
+
+@pytest.fixture(scope="module", params=["1", pytest.param("2", marks=pytest.mark.long)])
+def weft(request: pytest.FixtureRequest, adapter_root: Path,
+         tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
     folder = tmp_path_factory.mktemp("demo")
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    try:
-        with run_weft_process(folder, "--num-shard", "2", "--max-active-adapters", "2") as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with run_weft_process(folder, "--num-shard", request.param, "--max-active-adapters", "2", "--adapter-root",
+                              str(adapter_root), "--preloaded-adapter-ids", "ours=mine") as server:
             yield server
-    finally:
-        del os.environ["XDG_CACHE_HOME"]
 
 
 def generate_text(weft: WeftProcess, adapter_name: str | None, max_new_tokens: int = MAX_NEW_TOKENS,
@@ -85,14 +94,10 @@ def test_invalid_adapter_names_are_errors_and_never_use_the_base_model(weft: Wef
     assert reason in json.load(error.value)["error"]
 
 
-def test_adapter_name_keeps_its_first_version_when_its_files_change(tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shutil.copytree(DEMO_FOLDER / "adapters" / "pirate", tmp_path / "root" / "mine")
-    with run_weft_process(tmp_path, "--adapter-root", str(tmp_path / "root"), "--preloaded-adapter-ids",
-                          "ours=mine") as weft:
-        first = generate_text(weft, "mine")
-        assert generate_text(weft, "ours") == first
-        shutil.copytree(DEMO_FOLDER / "adapters" / "json", tmp_path / "root" / "mine", dirs_exist_ok=True)
-        assert generate_text(weft, "mine") == first, "a name stands for what it stood for"
-        assert first != generate_text(weft, None)
+def test_adapter_name_keeps_its_first_version_when_its_files_change(weft: WeftProcess, adapter_root: Path) -> None:
+    first = generate_text(weft, "mine")
+    assert generate_text(weft, "ours") == first
+    shutil.copytree(DEMO_FOLDER / "adapters" / "json", adapter_root / "mine", dirs_exist_ok=True)
+    assert generate_text(weft, "mine") == first, "a name stands for what it stood for"
+    assert first != generate_text(weft, None)
+    shutil.copytree(DEMO_FOLDER / "adapters" / "pirate", adapter_root / "mine", dirs_exist_ok=True)

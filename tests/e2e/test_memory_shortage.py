@@ -41,7 +41,7 @@ def test_shard_without_memory_changes_no_tokens(tmp_path: Path) -> None:
             long_answers.append(await answer)
 
         assert run_disturbed_streams(weft, take_memory) == undisturbed_streams
-        # A salt of its own keeps the prompt from being found in the cache, where the lack of memory may have left faults.
+        # A salt of its own: what was cached while memory was short is not used.
         with weft.post_prompt("/generate", 10, LONG_PROMPT, cache_salt="computed anew") as response:
             assert long_answers == [json.load(response)["generated_text"]]
         weft.send_signal(signal.SIGTERM)

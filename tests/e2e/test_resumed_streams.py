@@ -6,6 +6,7 @@ import random
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -21,16 +22,37 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
           "required": ["name", "age"], "additionalProperties": False}
 CHANGING_FIELDS = re.compile(rb'"id":"(chatcmpl-|cmpl-|call_)[0-9a-f]+"|"created":\d+')
+NUM_TOKENS = 200  # of a stream whose server ends
 TOKEN_IDS = re.compile(rb'"token_ids":\[(\d+)\]|"token":\{"id":(\d+),')
+Servers = tuple[WeftProcess, WeftProcess]
 
 pytestmark = pytest.mark.slow
 
 
+@contextmanager
+def run_first_server(folder: Path) -> Iterator[WeftProcess]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))  # the folder of a killed server's sockets stays behind
+        with run_weft_process(folder, "--no-request-log", "--shutdown-timeout", "0") as server:
+            yield server
+
+
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WeftProcess, WeftProcess]]:
-    folder = tmp_path_factory.mktemp("servers")
-    with run_weft_process(folder, "--no-request-log") as one, run_weft_process(folder, "--no-request-log") as other:
-        yield one, other
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Run two servers, of which the last tests end the first."""
+    with (run_first_server(tmp_path_factory.mktemp("first")) as first,
+          run_weft_process(tmp_path_factory.mktemp("second"), "--no-request-log") as second):
+        yield first, second
+
+
+@pytest.fixture
+def victim(servers: Servers, tmp_path: Path) -> Iterator[WeftProcess]:
+    """A server that a test ends: the first one, or another if that has ended."""
+    if servers[0].process.returncode is None:
+        yield servers[0]
+    else:
+        with run_first_server(tmp_path) as server:
+            yield server
 
 
 def read_stream(url: str, body: dict[str, Any]) -> list[bytes]:
@@ -79,7 +101,7 @@ def draw_request(rng: random.Random) -> tuple[str, dict[str, Any], str]:
     return path, {**body, "messages": [{"role": "user", "content": prompt}]}, ""
 
 
-def check_drawn_streams(servers: tuple[WeftProcess, WeftProcess], seed: int, number: int) -> None:
+def check_drawn_streams(servers: Servers, seed: int, number: int) -> None:
     rng = random.Random(seed)
     for _ in range(number):
         path, body, place = draw_request(rng)
@@ -93,14 +115,14 @@ def check_drawn_streams(servers: tuple[WeftProcess, WeftProcess], seed: int, num
         assert rest == whole[tokens[num_known - 1][0] if num_known else 0:], (path, resumed_body)
 
 
-def test_stream_goes_on_at_another_server_where_it_stopped(servers: tuple[WeftProcess, WeftProcess]) -> None:
+def test_stream_goes_on_at_another_server_where_it_stopped(servers: Servers) -> None:
     """Text, tokens, logprobs, calls, finish reason and usage, with all kinds of parameters."""
     check_drawn_streams(servers, 0, 24)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_thousand_streams_go_on_where_they_stopped(servers: tuple[WeftProcess, WeftProcess]) -> None:
+def test_thousand_streams_go_on_where_they_stopped(servers: Servers) -> None:
     check_drawn_streams(servers, 1, 1000)
 
 
@@ -139,21 +161,20 @@ def get_output(chunks: list[dict[str, Any]]) -> tuple[str, list[int]]:
             [token for choice in choices for token in choice.get("token_ids", ())])
 
 
-@pytest.fixture
-def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeftProcess]:
-    """A server that a test ends."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed server's sockets stays behind
-    with run_weft_process(tmp_path, "--no-request-log", "--shutdown-timeout", "0") as server:
-        yield server
+def test_client_raises_what_no_other_server_would_answer(
+        servers: Servers, stream_chat: StreamChat) -> None:
+    with pytest.raises(OSError, match="400"):
+        list(stream_chat([server.url for server in servers], {"messages": []}))
 
 
 @pytest.mark.parametrize(("end_server", "sampling"), [
-    (kill_processes, {"temperature": 0}), (kill_processes, {"temperature": 1.0, "seed": 11}),
-    pytest.param(stop_processes, {"temperature": 0}, marks=pytest.mark.long)])
+    (kill_processes, {"temperature": 1.0, "seed": 11}),
+    *(pytest.param(end_server, {"temperature": 0}, marks=pytest.mark.long)
+      for end_server in (kill_processes, stop_processes))])
 def test_client_goes_on_at_the_other_server_when_one_ends(
-        servers: tuple[WeftProcess, WeftProcess], victim: WeftProcess, stream_chat: StreamChat,
+        servers: Servers, victim: WeftProcess, stream_chat: StreamChat,
         end_server: Callable[[WeftProcess], None], sampling: dict[str, Any]) -> None:
-    chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True,
+    chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": NUM_TOKENS, "ignore_eos": True,
             "stream_options": {"include_usage": True}, **sampling}
     other, chunks, has_ended = servers[1], list[dict[str, Any]](), False
     for chunk in stream_chat([victim.url, other.url], chat):
@@ -163,12 +184,6 @@ def test_client_goes_on_at_the_other_server_when_one_ends(
             end_server(victim)
     _, tokens = get_output(chunks)
     assert len({chunk["id"] for chunk in chunks}) == 2, "both servers have answered"
-    assert len(tokens) == chunks[-1]["usage"]["completion_tokens"] == 400
+    assert len(tokens) == chunks[-1]["usage"]["completion_tokens"] == NUM_TOKENS
     assert sum("prompt_token_ids" in chunk for chunk in chunks) == 1
     assert get_output(chunks) == get_output(list(stream_chat([other.url], chat)))
-
-
-def test_client_raises_what_no_other_server_would_answer(
-        servers: tuple[WeftProcess, WeftProcess], stream_chat: StreamChat) -> None:
-    with pytest.raises(OSError, match="400"):
-        list(stream_chat([server.url for server in servers], {"messages": []}))
