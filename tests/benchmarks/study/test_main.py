@@ -1,5 +1,6 @@
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from benchmarks.study.__main__ import (
     run_batching_study,
 )
 from benchmarks.study.models import make_simulated_model
-from benchmarks.study.plan import StudyPlan
+from benchmarks.study.plan import SoloCalibration, StudyPlan
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.runner import AllRequestsFailed, StudyRunner
 
@@ -99,10 +100,23 @@ def test_results_measured_before_a_failure_are_kept_and_reported(
     assert (tmp_path / "summary.json").exists()
 
 
+def measure_speed_of_fake_servers(runner: StudyRunner, plan: StudyPlan, parts: Sequence[str]) -> SoloCalibration:
+    fake = FakeStudyServers().make_study_runner(runner.folder)
+    return measure_server_speed(replace(fake, metadata=runner.metadata), plan, parts)
+
+
+measure_server_speed = StudyRunner.measure_server_speed
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fonts")
+@pytest.mark.parametrize("measure_speed", [
+    measure_speed_of_fake_servers, pytest.param(measure_server_speed, marks=pytest.mark.long)])
 def test_quick_study_writes_records_summary_plots_and_a_page(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        measure_speed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three servers that show how fast weft is are fake ones, unless the test is long."""
+    monkeypatch.setattr(StudyRunner, "measure_server_speed", measure_speed)
     monkeypatch.setattr(study, "QUICK_SCOPE", replace(QUICK_SCOPE, seeds=1))
     settings = StudySettings(quick=True, parts=("compat",), folder=tmp_path)
     run_batching_study(settings)
