@@ -4,12 +4,19 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
 
 import pytest
-from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, iter_stream_events, run_weft_process
+from support.servers.weft_process import (
+    SIMULATED_MODEL,
+    WEFT_EXECUTABLE,
+    WeftProcess,
+    iter_stream_events,
+    run_weft_process,
+)
 
 from launcher.supervisor.runtime_dir import remove_abandoned_folders
 
@@ -24,23 +31,29 @@ def test_server_answers_and_stops_cleanly_on_a_signal(tmp_path: Path) -> None:
                                         "signal again ends them\nweft: stopped\n")
 
 
-def test_each_request_is_a_line_of_the_log(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
+@pytest.fixture(scope="module")
+def errors_beside_user_files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what a server that answers a request writes to stderr. Its folder has files named like our packages."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("router", "launcher", "shard", "torch"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the file of the user')")
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise SystemExit('the folder of the user')")
+    with run_weft_process(folder, SIMULATED_MODEL) as weft:
         assert weft.generate(5) == "terry"
         weft.send_signal(signal.SIGTERM)
         code, errors = weft.wait_for_exit()
     assert code == 0
-    assert [line.partition(" router INFO ")[2].partition(":")[0] for line in errors.splitlines()
+    return errors
+
+
+def test_each_request_is_a_line_of_the_log(errors_beside_user_files: str) -> None:
+    assert [line.partition(" router INFO ")[2].partition(":")[0] for line in errors_beside_user_files.splitlines()
             if "request_id" in line] == ["POST /generate 200"]
 
 
-def test_user_files_named_like_our_packages_are_not_imported(tmp_path: Path) -> None:
-    for name in ("router", "launcher", "shard", "torch"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of the user')")
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the folder of the user')")
-    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
-        assert weft.generate(5) == "terry"
+def test_user_files_named_like_our_packages_are_not_imported(errors_beside_user_files: str) -> None:
+    assert "of the user" not in errors_beside_user_files
 
 
 def test_api_keys_are_required_and_hidden_from_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,27 +79,32 @@ def test_invalid_keys_file_is_a_one_line_error(tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_killed_shard_loses_no_tokens(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2") as weft:
-        expected = weft.generate(40)
-        events = iter_stream_events(weft.post_prompt("/generate_stream", 40))
-        text = next(events)["token"]["text"]
-        os.kill(weft.find_child_pids("shard.rpc.server")[1], signal.SIGKILL)
-        assert text + "".join(event["token"]["text"] for event in events) == expected
+@pytest.fixture(scope="module")
+def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    """A server whose processes tests kill or stop."""
+    with run_weft_process(tmp_path_factory.mktemp("weft"), SIMULATED_MODEL, "--num-shard", "2", "--step-timeout",
+                          "1.5") as server:
+        yield server
 
 
-def test_hanging_shard_is_replaced(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--step-timeout", "1.5") as weft:
-        os.kill(weft.find_child_pids("shard.rpc.server")[0], signal.SIGSTOP)
-        assert weft.generate(5) == "terry"
+def test_killed_router_is_restarted_without_refusing_clients(weft: WeftProcess) -> None:
+    shards = weft.find_child_pids("shard.rpc.server")
+    os.kill(weft.find_child_pids("router")[0], signal.SIGKILL)
+    assert weft.generate(5) == "terry"
+    assert weft.find_child_pids("shard.rpc.server") == shards
 
 
-def test_killed_router_is_restarted_without_refusing_clients(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
-        shards = weft.find_child_pids("shard.rpc.server")
-        os.kill(weft.find_child_pids("router")[0], signal.SIGKILL)
-        assert weft.generate(5) == "terry"
-        assert weft.find_child_pids("shard.rpc.server") == shards
+def test_killed_shard_loses_no_tokens(weft: WeftProcess) -> None:
+    expected = weft.generate(40)
+    events = iter_stream_events(weft.post_prompt("/generate_stream", 40))
+    text = next(events)["token"]["text"]
+    os.kill(weft.find_child_pids("shard.rpc.server")[1], signal.SIGKILL)
+    assert text + "".join(event["token"]["text"] for event in events) == expected
+
+
+def test_hanging_shard_is_replaced(weft: WeftProcess) -> None:
+    os.kill(weft.find_child_pids("shard.rpc.server")[0], signal.SIGSTOP)
+    assert weft.generate(5) == "terry"
 
 
 def test_server_whose_log_is_on_a_full_disk_replaces_its_processes(tmp_path: Path) -> None:
@@ -162,7 +180,7 @@ def test_second_signal_ends_requests_with_an_error_and_a_line_in_the_log(tmp_pat
         assert "POST /generate_stream 200 overloaded: " in errors
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_two_signals_within_milliseconds_end_requests_and_the_server_cleanly(
         tmp_path: Path, second: signal.Signals) -> None:
     """The second one reaches the launcher before it has asked the router to stop."""

@@ -57,12 +57,16 @@ def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> 
      "another port with --port or another address with --hostname"),
     (("--api-keys", "none.json"), 2, "weft: cannot read none.json (--api-keys): No such file or directory"),
     ((SIMULATED_MODEL, "--api-keys", "."), 2, "weft: router: cannot read . (--api-keys): Is a directory"),
-    ((SIMULATED_MODEL, "--max-total-tokens", "99999"), 2,
-     "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999"),
+    pytest.param(
+        (SIMULATED_MODEL, "--max-total-tokens", "99999"), 2,
+        "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999",
+        marks=pytest.mark.long),
     ((SIMULATED_MODEL, "--simulated-num-blocks", "10", "--max-total-tokens", "999"), 1,
      "weft: router: --max-total-tokens is 999, but model and cache can hold 160 tokens; lower it"),
-    ((SIMULATED_MODEL, "--no-simulated-adapters", "--adapter-id", "org/a"), 2,
-     "weft: router: this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids"),
+    pytest.param(
+        (SIMULATED_MODEL, "--no-simulated-adapters", "--adapter-id", "org/a"), 2,
+        "weft: router: this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids",
+        marks=pytest.mark.long),
     ((SIMULATED_MODEL, "--adapter-root", ".", "--adapter-source", "local", "--adapter-id", "a"), 2,
      "weft: router: the adapter a cannot be served: the adapter a: there is no adapter 'a' below the folder of "
      "--adapter-root"),
