@@ -4,12 +4,13 @@ import os
 import pty
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.servers.in_process_server import parse_stream_events, play_scenario
-from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, WeftProcess, run_weft_process
 
 
 def test_chat_answer_is_that_of_its_rendered_prompt(tmp_path: Path) -> None:
@@ -45,51 +46,55 @@ def test_chat_ends_at_the_stop_string_streamed_or_not(tmp_path: Path, stop: str)
     play_scenario(scenario, tmp_path, http=True)
 
 
+@pytest.fixture(scope="module")
+def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    """Run a server that wants a key, and let `weft chat` find it in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_API_KEY", "sk-secret")
+        with run_weft_process(tmp_path_factory.mktemp("weft"), SIMULATED_MODEL) as server:
+            yield server
+
+
 def run_weft_chat(folder: Path, *arguments: str, stdin_text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([WEFT_EXECUTABLE, "chat", *arguments], cwd=folder, input=stdin_text, capture_output=True,
                           text=True, check=False)
 
 
 @pytest.mark.slow
-def test_weft_chat_answers_questions_from_a_pipe(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--simulated-time-scale", "0.01") as weft:
-        ended = run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0",
-                              stdin_text="hi\nmore\n")
-        assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 2)
-        assert ended.stderr.count("· 12 tokens\n") == 2
-        again = run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0",
-                              stdin_text="hi\n")
-        assert again.stdout == ended.stdout.splitlines(keepends=True)[0]
+def test_weft_chat_answers_questions_from_a_pipe(weft: WeftProcess, tmp_path: Path) -> None:
+    ended = run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0",
+                          stdin_text="hi\nmore\n")
+    assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 2)
+    assert ended.stderr.count("· 12 tokens\n") == 2
+    again = run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0", stdin_text="hi\n")
+    assert again.stdout == ended.stdout.splitlines(keepends=True)[0]
 
 
 @pytest.mark.slow
-def test_weft_chat_sends_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_API_KEY", "sk-secret")
-    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
-        assert run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "3", stdin_text="hi\n").returncode == 0
-        refused = run_weft_chat(tmp_path, "--url", weft.url, "--api-key", "sk-other", stdin_text="hi\n")
-        assert refused.returncode == 1
-        assert refused.stderr.startswith("weft: the server answered 401: a key is needed")
+def test_weft_chat_sends_the_api_key(weft: WeftProcess, tmp_path: Path) -> None:
+    assert run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "3", stdin_text="hi\n").returncode == 0
+    refused = run_weft_chat(tmp_path, "--url", weft.url, "--api-key", "sk-other", stdin_text="hi\n")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("weft: the server answered 401: a key is needed")
 
 
 @pytest.mark.slow
-def test_interrupt_at_a_terminal_stops_the_answer_but_not_the_chat(tmp_path: Path) -> None:
-    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
-        terminal, child_terminal = pty.openpty()
-        process = subprocess.Popen([WEFT_EXECUTABLE, "chat", "--url", weft.url, "--max-tokens", "1000"],
-                                   stdin=child_terminal, stdout=child_terminal, stderr=child_terminal,
-                                   start_new_session=True)
-        os.close(child_terminal)
-        read_until(terminal, b"> ")
-        os.write(terminal, b"hi\n")
-        read_until(terminal, b"hi\r\n")
-        os.read(terminal, 1)  # the first byte of the answer
-        os.killpg(process.pid, signal.SIGINT)
-        read_until(terminal, b"stopped")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"/exit\n")
-        assert process.wait() == 0
-        os.close(terminal)
+def test_interrupt_at_a_terminal_stops_the_answer_but_not_the_chat(weft: WeftProcess) -> None:
+    terminal, child_terminal = pty.openpty()
+    process = subprocess.Popen([WEFT_EXECUTABLE, "chat", "--url", weft.url, "--max-tokens", "1000"],
+                               stdin=child_terminal, stdout=child_terminal, stderr=child_terminal,
+                               start_new_session=True)
+    os.close(child_terminal)
+    read_until(terminal, b"> ")
+    os.write(terminal, b"hi\n")
+    read_until(terminal, b"hi\r\n")
+    os.read(terminal, 1)  # the first byte of the answer
+    os.killpg(process.pid, signal.SIGINT)
+    read_until(terminal, b"stopped")
+    read_until(terminal, b"> ")
+    os.write(terminal, b"/exit\n")
+    assert process.wait() == 0
+    os.close(terminal)
 
 
 def read_until(descriptor: int, end: bytes) -> None:
