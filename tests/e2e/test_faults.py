@@ -55,9 +55,10 @@ def test_faults_do_not_change_the_answers(tmp_path, policy, look_ahead, faults):
     play_scenario(scenario, tmp_path, faults=faults, prefill_policy=policy, look_ahead=look_ahead, max_batch_size=4)
 
 
-@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize(("rank", "transport"), [
+    (0, "stream"), (1, "unary"), *(pytest.param(rank, transport, marks=pytest.mark.long)
+                                   for rank, transport in ((0, "unary"), (1, "stream")))])
 @pytest.mark.parametrize("faults", [*DECODE_FAULTS, "step_error@filter:1"])
-@pytest.mark.parametrize("rank", [0, 1])
 def test_faults_of_any_rank_do_not_change_the_answers(tmp_path, rank, faults, transport):
     async def scenario(weft):
         await weft.check_streams(*make_requests())
