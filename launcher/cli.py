@@ -344,7 +344,8 @@ def completion_command(
     print(make_app(shows_all=True).generate_completion(prog_name="weft", shell=shell))
 
 
-def migrate_command(*line: Annotated[str, Parameter(help="What is run today; begin with -- before it.")]) -> None:
+def migrate_command(*line: Annotated[str, Parameter(
+        help="The command line that is run today, or the one of docker run.", allow_leading_hyphen=True)]) -> None:
     """Translate a command line of text-generation-launcher or lorax-launcher into one of `weft`, and list what is left
     out."""
     print(translate_command_line(line, os.environ))

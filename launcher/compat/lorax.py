@@ -99,7 +99,7 @@ LIMIT_FLAGS = (
     unchanged_flag("max-total-tokens"),
     unchanged_flag("max-batch-prefill-tokens"),
     unchanged_flag("max-batch-total-tokens"),
-    unchanged_flag("waiting-served-ratio", default="1.2"),
+    unchanged_flag("waiting-served-ratio"),
     unchanged_flag("max-waiting-tokens"),
     ForeignFlag("eager-prefill", (unneeded_effect(REASON_MIXED_PREFILL, *TRUE_VALUES),
                                   ignored_effect(REASON_MIXED_PREFILL, *FALSE_VALUES))),

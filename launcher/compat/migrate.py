@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import pairwise
 
 from launcher.compat.foreign_flag_table import ForeignFlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
@@ -19,6 +20,12 @@ from launcher.settings import SETTINGS_BY_NAME
 
 TABLES_BY_PROGRAM: Mapping[str, ForeignFlagTable] = {
     table.program: table for table in (TGI_FLAG_TABLE, LORAX_FLAG_TABLE)}
+CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
+# Images of the programs, such as ghcr.io/huggingface/text-generation-inference:3.3.
+IMAGE_PATTERNS: Mapping[str, re.Pattern[str]] = {
+    TGI_FLAG_TABLE.program: re.compile(r"([^-].*/)?text-generation-inference([:@].*)?"),
+    LORAX_FLAG_TABLE.program: re.compile(r"([^-].*/)?lorax([:@].*)?")}
+ENVIRONMENT_FLAGS = ("-e", "--env")
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -28,9 +35,11 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     `command_line` may begin with assignments of variables, as in a shell. `environment` only determines the visible
     GPUs.
     """
-    assignments = {name: value
-                   for name, _, value in (word.partition("=") for word in list_leading_assignments(command_line))}
-    table, words = find_flag_table(command_line[len(list_leading_assignments(command_line)):])
+    leading_assignments = list_leading_assignments(command_line)
+    program_words, container_assignments = unwrap_container(command_line[len(leading_assignments):])
+    assignments = {name: value for name, _, value in (
+        word.partition("=") for word in (*leading_assignments, *container_assignments))}
+    table, words = find_flag_table(program_words)
     devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
     translation = translate(table, words, assignments, devices)
     check_flags(translation.weft_arguments, table)
@@ -58,6 +67,21 @@ def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
     """Return the assignments that the line begins with."""
     return list(command_line[:next((index for index, word in enumerate(command_line)
                                     if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
+
+
+def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Return the command line that a container runs, and the variables that it gets, if `words` run one of an image of
+    the programs; else `words`. Ports, volumes and GPUs of the container are left out."""
+    if not words or os.path.basename(words[0]) not in CONTAINER_PROGRAMS:
+        return words, []
+    for index, word in enumerate(words):
+        for program, pattern in IMAGE_PATTERNS.items():
+            if pattern.fullmatch(word):
+                options = words[:index]
+                assignments = [value for flag, value in pairwise(options) if flag in ENVIRONMENT_FLAGS]
+                assignments += [option.partition("=")[2] for option in options if option.startswith("--env=")]
+                return [program, *words[index + 1:]], [*filter(ASSIGNMENT_PATTERN.fullmatch, assignments)]
+    return words, []
 
 
 def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequence[str]]:

@@ -81,7 +81,7 @@ def test_lorax_launcher_serves_with_translated_settings(run_command: Callable[..
         "words": ("org/name",), "revision": "v2", "hostname": "0.0.0.0", "port": 80, "cors_allow_origin": ("*",),
         "adapters": True, "compat": "lorax", "adapter_source": "s3", "preloaded_adapter_ids": ("org/one", "org/two"),
         "max_active_adapters": 3, "adapter_memory_fraction": 0.2, "max_concurrent_requests": 1024,
-        "waiting_served_ratio": 1.2, "shutdown_timeout": 90.0}]
+        "shutdown_timeout": 90.0}]
 
 
 def test_lorax_launcher_has_its_own_default_model(

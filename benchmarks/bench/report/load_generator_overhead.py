@@ -26,9 +26,9 @@ class GeneratorOverhead:
         Lateness is that of sending in an open loop, where the due times are known, else that of the event loop."""
         tokens = sum(record.num_tokens for record in records)
         lateness = [record.sent - record.due_at for record in records] if is_open_loop else self.lateness_seconds
-        lateness_unit = "ms that requests were sent late, p99" if is_open_loop else "ms that it was late, p99"
+        lateness_unit = "ms requests were sent late, p99" if is_open_loop else "ms its event loop was late, p99"
         return {"% of a core": 100 * self.cpu_seconds / self.seconds,
-                "us of the processor a token": 1e6 * self.cpu_seconds / max(tokens, 1),
+                "µs of CPU per token": 1e6 * self.cpu_seconds / max(tokens, 1),
                 lateness_unit: 1000 * percentile(lateness, 99) if lateness else 0.0}
 
 

@@ -11,7 +11,7 @@ from router.simulation.run_stats import align_columns, format_milliseconds
 
 MAX_ERRORS_SHOWN, MAX_ERROR_CHARS = 3, 160  # errors shown of a run, and characters of one
 COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
-    "fairness (Jain)": lambda summary: summary.fairness,
+    "fairness (Jain's index)": lambda summary: summary.fairness,
     "seconds": lambda summary: summary.seconds,
     "requests": lambda summary: summary.requests,
     "failed": lambda summary: summary.failed,
@@ -36,7 +36,7 @@ def format_headline(result: BenchResult) -> str:
         parts.append(f"first token {format_milliseconds(summary.first_token.p50)} ms (p50), "
                      f"{format_milliseconds(summary.first_token.p99)} ms (p99)")
     if summary.between_tokens.count:
-        parts.append(f"longest pauses {format_milliseconds(summary.between_tokens.p99)} ms (p99)")
+        parts.append(f"between tokens {format_milliseconds(summary.between_tokens.p99)} ms (p99)")
     if not isnan(summary.goodput):
         parts.append(f"goodput {format_number(summary.goodput)} requests/s")
     return "; ".join(parts + [f"{summary.failed} of {summary.requests} failed"] * bool(summary.failed))
@@ -57,7 +57,7 @@ def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     all_rows += [[name, *map(format_number, map(figure, summaries))]
                  for name, figure in (RATE_FIGURES | COUNT_FIGURES).items()]
     units = dict.fromkeys(unit for result in results for unit in result.overhead)
-    all_rows += [[f"the bench itself, {unit}", *(format_number(result.overhead.get(unit)) for result in results)]
+    all_rows += [[f"load generator, {unit}", *(format_number(result.overhead.get(unit)) for result in results)]
                  for unit in units]
     return [row for row in all_rows if set(row[1:]) != {"-"}]
 

@@ -13,9 +13,9 @@ from benchmarks.bench.report.summary import PERCENTILES, DistributionStats, RunS
 from router.simulation.run_stats import align_columns
 
 LATENCY_FIGURES: dict[str, Callable[[RunSummary], DistributionStats]] = {
-    "first token": lambda summary: summary.first_token,
-    "between tokens": lambda summary: summary.between_tokens,
-    "per token": lambda summary: summary.per_token,
+    "first token (TTFT)": lambda summary: summary.first_token,
+    "between tokens (ITL)": lambda summary: summary.between_tokens,
+    "mean per token (TPOT)": lambda summary: summary.per_token,
     "end to end": lambda summary: summary.latency,
 }
 RATE_FIGURES: dict[str, Callable[[RunSummary], float]] = {

@@ -46,7 +46,7 @@ SHARED_DEFAULTS = {
 }
 EXPLICIT_SETTINGS = {
     "model_id": ["mistralai/Mistral-7B-Instruct-v0.1"], "max_concurrent_requests": ["1024"],
-    "waiting_served_ratio": ["1.2"], "hostname": ["0.0.0.0"], "cors_allow_origin": ["*"], "adapters": ["true"],
+    "hostname": ["0.0.0.0"], "cors_allow_origin": ["*"], "adapters": ["true"],
     "compat": ["lorax"], "shutdown_timeout": ["90"],
 }
 FLAGS_BY_NAME = {flag.name: flag for flag in LORAX_FLAG_TABLE.flags}

@@ -53,6 +53,16 @@ def test_lorax_line_is_migrated_and_known_variables_are_kept() -> None:
     assert line.endswith(" --adapters --compat lorax --shutdown-timeout 90")
 
 
+@pytest.mark.parametrize(("line", "expected"), [
+    ("docker run --gpus all --shm-size 1g -p 8080:80 -e HF_TOKEN=a -v /d:/data ghcr.io/huggingface/"
+     "text-generation-inference:3.3.4 --model-id org/name --max-total-tokens 512",
+     r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*"),
+    ("podman run --env=MODEL_ID=org/name ghcr.io/predibase/lorax:main", r"(# .*\n)*weft serve --model-id org/name .*"),
+    ("docker run --env MODEL_ID=org/name -d lorax", r"(# .*\n)*weft serve --model-id org/name .*")])
+def test_command_line_of_a_container_is_that_of_its_program(line: str, expected: str) -> None:
+    assert re.fullmatch(expected, migrate_line(line))
+
+
 def test_download_only_line_becomes_a_download() -> None:
     assert migrate_line("lorax-launcher --model-id org/name --download-only -p 80") == "weft download org/name"
 

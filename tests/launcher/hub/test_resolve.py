@@ -145,7 +145,7 @@ def test_folder_precedes_the_cache(
 
 
 @pytest.mark.parametrize(("files", "line"), [
-    ((), "has no config.json, so it is not the folder of a model"),
+    ((), "has no config.json; the folder of a model has config.json"),
     (("config.json", "tokenizer.json"), r"has no weights \(\*.safetensors\)$"),
     (("config.json", "tokenizer.json", "model.gguf"), r"has no weights \(\*.safetensors\)$"),
     (("config.json", "pytorch_model-2.bin", "pytorch_model-1.bin"), r"only in pickled form \(pytorch_model-1.bin\)"),

@@ -31,14 +31,14 @@ def get_figures(*results) -> dict[str, list[str]]:
 def test_table_has_a_column_for_each_run() -> None:
     figures = get_figures(make_sample_result("A"), make_sample_result("B", gap=0.02))
     assert figures[""] == ["A", "B"]
-    assert figures["between tokens p50, ms"] == ["10.0", "20.0"]
-    assert figures["first token p99, ms"] == ["89.0", "89.0"]
+    assert figures["between tokens (ITL) p50, ms"] == ["10.0", "20.0"]
+    assert figures["first token (TTFT) p99, ms"] == ["89.0", "89.0"]
     assert (figures["requests"], figures["failed"]) == (["41", "41"], ["1", "1"])
 
 
 def test_headline_has_the_figures_that_matter_most() -> None:
     assert format_headline(make_sample_result("A")).partition(" tokens/s; ")[2] == (
-        "first token 69.0 ms (p50), 89.0 ms (p99); longest pauses 10.0 ms (p99); 1 of 41 failed")
+        "first token 69.0 ms (p50), 89.0 ms (p99); between tokens 10.0 ms (p99); 1 of 41 failed")
     with_goal = make_bench_result([make_streamed_record()], goal=LatencyGoal(ttft=1.0))
     assert "; goodput 0.1 requests/s" in format_headline(with_goal)
     assert format_headline(make_bench_result([make_rejected_record()])) == "0 tokens/s; 1 of 1 failed"
@@ -46,18 +46,19 @@ def test_headline_has_the_figures_that_matter_most() -> None:
 
 def test_table_has_a_row_for_each_figure() -> None:
     names = set(get_figures(make_bench_result([make_streamed_record()], goal=LatencyGoal(ttft=1.0))))
-    assert {f"{name} p{share}, ms" for name in ("first token", "between tokens", "per token", "end to end")
-            for share in (50, 90, 95, 99)} <= names
-    assert {"tokens/s", "requests/s", "goodput, requests/s", "fairness (Jain)", "the bench itself, us a token"} <= names
+    latencies = "first token (TTFT)", "between tokens (ITL)", "mean per token (TPOT)", "end to end"
+    assert {f"{name} p{share}, ms" for name in latencies for share in (50, 90, 95, 99)} <= names
+    assert {"tokens/s", "requests/s", "goodput, requests/s", "fairness (Jain's index)",
+            "load generator, us a token"} <= names
 
 
 def test_figures_missing_in_all_runs_are_left_out() -> None:
     assert not {"goodput, requests/s",
-                "first token p50, ms"} & set(get_figures(make_bench_result([make_unstreamed_record()])))
+                "first token (TTFT) p50, ms"} & set(get_figures(make_bench_result([make_unstreamed_record()])))
     figures = get_figures(make_bench_result([make_unstreamed_record()]),
                           make_bench_result([make_streamed_record()], overhead={"ms late": 0.3}))
-    assert figures["first token p50, ms"] == ["-", "100"]
-    assert figures["the bench itself, ms late"] == ["-", "0.3"]
+    assert figures["first token (TTFT) p50, ms"] == ["-", "100"]
+    assert figures["load generator, ms late"] == ["-", "0.3"]
 
 
 def test_errors_are_listed_by_frequency() -> None:

@@ -22,7 +22,7 @@ def get_ratios_by_name(ratios: list[MetricComparison]) -> dict[str, MetricCompar
 
 def test_ratio_is_of_b_to_a_in_every_turn() -> None:
     comparison = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY), (SLOW_SUMMARY, SLOW_SUMMARY),
-                                                     (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens p50"]
+                                                     (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens (ITL) p50"]
     assert comparison.ratios_by_turn == pytest.approx((0.5, 1.0, 2.0))
     assert (comparison.median, comparison.least, comparison.most) == pytest.approx((1.0, 0.5, 2.0))
 
@@ -37,9 +37,9 @@ def test_better_direction_is_stated() -> None:
 def test_figures_missing_in_one_run_are_not_compared() -> None:
     streamed, not_streamed = (make_bench_result([make_streamed_record()]).summary,
                               make_bench_result([make_unstreamed_record()]).summary)
-    assert "first token p50" not in get_ratios_by_name(compare_metrics([(streamed, not_streamed)]))
-    assert len(get_ratios_by_name(
-        compare_metrics([(streamed, not_streamed), (streamed, streamed)]))["first token p50"].ratios_by_turn) == 1
+    assert "first token (TTFT) p50" not in get_ratios_by_name(compare_metrics([(streamed, not_streamed)]))
+    ratios = get_ratios_by_name(compare_metrics([(streamed, not_streamed), (streamed, streamed)]))
+    assert len(ratios["first token (TTFT) p50"].ratios_by_turn) == 1
 
 
 def test_ratio_to_zero_is_left_out() -> None:
