@@ -119,8 +119,8 @@ def check_model_file_names(names: Collection[str], location: str) -> None:
     """Raise ValueError unless `names` include a config, safetensors weights and a fast tokenizer."""
     if "config.json" not in names:
         if "adapter_config.json" in names:
-            raise ValueError(f"{location} is an adapter, not a model; serve its base model, and give the folder that it "
-                             "is in by --adapter-root")
+            raise ValueError(f"{location} is an adapter, not a model; serve its base model, with --adapter-root FOLDER "
+                             "for the folder that it is in")
         raise ValueError(f"{location} has no config.json; the folder of a model has config.json, *.safetensors and "
                          "tokenizer.json")
     if not any(fnmatch(name, "*.safetensors") for name in names):

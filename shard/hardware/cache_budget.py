@@ -81,14 +81,16 @@ def check_any_block_fits(num_blocks: int, budget: CacheBudget, block_bytes: int,
             f"choose more shards or a smaller model")
 
 
-def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_blocks: int, budget: CacheBudget) -> str:
+def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_blocks: int, budget: CacheBudget, *,
+                       is_alone: bool) -> str:
     """Return why the cache has `num_blocks` blocks, where `num_fitting_blocks` fit here and `num_useful_blocks` could
-    be used."""
+    be used. `is_alone`: whether there is one shard."""
     if num_blocks == num_fitting_blocks:
         return budget.reason
     if num_blocks == num_useful_blocks:
         return "enough for as many sequences as may run at once (--max-batch-size)"
-    return "the value of --max-batch-total-tokens, or what fits on the shard with the least room"
+    limit = "the value of --max-batch-total-tokens"
+    return limit if is_alone else f"{limit}, or what fits on the shard with the least room"
 
 
 def describe_cache_size(num_blocks: int, block_size: int, block_bytes: int, num_fitting_blocks: int,

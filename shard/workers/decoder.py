@@ -134,7 +134,8 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
             raise StartupOutOfMemory("another shard has no room for a cache")
         num_useful_blocks = request.max_batch_size * -(-self._max_sequence_length(request) // size)
         num_blocks = cap_num_blocks(request, min(min_fitting_blocks, num_useful_blocks))
-        explanation = explain_num_blocks(num_blocks, num_fitting_blocks, num_useful_blocks, budget)
+        explanation = explain_num_blocks(num_blocks, num_fitting_blocks, num_useful_blocks, budget,
+                                         is_alone=loaded.group.size == 1)
         logger.info("%s", describe_cache_size(num_blocks, size, block_bytes, num_fitting_blocks, explanation))
         return min(min_fitting_blocks, num_useful_blocks), explanation
 

@@ -75,7 +75,7 @@ def test_weft_chat_sends_the_api_key(weft: WeftProcess, tmp_path: Path) -> None:
     assert run_weft_chat(tmp_path, "--url", weft.url, "--max-tokens", "3", stdin_text="hi\n").returncode == 0
     refused = run_weft_chat(tmp_path, "--url", weft.url, "--api-key", "sk-other", stdin_text="hi\n")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("weft: the server answered 401: a key is needed")
+    assert refused.stderr.startswith("weft: the server answered 401: the key is not one of this server's")
 
 
 @pytest.mark.slow

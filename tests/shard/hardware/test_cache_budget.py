@@ -164,7 +164,9 @@ def test_cache_size_is_described() -> None:
 @pytest.mark.parametrize(("num_blocks", "expected"), [
     (4096, "because of the memory"),
     (3000, "enough for as many sequences as may run at once (--max-batch-size)"),
-    (2000, "the value of --max-batch-total-tokens, or what fits on the shard with the least room"),
+    (2000, "the value of --max-batch-total-tokens"),
 ])
 def test_number_of_cache_blocks_is_explained(num_blocks: int, expected: str) -> None:
-    assert explain_num_blocks(num_blocks, 4096, 3000, CacheBudget(GIB, "because of the memory")) == expected
+    budget = CacheBudget(GIB, "because of the memory")
+    assert explain_num_blocks(num_blocks, 4096, 3000, budget, is_alone=True) == expected
+    assert explain_num_blocks(num_blocks, 4096, 3000, budget, is_alone=False).startswith(expected)
