@@ -38,6 +38,13 @@ class LoadedAdapters:
                                                        for linear in self.lora_targets.linears_and_heads)
         return self.adapter_routing if is_capturable else None
 
+    @property
+    def recordable_routing(self) -> AdapterRouting | None:
+        """`adapter_routing` if recorded steps may have rows with adapters, else None."""
+        is_recordable = (self.supports_adapters and self._dtype is torch.float32
+                         and all(linear.lora_weights.is_recordable for linear in self.lora_targets.linears_and_heads))
+        return self.adapter_routing if is_recordable else None
+
     def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
         return batch_invariance_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,

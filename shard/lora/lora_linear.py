@@ -1,7 +1,8 @@
 """Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight.
 
-Updates are computed by torch here; `triton_lora_store.py` does the same by kernels. Torch multiplies rows in tiles, by
-matrices of one bucket that share a tensor: docs/concepts/exactness.md, "Tiles of one size".
+Updates are computed by torch here; `triton_lora_store.py` and `native_lora_store.py` do the same by kernels. Torch
+multiplies rows in tiles, by matrices of one bucket that share a tensor: docs/concepts/exactness.md, "Tiles of one
+size".
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shard.lora.native_lora_store import NativeLoraStore
 from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, RankBucket
+from shard.native.library import load_library
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 from shard.quantization.quantization_format import MatrixSlice
@@ -66,6 +69,7 @@ class LinearLoraStore(Protocol):
     parts."""
 
     is_capturable: bool  # whether the kernels launched do not depend on which adapters the rows have
+    is_recordable: bool  # the same of compiled kernels, which a recorded step on a CPU consists of
 
     def store_adapter(self, slot: AdapterSlot, part_index: int, lora_a: Tensor, lora_b: Tensor) -> int:
         """Store an adapter's matrices before any row uses them. Return their size in bytes."""
@@ -86,9 +90,7 @@ class LoraLinear:
         updates."""
         self._linear = linear
         self.parts = group_slices_into_parts(matrix_slices)
-        triton_module = import_kernels(device, "shard.lora.triton_lora_store")
-        store_type = TorchLoraStore if triton_module is None else triton_module.TritonLoraStore
-        self.lora_weights: LinearLoraStore = store_type(adapter_routing, self.parts, dtype, device)
+        self.lora_weights = make_lora_store(adapter_routing, self.parts, dtype, device)
         self._adapter_routing = adapter_routing
         self.replacements: dict[int, Linear] = {}  # by adapter, used instead of the model's linear
 
@@ -100,6 +102,20 @@ class LoraLinear:
                 if (replacement := self.replacements.get(adapter)) is not None:
                     y.index_copy_(0, rows, replacement(x.index_select(0, rows)))
         return y
+
+
+def make_lora_store(adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,
+                    device: torch.device) -> LinearLoraStore:
+    """Return a store with the fastest kernels that there are."""
+    triton_module = import_kernels(device, "shard.lora.triton_lora_store")
+    store: LinearLoraStore
+    if triton_module is not None:
+        store = triton_module.TritonLoraStore(adapter_routing, parts, dtype, device)
+    elif device.type == "cpu" and (library := load_library()) is not None:
+        store = NativeLoraStore(adapter_routing, [part.output_columns for part in parts], library)
+    else:
+        store = TorchLoraStore(adapter_routing, parts, dtype, device)
+    return store
 
 
 class LoraStack(NamedTuple):
@@ -116,6 +132,7 @@ class TorchLoraStore:
     """Implementation of `LinearLoraStore` by torch's batched matmul."""
 
     is_capturable = False
+    is_recordable = False
 
     def __init__(self, adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,
                  device: torch.device) -> None:

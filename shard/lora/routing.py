@@ -6,8 +6,9 @@ Slots are grouped by LoRA rank rounded up to a power of two, so that one batched
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ class AdapterSlot(NamedTuple):
 
 
 RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by slot, each with all rows of its adapter
+RowSlots = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def pad_rank(rank: int) -> int:
@@ -110,10 +112,11 @@ class RowAdapters:
     """Adapters of the rows of one forward pass. What linears need of them is made on first use."""
 
     def __init__(self, spans: Sequence[AdapterRowSpan], device: torch.device, adapter_slots: AdapterSlots,
-                 static_work: LoraWorkList | None = None) -> None:
-        """`static_work`: work list for rows that are not known yet, used instead of one made of `spans`."""
+                 static_work: LoraWorkList | None = None, static_row_slots: RowSlots | None = None) -> None:
+        """`static_work` and `static_row_slots` are for rows that are not known yet, and are used instead of what
+        `spans` would give."""
         self._spans, self._device, self._adapter_slots = spans, device, adapter_slots
-        self._static_work = static_work
+        self._static_work, self._static_row_slots = static_work, static_row_slots
 
     @cached_property
     def _rows_by_adapter(self) -> dict[int, list[int]]:
@@ -129,6 +132,27 @@ class RowAdapters:
     def rows_by_slot(self) -> RowsBySlot:
         return sorted([(place, rows) for adapter, rows in self._rows_by_adapter.items()
                        if (place := self._adapter_slots.find(adapter)) is not None])
+
+    @property
+    def may_have_slots(self) -> bool:
+        """Whether a row may have LoRA matrices of a linear."""
+        return self._static_row_slots is not None or bool(self.rows_by_slot)
+
+    @cached_property
+    def row_slots(self) -> RowSlots:
+        """The table row of each row's adapter, -1 without LoRA matrices."""
+        if self._static_row_slots is not None:
+            return self._static_row_slots
+        row_slots = np.full(sum(length for _, length in self._spans), -1, dtype=np.int32)
+        for place, rows in self.rows_by_slot:
+            row_slots[rows] = place.table_row
+        return row_slots
+
+    @property
+    def max_rank(self) -> int:
+        """The highest padded rank of the rows' adapters."""
+        return (MAX_PADDED_RANK if self._static_row_slots is not None
+                else max(place.bucket.padded_rank for place, _ in self.rows_by_slot))
 
     @cached_property
     def adapter_rows(self) -> tuple[AdapterRows, ...]:
@@ -206,10 +230,12 @@ class AdapterRouting:
         self._adapter_slots = adapter_slots
         self.set_rows(())
 
-    def set_rows(self, spans: Sequence[AdapterRowSpan], static_work: LoraWorkList | None = None) -> None:
+    def set_rows(self, spans: Sequence[AdapterRowSpan], static_work: LoraWorkList | None = None,
+                 static_row_slots: RowSlots | None = None) -> None:
         """Set the adapters of all rows of the passes that follow. With `static_work`, launched kernels read the rows
-        from it when they run, as a captured CUDA graph needs."""
-        self.rows = RowAdapters(spans, self._device, self._adapter_slots, static_work)
+        from it when they run, as a captured CUDA graph needs; with `static_row_slots` recorded kernels do so on a
+        CPU."""
+        self.rows = RowAdapters(spans, self._device, self._adapter_slots, static_work, static_row_slots)
 
     def write_static_work(self, static_work: StaticLoraWorkList, adapters: Sequence[int]) -> bool:
         """Write the work list for rows with these adapters, in order.

@@ -37,6 +37,7 @@ class TritonLoraStore:
     """Implementation of `LinearLoraStore` by Triton kernels, which read the matrices through tables of addresses."""
 
     is_capturable = True
+    is_recordable = False
 
     def __init__(self, adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,
                  device: torch.device) -> None:

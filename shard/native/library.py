@@ -97,6 +97,10 @@ class NativeLibrary:
         """Compute an `Attention` (attention.c)."""
         self._execute(self.functions.weft_prepare_attention, arguments, self._set_number)
 
+    def add_lora_update(self, arguments: ctypes.Structure) -> None:
+        """Compute a `LoraUpdate` (lora.c)."""
+        self._execute(self.functions.weft_prepare_lora_update, arguments)
+
     def run_phases(self, phases: PhaseArray, count: int, num_threads: int | None = None) -> None:
         """Run phases on torch's threads."""
         self.functions.weft_run_phases(phases, ctypes.c_int64(count), self.openmp_parallel,

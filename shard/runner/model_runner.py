@@ -96,7 +96,7 @@ class ModelRunner:
     def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
         if self.step_recorder is not None and layout.is_plain_decode:
-            self.adapter_routing.set_rows([AdapterRowSpan(NO_ADAPTER, len(layout.spans))])
+            self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in layout.sequences])
             if (recorded := self.step_recorder.run(layout, cache)) is not None:
                 return recorded
         inputs = build_forward_inputs(layout, cache, self.attention, self.device)

@@ -6,8 +6,11 @@ since kernels and their order are the same.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.attention.native import NativeAttention, NativeAttentionPlan
+from shard.lora.routing import AdapterRouting, RowSlots
 from shard.models.decoder import Decoder, RunnableModel
 from shard.native.library import NativeLibrary
 from shard.native.recording import KernelRecording, PhaseArray, ResultMemory, UnrecordableOperation
@@ -37,62 +41,87 @@ class RecordedStep:
     hidden_states: Tensor  # [rows, hidden]
     recording: KernelRecording  # keeps alive what the phases refer to
     phases: PhaseArray
+    row_slots: RowSlots  # which the kernels of adapters read
 
 
 class StepRecorder:
     """Recorded decode steps of a model with one cache, by number of rows; each is recorded when it is first needed. All
     use the same memory for their results."""
 
-    def __init__(self, model: Decoder, attention: NativeAttention, library: NativeLibrary) -> None:
+    def __init__(self, model: Decoder, attention: NativeAttention, library: NativeLibrary,
+                 adapter_routing: AdapterRouting | None) -> None:
+        """`adapter_routing`: None if rows with adapters cannot be recorded."""
         self._model, self._attention, self._library = model, attention, library
+        self._adapter_routing = adapter_routing
         self._cache: KVCache | None = None
-        self._steps: dict[int, RecordedStep] = {}
+        self._steps: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether some have adapters
         self._memory = ResultMemory()
         self._is_possible = True  # until a recording fails
 
     def run(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor] | None:
         """Return the inputs and the hidden states `[rows, hidden]` of a plain decode, valid until the next step; None
-        if it cannot be recorded, or has too many rows."""
-        if not self._is_possible or len(layout.spans) > MAX_RECORDED_ROWS:
+        if it cannot be recorded, or has too many rows. The rows' adapters must be set."""
+        has_adapters = any(sequence.adapter_id for sequence in layout.sequences)
+        if (not self._is_possible or len(layout.spans) > MAX_RECORDED_ROWS
+            or (has_adapters and self._adapter_routing is None)):
             return None
         if cache is not self._cache:
             self._steps.clear()
             self._cache = cache
-        rows = len(layout.spans)
-        step = self._steps.get(rows)
+        rows, key = len(layout.spans), (len(layout.spans), has_adapters)
+        step = self._steps.get(key)
         if step is None or not self._attention.write_spans(step.plan, layout.spans):
-            step = self._record(rows, sum(len(span.blocks) for span in layout.spans), cache)
+            step = self._record(rows, sum(len(span.blocks) for span in layout.spans), cache, has_adapters=has_adapters)
             if step is None:
                 return None
-            self._steps[rows] = step
+            self._steps[key] = step
             self._attention.write_spans(step.plan, layout.spans)
         step.columns.copy_(make_int64_tensor(
             [sequence.tokens[-1] for sequence in layout.sequences] + [span.start for span in layout.spans]
             + [slot for span in layout.spans for slot in cache.list_slots(span.blocks, span.start, span.end)]
         ).view(3, -1))
+        if has_adapters and self._adapter_routing is not None:
+            step.row_slots[:] = self._adapter_routing.rows.row_slots
         step.embeddings.copy_(self._model.embedding(step.inputs))
         self._library.run_phases(step.phases, len(step.phases))
         return step.inputs, step.hidden_states
 
-    def _record(self, rows: int, num_blocks: int, cache: KVCache) -> RecordedStep | None:
+    def _record(self, rows: int, num_blocks: int, cache: KVCache, *, has_adapters: bool) -> RecordedStep | None:
         columns = torch.zeros(3, rows, dtype=torch.int64)
         plan = self._attention.make_static_plan(rows, max(MIN_TABLE_BLOCKS, 2 * num_blocks))
         tokens, positions, slots = columns
         inputs = ForwardInputs(tokens, positions, slots, torch.arange(rows), plan)
         embeddings = torch.zeros(rows, self._model.config.hidden_size)
-        recording = KernelRecording(self._memory)
+        recording, row_slots = KernelRecording(self._memory), np.full(rows, -1, dtype=np.int32)
         try:
-            with recording.record():
+            with self._read_row_slots(row_slots if has_adapters else None), recording.record():
                 hidden_states = self._model.run_layers(embeddings, inputs, cache, self._attention)
         except UnrecordableOperation as error:
             logger.debug("decode steps run piece by piece, because of %s", error)
             self._is_possible = False
             return None
-        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_phase_array())
+        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_phase_array(),
+                            row_slots)
+
+    @contextmanager
+    def _read_row_slots(self, row_slots: RowSlots | None) -> Iterator[None]:
+        """Let kernels that are recorded in the block read the rows' adapters from `row_slots`, if given."""
+        routing = self._adapter_routing
+        if routing is None or row_slots is None:
+            yield
+            return
+        rows = routing.rows
+        routing.set_rows((), static_row_slots=row_slots)
+        try:
+            yield
+        finally:
+            routing.rows = rows
 
 
-def make_step_recorder(model: RunnableModel, attention: AttentionBackend, num_ranks: int) -> StepRecorder | None:
-    """Return a recorder; None if the steps of this model are never made of compiled kernels alone."""
+def make_step_recorder(model: RunnableModel, attention: AttentionBackend, num_ranks: int,
+                       adapter_routing: AdapterRouting | None = None) -> StepRecorder | None:
+    """Return a recorder; None if the steps of this model are never made of compiled kernels alone. `adapter_routing`:
+    None if those of rows with adapters are not."""
     if num_ranks > 1 or not isinstance(model, Decoder) or not isinstance(attention, NativeAttention):
         return None
-    return StepRecorder(model, attention, attention.library)
+    return StepRecorder(model, attention, attention.library, adapter_routing)

@@ -83,9 +83,8 @@ class StepLayout(NamedTuple):
 
     @property
     def is_plain_decode(self) -> bool:
-        """Whether the step decodes one token of each of its sequences, all without adapters."""
-        return 0 < len(self.sequences) == self.num_decodes and not any(
-            sequence.adapter_id for sequence in self.sequences)
+        """Whether the step decodes one token of each of its sequences."""
+        return 0 < len(self.sequences) == self.num_decodes
 
     def iter_sampled(self) -> Iterator[Sequence]:
         """Return the sequence of each sampled row."""

@@ -219,7 +219,8 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
     runner = ModelRunner(model, attention, sampler, group, context.loaded_adapters.adapter_routing, device,
-                         step_recorder=make_step_recorder(model, attention, group.size))
+                         step_recorder=make_step_recorder(model, attention, group.size,
+                                                          context.loaded_adapters.recordable_routing))
     embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
                                                         cache_type=TransientKVCache))
     return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,

@@ -14,6 +14,8 @@ from support.shards.core_with_workers import ReceivedOutput, ScheduledRequest, S
 from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage
 from shard.lora.lora_linear import TorchLoraStore
+from shard.lora.native_lora_store import NativeLoraStore
+from shard.native.library import load_library
 
 NUM_NEW_TOKENS = 8
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
@@ -252,16 +254,17 @@ def test_id_of_an_unloaded_adapter_can_be_reused(llama_checkpoint: Path, eight_a
 def test_adapter_that_does_not_fit_in_memory_is_removed_completely(
         llama_checkpoint: Path, eight_adapters: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last part of the adapter does not fit."""
-    original_put, remaining_puts = TorchLoraStore.store_adapter, iter(range(13, -1, -1))
+    store_type: Any = TorchLoraStore if load_library() is None else NativeLoraStore
+    original_put, remaining_puts = store_type.store_adapter, iter(range(13, -1, -1))
 
-    def put_until_out_of_memory(self: TorchLoraStore, *arguments: Any) -> int:
+    def put_until_out_of_memory(self: Any, *arguments: Any) -> int:
         if next(remaining_puts):
-            return original_put(self, *arguments)
+            return int(original_put(self, *arguments))
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nMore")
 
     with SchedulerWithWorkers(llama_checkpoint, adaptable=True) as harness:
         with monkeypatch.context() as patch:
-            patch.setattr(TorchLoraStore, "store_adapter", put_until_out_of_memory)
+            patch.setattr(store_type, "store_adapter", put_until_out_of_memory)
             with pytest.raises(RejectedMessage,
                                match=r"there is no room for the adapter in .*tried to allocate 5 bytes"):
                 harness.load_adapter(1, eight_adapters[0])

@@ -10,8 +10,17 @@ from support.process_memory import needs_less_memory
 from torch import Tensor
 
 from shard.lora import batch_invariance_check
-from shard.lora.lora_linear import FusedLinearPart, LoraLinear, group_slices_into_parts, multiply_tiles
+from shard.lora.lora_linear import (
+    FusedLinearPart,
+    LinearLoraStore,
+    LoraLinear,
+    TorchLoraStore,
+    group_slices_into_parts,
+    multiply_tiles,
+)
+from shard.lora.native_lora_store import NativeLoraStore
 from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
+from shard.native.library import load_library
 from shard.quantization.quantization_format import MatrixSlice
 
 CPU = torch.device("cpu")
@@ -22,15 +31,19 @@ RANK_BY_ADAPTER = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
 class AdaptedLinear:
     """A fused linear with two adapted parts; only adapters with odd ids change the second part."""
 
-    def __init__(self) -> None:
+    def __init__(self, store_type: type[LinearLoraStore]) -> None:
         adapter_slots = AdapterSlots()
         self.adapter_routing = AdapterRouting(CPU, adapter_slots)
         self._outputs = torch.empty(0)  # of the linear without adapters
         matrix_slices = [MatrixSlice("q.weight", (NUM_OUTPUTS, NUM_INPUTS), range(NUM_OUTPUTS), range(NUM_INPUTS)),
                          MatrixSlice("k.weight", (16, NUM_INPUTS), range(8, 16), range(NUM_INPUTS)),
                          MatrixSlice("k.weight", (16, NUM_INPUTS), range(4), range(NUM_INPUTS))]
-        self.lora_linear = LoraLinear(lambda x: self._outputs.clone(), self.adapter_routing, matrix_slices,
-                                      torch.float32, CPU)
+        with pytest.MonkeyPatch.context() as patch:
+            if store_type is TorchLoraStore:
+                patch.setattr("shard.lora.lora_linear.load_library", lambda: None)
+            self.lora_linear = LoraLinear(lambda x: self._outputs.clone(), self.adapter_routing, matrix_slices,
+                                          torch.float32, CPU)
+        assert type(self.lora_linear.lora_weights) is store_type
         self.matrices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         generator = torch.Generator().manual_seed(0)
         for adapter, rank in RANK_BY_ADAPTER.items():
@@ -47,45 +60,64 @@ class AdaptedLinear:
         return self.lora_linear(x)
 
 
-ADAPTED_LINEAR = AdaptedLinear()
+STORE_TYPES: list[type[LinearLoraStore]] = [TorchLoraStore] + [NativeLoraStore] * (load_library() is not None)
+ADAPTED_LINEARS = {store_type: AdaptedLinear(store_type) for store_type in STORE_TYPES}
+for_each_store = pytest.mark.parametrize("store_type", STORE_TYPES)
 
 
 given_batches = given(st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
                       st.integers(0, 99))
 
 
+@for_each_store
 @given_batches
 @settings(max_examples=80)
-def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRowSpan], seed: int) -> None:
-    check_adapters_of_rows(runs, seed)
+def test_each_row_uses_its_own_adapter_in_any_batch(store_type: type[LinearLoraStore], runs: list[AdapterRowSpan],
+                                                    seed: int) -> None:
+    check_adapters_of_rows(ADAPTED_LINEARS[store_type], runs, seed)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@for_each_store
 @given_batches
 @settings(max_examples=2000)
-def test_each_row_uses_its_own_adapter_in_many_batches(runs: list[AdapterRowSpan], seed: int) -> None:
-    check_adapters_of_rows(runs, seed)
+def test_each_row_uses_its_own_adapter_in_many_batches(store_type: type[LinearLoraStore], runs: list[AdapterRowSpan],
+                                                       seed: int) -> None:
+    check_adapters_of_rows(ADAPTED_LINEARS[store_type], runs, seed)
 
 
-def check_adapters_of_rows(runs: list[AdapterRowSpan], seed: int) -> None:
+def check_adapters_of_rows(linear: AdaptedLinear, runs: list[AdapterRowSpan], seed: int) -> None:
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     torch.manual_seed(seed)
     x, y = torch.randn(len(adapters), NUM_INPUTS), torch.randn(len(adapters), NUM_OUTPUTS + 12)
-    batched = ADAPTED_LINEAR.apply_lora(x, y, runs)
+    batched = linear.apply_lora(x, y, runs)
     for row, adapter in enumerate(adapters):
-        alone = ADAPTED_LINEAR.apply_lora(x[row:row + 1], y[row:row + 1], [AdapterRowSpan(adapter, 1)])[0]
+        alone = linear.apply_lora(x[row:row + 1], y[row:row + 1], [AdapterRowSpan(adapter, 1)])[0]
         assert torch.equal(batched[row], alone)
         expected = y[row].double()
-        for number, part in enumerate(ADAPTED_LINEAR.lora_linear.parts):
-            if (both := ADAPTED_LINEAR.matrices.get((adapter, number))) is not None:
+        for number, part in enumerate(linear.lora_linear.parts):
+            if (both := linear.matrices.get((adapter, number))) is not None:
                 down, up = (matrix.double() for matrix in both)
                 expected[part.output_columns.start:part.output_columns.stop] += up @ (down @ x[row].double())
         torch.testing.assert_close(alone.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_cleared_slot_adds_nothing() -> None:
-    linear = AdaptedLinear()
+@for_each_store
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_any_type_and_layout_are_updated(store_type: type[LinearLoraStore], dtype: torch.dtype) -> None:
+    linear = ADAPTED_LINEARS[store_type]
+    x, y = torch.randn(3, 2 * NUM_INPUTS).to(dtype)[:, ::2], torch.randn(3, NUM_OUTPUTS + 12).to(dtype)
+    runs = [AdapterRowSpan(1, 1), AdapterRowSpan(0, 1), AdapterRowSpan(5, 1)]
+    updated, expected = linear.apply_lora(x, y, runs), ADAPTED_LINEARS[TorchLoraStore].apply_lora(x, y, runs)
+    assert updated.dtype is dtype
+    torch.testing.assert_close(updated, expected, atol=0.2 if dtype is torch.bfloat16 else 1e-4, rtol=0.02)
+    assert torch.equal(updated[1], y[1])
+
+
+@for_each_store
+def test_cleared_slot_adds_nothing(store_type: type[LinearLoraStore]) -> None:
+    linear = AdaptedLinear(store_type)
     slot = linear.adapter_routing._adapter_slots.find(3)
     assert slot is not None
     linear.lora_linear.lora_weights.clear_slot(slot)
@@ -94,13 +126,16 @@ def test_cleared_slot_adds_nothing() -> None:
 
 
 def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert batch_invariance_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU) == ""
+    for linear in ADAPTED_LINEARS.values():
+        assert batch_invariance_check.find_batch_dependence([linear.lora_linear], torch.float32, CPU) == ""
 
     def multiply_depending_on_batch_size(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
         return multiply_tiles(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
+    monkeypatch.setattr("shard.lora.lora_linear.load_library", lambda: None)  # of the linears that are checked
     monkeypatch.setattr("shard.lora.lora_linear.multiply_tiles", multiply_depending_on_batch_size)
-    reason = batch_invariance_check.find_batch_dependence([ADAPTED_LINEAR.lora_linear], torch.float32, CPU)
+    lora_linear = ADAPTED_LINEARS[TorchLoraStore].lora_linear
+    reason = batch_invariance_check.find_batch_dependence([lora_linear], torch.float32, CPU)
     assert "adds to a product of 48 inputs and 12 outputs has other bits" in reason
 
 

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
+from shard.lora.routing import AdapterRowSpan
 from shard.native.library import load_library
 from shard.runner.recorded_steps import MAX_RECORDED_ROWS
 from shard.state.sequence import Sequence
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no com
 RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
 
 
-def load(folder: Path, family: str, **settings: str) -> LoadedDecoder:
+def load(folder: Path, family: str, **settings: Any) -> LoadedDecoder:
     checkpoint = make_tiny_checkpoint(folder, family, dtype="bfloat16")  # whose weights kernels keep in 16 bits
     return load_decoder_model(ShardConfig(model=str(checkpoint), dtype="float32", device="cpu", **settings))
 
@@ -43,6 +46,7 @@ def run_both(loaded: LoadedDecoder, sequences: list[Sequence], cache: KVCache) -
     """Assert that the step gives the same hidden states, keys and values recorded and piece by piece."""
     layout, runner, recorder = lay_out_step(Step(decodes=sequences)), loaded.runner, loaded.runner.step_recorder
     assert recorder is not None
+    runner.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
     with torch.inference_mode():
         recorded = recorder.run(layout, cache)
         assert recorded is not None
@@ -65,6 +69,27 @@ def test_recorded_step_has_the_bits_of_its_pieces(family: str, settings: dict[st
     cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
     for part in (sequences[2:3], sequences, sequences[1:3], sequences[4:], sequences):
         run_both(loaded, part, cache)
+
+
+@pytest.mark.parametrize(("family", "settings"), [("llama", {}), ("qwen2", {"quantize": "int8"}), ("gemma", {})])
+def test_recorded_step_with_adapters_has_the_bits_of_its_pieces(
+        family: str, settings: dict[str, str], tmp_path: Path) -> None:
+    """Adapters change from step to step, and one is loaded after the step was recorded."""
+    loaded = load(tmp_path, family, adaptable=True, **settings)
+    base = make_tiny_checkpoint(tmp_path, family, dtype="bfloat16")
+    cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
+    for adapter, config in ((1, {"r": 4}), (2, {"r": 11, "target_modules": ["q_proj", "down_proj"]})):
+        loaded.loaded_adapters.load(adapter, make_tiny_adapter(base, seed=adapter, **config))
+    for adapters in ([1, 0, 2, 1, 0], [0, 2, 0, 0, 1], [0, 0, 0, 0, 0]):
+        for sequence, adapter in zip(sequences, adapters, strict=True):
+            sequence.adapter_id = adapter
+        for part in (sequences, sequences[:1], sequences[1:3]):
+            run_both(loaded, part, cache)
+    loaded.loaded_adapters.unload(1)
+    loaded.loaded_adapters.load(3, make_tiny_adapter(base, seed=3, r=2))
+    for sequence in sequences:
+        sequence.adapter_id = 3
+    run_both(loaded, sequences, cache)
 
 
 def test_tokens_are_the_same_alone_and_in_company(tmp_path: Path) -> None:
@@ -92,17 +117,19 @@ def test_another_cache_is_recorded_anew(tmp_path: Path) -> None:
         run_both(loaded, sequences, cache)
 
 
-def test_only_single_tokens_of_a_few_sequences_without_adapters_are_recorded(tmp_path: Path) -> None:
+def test_only_single_tokens_of_a_few_sequences_are_recorded(tmp_path: Path) -> None:
     loaded = load(tmp_path, "llama")
     cache, [first, second] = prefill(loaded, [9, 40])
     recorder = loaded.runner.step_recorder
     assert recorder is not None
     assert lay_out_step(Step(decodes=[first, second])).is_plain_decode
     for step in (Step(), Step(decodes=[first], chunks=[PrefillChunk(second, 0, 40)]),
-                 Step(decodes=[first, second], drafts={first.id: [3]}), Step(decodes=[replace(first, adapter_id=3)])):
+                 Step(decodes=[first, second], drafts={first.id: [3]})):
         assert not lay_out_step(step).is_plain_decode
     many = [replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)]
     assert recorder.run(lay_out_step(Step(decodes=many)), cache) is None
+    with_adapter = lay_out_step(Step(decodes=[replace(first, adapter_id=3)]))
+    assert recorder.run(with_adapter, cache) is None, "the model takes no adapters"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "olmo2"])

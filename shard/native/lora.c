@@ -1,0 +1,106 @@
+/* Low-rank updates of the rows' adapters: y += (x * A) * B, in float32. A row's bits follow from its numbers and its
+ * adapter's alone. */
+
+#include "phases.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define USE_AVX512 0
+#include "vectors.h"
+
+typedef struct {
+    const float *const *lora_a; /* by adapter: [rank, inputs]; NULL if it does not change this part */
+    const float *const *lora_b; /* by adapter: [rank, outputs] */
+    const int64_t *ranks;       /* by adapter */
+    int64_t first_output, outputs;
+} LoraPart;
+
+typedef struct {
+    const float *x;
+    float *y, *shrunk;         /* shrunk: [rows, num_parts, most_ranks] */
+    const int32_t *row_slots;  /* the adapter of each row; -1: none */
+    const LoraPart *parts;
+    int64_t rows, inputs, num_parts, most_ranks, x_stride, y_stride;
+} LoraUpdate;
+
+enum { TILE_VECTORS = 4, TILE = TILE_VECTORS * LANES, TILES_PER_PART = 32 };
+
+TARGET static float multiply_rows(const float *x, const float *weights, ptrdiff_t count) {
+    VECTOR sums[TILE_VECTORS];
+    for (int i = 0; i < TILE_VECTORS; i++) sums[i] = BROADCAST(0.0f);
+    ptrdiff_t k = 0;
+    for (; k + TILE <= count; k += TILE)
+        for (int i = 0; i < TILE_VECTORS; i++)
+            sums[i] = MULTIPLY_ADD(LOAD(x + k + i * LANES), LOAD(weights + k + i * LANES), sums[i]);
+    float lanes[LANES], sum = 0.0f;
+    STORE(lanes, ADD(ADD(sums[0], sums[1]), ADD(sums[2], sums[3])));
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    for (; k < count; k++) sum += x[k] * weights[k];
+    return sum;
+}
+
+static void shrink_row(const Phase *phase, ptrdiff_t row) {
+    const LoraUpdate *u = phase->arguments;
+    const int32_t slot = u->row_slots[row];
+    if (slot < 0) return;
+    for (ptrdiff_t part = 0; part < u->num_parts; part++) {
+        const float *a = u->parts[part].lora_a[slot];
+        if (a == NULL) continue;
+        float *const to = u->shrunk + (row * u->num_parts + part) * u->most_ranks;
+        for (ptrdiff_t rank = 0; rank < u->parts[part].ranks[slot]; rank++)
+            to[rank] = multiply_rows(u->x + row * u->x_stride, a + rank * u->inputs, u->inputs);
+    }
+}
+
+/* Adds to the outputs from `first` on, at most TILE, of a part. */
+TARGET static void expand_tile(const float *shrunk, const float *b, ptrdiff_t ranks, ptrdiff_t outputs, ptrdiff_t first,
+                               float *y) {
+    const ptrdiff_t left = outputs - first;
+    if (left < TILE) {
+        for (ptrdiff_t i = 0; i < left; i++) {
+            float sum = 0.0f;
+            for (ptrdiff_t rank = 0; rank < ranks; rank++) sum += shrunk[rank] * b[rank * outputs + first + i];
+            y[first + i] += sum;
+        }
+        return;
+    }
+    VECTOR sums[TILE_VECTORS];
+    for (int i = 0; i < TILE_VECTORS; i++) sums[i] = BROADCAST(0.0f);
+    for (ptrdiff_t rank = 0; rank < ranks; rank++) {
+        const VECTOR factor = BROADCAST(shrunk[rank]);
+        const float *weights = b + rank * outputs + first;
+        for (int i = 0; i < TILE_VECTORS; i++) sums[i] = MULTIPLY_ADD(factor, LOAD(weights + i * LANES), sums[i]);
+    }
+    for (int i = 0; i < TILE_VECTORS; i++) {
+        float *const to = y + first + i * LANES;
+        STORE(to, ADD(LOAD(to), sums[i]));
+    }
+}
+
+static ptrdiff_t count_pieces(const LoraPart *part) { return divide_up(part->outputs, TILE * TILES_PER_PART); }
+
+static void expand_piece(const Phase *phase, ptrdiff_t number) {
+    const LoraUpdate *u = phase->arguments;
+    const ptrdiff_t row = number % u->rows;
+    const int32_t slot = u->row_slots[row];
+    ptrdiff_t piece = number / u->rows, part = 0;
+    if (slot < 0) return;
+    for (; piece >= count_pieces(u->parts + part); part++) piece -= count_pieces(u->parts + part);
+    const LoraPart *p = u->parts + part;
+    if (p->lora_a[slot] == NULL) return;
+    const float *shrunk = u->shrunk + (row * u->num_parts + part) * u->most_ranks;
+    float *const y = u->y + row * u->y_stride + p->first_output;
+    ptrdiff_t end = (piece + 1) * TILE * TILES_PER_PART;
+    if (end > p->outputs) end = p->outputs;
+    for (ptrdiff_t first = piece * TILE * TILES_PER_PART; first < end; first += TILE)
+        expand_tile(shrunk, p->lora_b[slot], p->ranks[slot], p->outputs, first, y);
+}
+
+EXPORT int weft_prepare_lora_update(const LoraUpdate *update, Phase *phases) {
+    ptrdiff_t pieces = 0;
+    for (ptrdiff_t part = 0; part < update->num_parts; part++) pieces += count_pieces(update->parts + part);
+    phases[0] = (Phase){shrink_row, update, NULL, update->rows};
+    phases[1] = (Phase){expand_piece, update, NULL, update->rows * pieces};
+    return 2;
+}
