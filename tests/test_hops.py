@@ -2,6 +2,8 @@
 
 from support.hops import NUM_FURTHER_TOKENS, count_router_hops, count_shard_hops
 
+from shard.native.library import load_library
+
 
 def test_request_and_further_token_take_few_calls(tmp_path):
     generate, short, long = count_router_hops(tmp_path).values()
@@ -16,4 +18,4 @@ def test_decode_step_of_two_adapters_passes_through_few_functions(tmp_path):
     step = count_shard_hops(tmp_path / "model")
     assert step.num_calls
     assert len(step.files) <= 26
-    assert len(step.functions) <= 110
+    assert len(step.functions) <= (110 if load_library() is not None else 120)

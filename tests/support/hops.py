@@ -99,7 +99,7 @@ class CountedWorkers(SchedulerWithWorkers):
     def __init__(self, model: Path) -> None:
         self.counter = HopCounter("shard")
         self._num_decode_steps = 0
-        super().__init__(model, adaptable=True)
+        super().__init__(model, adaptable=True, dtype="float32")
 
     def call_all_ranks(self, method: str, *arguments: Any) -> list[Any]:
         is_decode = bool(arguments) and isinstance(arguments[0], pb.DecodeRequest)
@@ -117,7 +117,7 @@ class CountedWorkers(SchedulerWithWorkers):
 
 def count_shard_hops(folder: Path) -> HopCounter:
     """Return the hops of a decode step of two sequences with different adapters."""
-    model = make_tiny_checkpoint(folder)
+    model = make_tiny_checkpoint(folder, dtype="bfloat16")
     requests = [Request(str(number), tuple(range(5 + number, 25 + number)), 8,
                         adapter=LoadableResource(ADAPTER, number)) for number in (1, 2)]
     with CountedWorkers(model) as workers:
