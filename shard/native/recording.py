@@ -6,6 +6,7 @@ before, and reads the last results after each run.
 """
 
 import ctypes
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,11 @@ class RefuseOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
                 func._schema.is_mutable or not list_addresses(results) <= list_addresses(args)):
             raise UnrecordableOperation(func.name())
         return results
+
+
+# torch wraps the method so that its compiler leaves it alone, and the first call would import all of that, which takes
+# as long as torch itself. Nothing is compiled here.
+RefuseOperations.__torch_dispatch__ = inspect.unwrap(RefuseOperations.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def list_addresses(values: Any) -> set[int]:

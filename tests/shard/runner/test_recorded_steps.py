@@ -1,5 +1,8 @@
 """Recorded decode steps return the bits of steps that run piece by piece."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,3 +143,16 @@ def test_models_with_other_operations_run_piece_by_piece(family: str, tmp_path: 
     recorder = loaded.runner.step_recorder
     assert recorder is None or recorder.run(lay_out_step(Step(decodes=sequences)), cache) is None
     assert outputs == loaded.runner.run(Step(decodes=sequences), cache)
+
+
+def test_recording_imports_no_compiler_of_torch(tmp_path: Path) -> None:
+    """It would take as long as the import of torch, at every start."""
+    checkpoint = make_tiny_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    program = ("import sys\nfrom shard.config import ShardConfig\nfrom shard.workers.decoder import DecoderWorker\n"
+               "from support.model_runs.generation import WARMUP_REQUEST\n"
+               f"worker = DecoderWorker(ShardConfig(model={str(checkpoint)!r}, device='cpu', dtype='float32'))\n"
+               "worker.warmup(WARMUP_REQUEST)\nassert worker._loaded_model.runner.step_recorder._steps\n"
+               "print('torch._dynamo' in sys.modules)")
+    completed = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert completed.stdout == "False\n"
