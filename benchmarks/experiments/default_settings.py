@@ -1,4 +1,4 @@
-"""Whether another value of a setting serves more than its default, at several numbers of streams.
+"""Comparison of settings with their defaults: throughput and latencies at several numbers of streams.
 
 One server is started for each variant, as users start it, on a random model in a real shape; all stay up, since idle
 servers cost nothing. They are loaded one after the other, in another order each round, by clients that send their next

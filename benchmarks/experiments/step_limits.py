@@ -1,4 +1,4 @@
-"""How near a decode step comes to the machine's limits: reading its weights and cache once, and multiplying.
+"""Decode steps beside the machine's limits: reading their weights and cache once, and multiplying.
 
 On a random model in a real shape, with weights of 16, 8 and 4 bits. The rates of reading and of multiplying are
 measured beside each step, since machines differ and change. `python -P -m benchmarks.experiments.step_limits --help`
@@ -47,7 +47,7 @@ class StepLimitsSettings(experiment.RandomModelSettings):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step has to do at least."""
+    """Least work of a step: bytes to read and operations to do."""
 
     num_bytes: float  # of weights and cache, each read once
     num_operations: float  # multiplications and additions of the products

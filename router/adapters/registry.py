@@ -185,8 +185,8 @@ class AdapterRegistry:
         return dict(self._entries)
 
     def find_public_names(self) -> dict[LoadableResource, list[str]]:
-        """Return the names by which everybody may know each adapter that is in use: for a private adapter its aliases,
-        which the operator gave it, else its name, too."""
+        """Return the names that every client may know of each adapter in use: of a private adapter its aliases, which
+        the operator gave it, else its name, too."""
         aliases_by_reference: dict[AdapterReference, list[str]] = {}
         for alias, reference in self.aliases.items():
             aliases_by_reference.setdefault(reference, []).append(alias)

@@ -130,7 +130,7 @@ class WorkerProcess:
             return 0.0
 
     def find_error(self) -> str:
-        """Return the place and type of the error that has ended the process; empty if it told none, or only that memory
+        """Return place and type of the error that has ended the process; empty if it wrote none, or only that memory
         was missing. Its message is left out, since it may quote what was sent."""
         try:
             told = os.read(self._stderr, MAX_STDERR_BYTES).decode(errors="replace")
@@ -164,7 +164,7 @@ class ProcessWorker:
 
     def __init__(self, task: WorkerTask, command: Sequence[str],
                  get_first_request: Callable[[], WorkerMessage]) -> None:
-        """`get_first_request` returns what a new process is told first, and answers when it is ready."""
+        """`get_first_request` returns the first message to a new process, and answers when it is ready."""
         self._task = task
         self._command = command
         self._get_first_request = get_first_request

@@ -22,7 +22,7 @@ STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
 
 
 class ShardsLost(Exception):
-    """The shards or their state are lost; `loss_reason` says how."""
+    """The shards or their state are lost, for `loss_reason`."""
 
     def __init__(self, loss_reason: ShardLossReason, reason: str, *, needs_restart: bool = False,
                  shard_reason: str = "", is_warmup_rejected: bool = False) -> None:

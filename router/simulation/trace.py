@@ -39,7 +39,7 @@ class RequestArrival:
 
 @dataclass(slots=True)
 class WorkloadTrace:
-    """Requests to simulate, and what the recording says about the run and the shards' speed."""
+    """Requests to simulate, and facts of the recording about the run and the shards' speed."""
 
     arrivals: list[RequestArrival]
     recorded_stats: RunStats | None = None  # as recorded

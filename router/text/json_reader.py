@@ -28,12 +28,12 @@ class JsonReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more is taken: the value has come to its end, or what follows is no JSON."""
+        """Whether nothing more is taken: the value is complete, or what follows is no JSON."""
         return self._is_finished
 
     @property
     def is_complete(self) -> bool:
-        """Whether the value has come to its end."""
+        """Whether the value is complete."""
         return self._is_finished and not self._closings and self._state == "behind"
 
     def take(self, piece: str) -> str:

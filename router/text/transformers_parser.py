@@ -62,7 +62,7 @@ def get_parser_class() -> Any:
 
         @property
         def is_in_json(self) -> bool:
-            """Whether the JSON of a call has not come to its end."""
+            """Whether the JSON of a call is incomplete."""
             return self._current == self._json_field and not self._json_reader.is_finished
 
         def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:

@@ -57,7 +57,7 @@ class CompletionLogprobs:
 
     def add_prompt(self, prompt: EchoedPrompt, logprobs: Sequence[float | None],
                    top_logprobs: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Add the prompt's tokens. `logprobs` has None for the first, of which `top_logprobs` says nothing."""
+        """Add the prompt's tokens. `logprobs` has None for the first, of which `top_logprobs` has nothing."""
         detokenizer, decode = self._tokenizer.create_detokenizer(), self._tokenizer.decode_token
         special_tokens = self._tokenizer.special_tokens
         for index, (token, logprob) in enumerate(zip(prompt.token_ids, logprobs, strict=True)):
