@@ -21,6 +21,7 @@ from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_
 pytestmark = pytest.mark.slow
 
 MAX_BATCH_SIZE, NUM_STREAMS, OUTPUT_TOKENS = 4, 12, 30
+LONG_OUTPUT_TOKENS, NUM_READ_PAGES = 600, 10
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +99,10 @@ def test_page_is_as_fresh_as_the_last_token(weft: WeftProcess) -> None:
     """Gauges are computed for each page, so that one read after a token knows of the request, and one read after its
     end does not."""
     async def scenario(http: aiohttp.ClientSession) -> None:
-        async for chunk in iter_chunks(http, OUTPUT_TOKENS, "kjv"):
-            if chunk["choices"] and not chunk["choices"][0]["finish_reason"]:
+        num_read_pages = 0
+        async for chunk in iter_chunks(http, LONG_OUTPUT_TOKENS, "kjv"):
+            if chunk["choices"] and num_read_pages < NUM_READ_PAGES:  # long before its end
+                num_read_pages += 1
                 before = time.time()
                 gauges = await read_gauges(http)
                 assert gauges.num_running == 1
