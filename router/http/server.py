@@ -68,7 +68,7 @@ from shard.telemetry.tracing import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
 # Paths of OpenAI's clients whose base URL lacks /v1.
-VERSIONED_PATHS = frozenset({"/chat/completions", "/completions", "/embeddings", "/models", "/responses"})
+OPENAI_PATHS_WITHOUT_VERSION = frozenset({"/chat/completions", "/completions", "/embeddings", "/models", "/responses"})
 ALLOWED_METHODS = "GET, POST, DELETE"
 PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
 REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
@@ -167,7 +167,7 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
 def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> ErrorReply:
     reply_type = find_error_reply_type(request.path, compat)
     if isinstance(error, web.HTTPException) and error is request.match_info.http_exception:
-        if request.path in VERSIONED_PATHS and compat not in COMPATS_WITH_OWN_ERRORS:
+        if request.path in OPENAI_PATHS_WITHOUT_VERSION and compat not in COMPATS_WITH_OWN_ERRORS:
             reply_type = OpenAIErrorReply  # its clients show no other
         reply = replace(reply_type.from_exception(error),
                         message=shorten_message(describe_missing_route(request, error)))
@@ -190,7 +190,7 @@ def describe_missing_route(request: web.Request, error: web.HTTPException) -> st
     message = f"there is no {request.method} {request.path} here"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{message}, only {' and '.join(sorted(error.allowed_methods))}"
-    if request.path in VERSIONED_PATHS:
+    if request.path in OPENAI_PATHS_WITHOUT_VERSION:
         return f"{message}, but /v1{request.path}; the base URL of OpenAI's clients must end with /v1"
     return f"{message}; GET /docs lists the routes"
 

@@ -133,10 +133,10 @@ class WorkerProcess:
         """Return place and type of the error that has ended the process; empty if it wrote none, or only that memory
         was missing. Its message is left out, since it may quote what was sent."""
         try:
-            told = os.read(self._stderr, MAX_STDERR_BYTES).decode(errors="replace")
+            errors = os.read(self._stderr, MAX_STDERR_BYTES).decode(errors="replace")
         except OSError:
             return ""
-        places, error_types = STACK_LINE_PATTERN.findall(told), ERROR_LINE_PATTERN.findall(told)
+        places, error_types = STACK_LINE_PATTERN.findall(errors), ERROR_LINE_PATTERN.findall(errors)
         if not error_types or error_types[-1] in EXPECTED_ERROR_TYPES:
             return ""
         return f"{error_types[-1]} at {places[-1][0]}:{places[-1][1]}" if places else error_types[-1]

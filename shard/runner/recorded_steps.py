@@ -1,5 +1,5 @@
-"""Replay of recorded decode steps on CPUs: the kernels of all layers are recorded once per number of rows, and then run
-in one call, in which torch and Python do nothing between them.
+"""Replay of recorded decode steps on CPUs: the kernels of all layers are recorded once per number of rows, with and
+without adapters, and then run in one call, in which torch and Python do nothing between them.
 
 Only what consists of compiled kernels alone is recorded. Every other step runs piece by piece, with the same bits,
 since kernels and their order are the same.
