@@ -85,6 +85,8 @@ class AdapterStoreClient:
             raise self._make_exit_error() from None
         finally:
             self._pending_answers.pop(request_id, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # the reader may have failed it while the write failed, too: once is enough
 
     async def _ensure_process(self) -> tuple[Process, asyncio.Task[None]]:
         """Return the process and the task that reads its answers."""

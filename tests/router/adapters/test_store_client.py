@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import uvloop
 
 from router.adapters import store_client
-from router.adapters.store_client import AdapterStoreClient
+from router.adapters.store_client import AdapterStoreClient, write_line
 from router.errors import AdapterLoadFailed
 
 # Store process that sends `op` and the token back. It answers `hold` after the next request, exits at `die`, and
@@ -92,6 +93,31 @@ def test_request_whose_process_ended_is_asked_again_once(tmp_path: Path, beginni
         with pytest.raises(AdapterLoadFailed, match="ended; try again"):
             await store.send_request(op="x")
         assert (await store.send_request(op="x"))["op"] == "x"
+        await store.close()
+    uvloop.run(main())
+
+
+@pytest.mark.slow
+def test_request_that_fails_in_writing_and_in_reading_leaves_no_unread_error(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader noticed that the process had ended while the question was being written: asyncio logged the error
+    that nobody had read."""
+    async def main() -> None:
+        store = make_dying_store(tmp_path, 1, "pass")
+        num_failed = 0
+
+        async def write_slowly(process: Process, line: str) -> None:
+            nonlocal num_failed
+            if '"op"' in line and not num_failed:
+                num_failed += 1
+                assert store._reader_task is not None
+                await asyncio.wait([store._reader_task])
+                raise ConnectionResetError
+            await write_line(process, line)
+
+        monkeypatch.setattr(store_client, "write_line", write_slowly)
+        assert (await store.send_request(op="x"))["op"] == "x"
+        assert num_failed == 1
         await store.close()
     uvloop.run(main())
 
