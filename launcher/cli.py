@@ -21,12 +21,12 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
-from launcher.adapters.allow_list import AdapterAllowList
 from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
 from launcher.command_line.error_messages import describe_error
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.command_line.setting_origins import describe_settings, note_sources
+from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
 from launcher.command_line.subcommands import (
     bench_command,
     chat_command,
@@ -44,7 +44,6 @@ from launcher.console_output import PLAIN_OUTPUT, Output
 from launcher.doctor import command as doctor
 from launcher.environment_variables import (
     adapter_store_folder,
-    has_gpu,
     hub_cache_folder,
     huge_page_variables,
     probe_cache_file,
@@ -63,7 +62,6 @@ from launcher.hub.download_runner import DownloadRequest, find_needed_download, 
 from launcher.hub.resolve import (
     BUILTIN_MODELS,
     DEMO_MODEL,
-    SIMULATED_MODEL,
     ResolvedModel,
     find_cached_model,
     find_model,
@@ -81,16 +79,14 @@ from launcher.settings import (
 )
 from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
-from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, bind_listener, serve
+from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
 from shard.credentials import CREDENTIALS_FLAG, list_exposed_files
-from shard.telemetry.tracing import check_otlp_installed
 
 # The first flag of each setting, by all its flags, without their hyphens.
 SERVE_FLAG_NAMES = {flag.removeprefix("--"): setting.flags[0].removeprefix("--")
                     for setting in SETTINGS_BY_NAME.values() for flag in setting.flags if flag.startswith("--")}
-MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 HELP_ALL_FLAG = "--help-all"
 RAY_OPTION_NAMES = tuple(option.name for option in fields(RayOptions))
 SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND = "serve", "run", "deploy"  # those that take the settings of a server
@@ -172,13 +168,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
                described_settings: Sequence[Mapping[str, Any]]) -> None:
     """Run a server until it is stopped. `described_settings` are all settings with their sources, to be shown."""
     needed_download = find_needed_download(launch.model_id, launch.revision, os.environ, make_user_agent())
-    check_readable(router.api_keys, "--api-keys")
-    check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
-    check_folder_exists(launch.adapter_root, "--adapter-root")
-    if launch.allowed_adapters or serves_adapters(launch, router):
-        check_allowed_adapters(launch)
-    check_otlp_installed(launch.trace_settings)
-    check_device(shard.device, launch.model_id)
+    check_server_settings(launch, router, shard.device)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     group = make_group_plan(launch, os.environ)
     if group is None and (variable := find_group_variable(launch, os.environ)):
@@ -278,41 +268,6 @@ def download_command(
     """Download the files needed to serve a model into the Hub's cache, or update them, and print the folder."""
     run_download(make_download_request(model_id, revision, os.environ, make_user_agent()), read_hub_token(os.environ))
     print(find_cached_model(model_id, revision, hub_cache_folder(os.environ)))
-
-
-def check_readable(path: str, flag: str) -> None:
-    """Raise ConfigurationError if a file cannot be read. The router would only report it after the model's download."""
-    try:
-        if path:
-            os.close(os.open(path, os.O_RDONLY))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path} ({flag}): {error.strerror}") from error
-
-
-def check_allowed_adapters(launch: LaunchConfig) -> None:
-    """Raise ConfigurationError for an invalid entry. The store would only report it when an adapter is requested."""
-    try:
-        AdapterAllowList(launch.allowed_adapters, os.environ)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-
-
-def check_folder_exists(path: str, flag: str) -> None:
-    if path and not os.path.isdir(path):
-        raise ConfigurationError(f"there is no folder {path} ({flag})")
-
-
-def check_device(device: str, model_name: str) -> None:
-    """Raise ConfigurationError if a GPU is asked for where there is surely none; the shards would say it much later."""
-    if device == "cuda" and model_name != SIMULATED_MODEL and not has_gpu():
-        raise ConfigurationError("--device cuda needs a GPU that torch can use, there is none; use --device cpu")
-
-
-def check_socket_path_length(folder: str) -> str:
-    if len(os.fsencode(folder)) + len("/shard-00.sock") > MAX_SOCKET_PATH_BYTES:
-        raise ConfigurationError(
-            f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
-    return folder
 
 
 # Scheduler settings that `weft simulate` can vary.

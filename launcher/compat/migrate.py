@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from itertools import pairwise
 
 from launcher.compat.foreign_flag_table import ForeignFlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
@@ -36,7 +35,7 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     GPUs.
     """
     leading_assignments = list_leading_assignments(command_line)
-    program_words, container_assignments = unwrap_container(command_line[len(leading_assignments):])
+    program_words, container_assignments, container_options = unwrap_container(command_line[len(leading_assignments):])
     assignments = {name: value for name, _, value in (
         word.partition("=") for word in (*leading_assignments, *container_assignments))}
     table, words = find_flag_table(program_words)
@@ -48,7 +47,11 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
                  if name not in foreign_variables} | translation.environment_variables
     command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
                *map(shlex.quote, translation.weft_arguments)]
-    return "\n".join([*(f"# {note}" for note in (*translation.notes, *translation.unneeded_notes)), " ".join(command)])
+    notes = [*translation.notes, *translation.unneeded_notes]
+    if container_options:
+        notes.append(f"options of the container are left out: {shlex.join(container_options)}. Clients of another "
+                     "machine need --hostname 0.0.0.0, and --port with the port that they use")
+    return "\n".join([*(f"# {note}" for note in notes), " ".join(command)])
 
 
 def check_flags(weft_arguments: Sequence[str], table: ForeignFlagTable) -> None:
@@ -69,19 +72,29 @@ def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
                                     if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
 
 
-def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Return the command line that a container runs, and the variables that it gets, if `words` run one of an image of
-    the programs; else `words`. Ports, volumes and GPUs of the container are left out."""
+def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str], list[str]]:
+    """Return the command line that a container runs, the variables that it gets, and its other options, if `words` run
+    one of an image of the programs; else `words`."""
     if not words or os.path.basename(words[0]) not in CONTAINER_PROGRAMS:
-        return words, []
+        return words, [], []
     for index, word in enumerate(words):
         for program, pattern in IMAGE_PATTERNS.items():
             if pattern.fullmatch(word):
-                options = words[:index]
-                assignments = [value for flag, value in pairwise(options) if flag in ENVIRONMENT_FLAGS]
-                assignments += [option.partition("=")[2] for option in options if option.startswith("--env=")]
-                return [program, *words[index + 1:]], [*filter(ASSIGNMENT_PATTERN.fullmatch, assignments)]
-    return words, []
+                assignments, options = split_container_options(words[2:index])
+                return [program, *words[index + 1:]], assignments, options
+    return words, [], []
+
+
+def split_container_options(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the assignments of variables, and the other options."""
+    assignments, others, previous = [], [], ""
+    for option in options:
+        if previous in ENVIRONMENT_FLAGS or option.startswith("--env="):
+            assignments.append(option.removeprefix("--env="))
+        elif option not in ENVIRONMENT_FLAGS:
+            others.append(option)
+        previous = option
+    return [*filter(ASSIGNMENT_PATTERN.fullmatch, assignments)], others
 
 
 def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequence[str]]:

@@ -3,6 +3,7 @@ the checks that need no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Self
 
 from router.errors import InvalidRequest
@@ -12,6 +13,7 @@ MAX_NAME_LENGTH = 512
 MAX_MERGED_ADAPTERS = 16
 MERGE_STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
 MAJORITY_SIGN_METHODS = ("total", "frequency")
+LOCAL_SOURCE = "local"  # its names are paths of folders below --adapter-root
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ def check_adapter_name(field: str, name: str) -> None:
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise InvalidRequest(f"`{field}` must be a name of 1 to {MAX_NAME_LENGTH} characters that can be printed, "
                              f"got {len(name)} characters")
+
+
+def normalize_local_name(name: str) -> str:
+    """Return the one spelling of a path, so that `./pirate` and `pirate/` are the adapter `pirate`."""
+    return str(PurePosixPath(name))
 
 
 def check_merge(merge: MergedAdapterReference) -> None:

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from router.adapters.reference import (
+    LOCAL_SOURCE,
     MAX_NAME_LENGTH,
     AdapterReference,
     FetchedAdapter,
@@ -22,6 +23,7 @@ from router.adapters.reference import (
     check_adapter_name,
     check_merge,
     is_other_base_model,
+    normalize_local_name,
 )
 from router.adapters.store_client import AdapterStoreClient
 from router.config import RouterConfig
@@ -170,7 +172,8 @@ class AdapterRegistry:
         if requested.source is None and name in self.aliases:
             return self.aliases[name]
         check_adapter_name("adapter_id", name)
-        return AdapterReference(name, requested.source or self._config.adapter_source)
+        source = requested.source or self._config.adapter_source
+        return AdapterReference(normalize_local_name(name) if source == LOCAL_SOURCE else name, source)
 
     def is_pinned(self, reference: AdapterReference) -> bool:
         """Return whether the adapter was loaded at start and is never unloaded."""

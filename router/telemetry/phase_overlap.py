@@ -47,6 +47,17 @@ def measure_prefill_overlap(timeline: RequestTimeline, other: RequestTimeline, n
                                     if phase is RequestPhase.PREFILL])
 
 
+def measure_mean_other_decodes(timeline: RequestTimeline, others: Iterable[RequestTimeline], now: float) -> float:
+    """Return how many other requests generated, on average, while this one did; 0 if it generated nothing."""
+    own = list_decode_intervals(timeline, now)
+    seconds = sum(end - start for start, end in own)
+    return sum(sum_overlap(own, list_decode_intervals(other, now)) for other in others) / seconds if seconds else 0.0
+
+
+def list_decode_intervals(timeline: RequestTimeline, now: float) -> list[Interval]:
+    return [(start, end) for phase, start, end in timeline.intervals(now) if phase is RequestPhase.DECODE]
+
+
 def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union as sorted intervals that do not touch."""
     merged: list[Interval] = []

@@ -33,7 +33,12 @@ from router.http.transport.services import ServiceRoutes
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import CONTENT_TYPE
-from router.telemetry.phase_overlap import Overlaps, measure_overlaps, measure_prefill_overlap
+from router.telemetry.phase_overlap import (
+    Overlaps,
+    measure_mean_other_decodes,
+    measure_overlaps,
+    measure_prefill_overlap,
+)
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, MAX_REFUSED_RECORDS, RequestRecord
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
@@ -287,7 +292,8 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
 
 def explain_request(record: RequestRecord, others: list[RequestRecord], now: float) -> dict[str, Any]:
     """Return the JSON of an explanation. Of the other requests, only those of the same tenant are named."""
-    overlaps = measure_overlaps(record.timeline, [other.timeline for other in others], now)
+    timelines = [other.timeline for other in others]
+    overlaps = measure_overlaps(record.timeline, timelines, now)
     prompts: list[dict[str, Any]] = [
         {"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
         if other.tenant_name == record.tenant_name
@@ -296,7 +302,11 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
     # Several prompts or choices came in one HTTP request, which the record of the first has.
     exchange = next((other.http_exchange for other in (record, *others) if other.http_exchange is not None and (
         other.tenant_name, other.arrived_at) == (record.tenant_name, record.arrived_at)), None)
-    return timeline_json(record, now, overlaps) | {"meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS], "http": exchange}
+    return timeline_json(record, now, overlaps) | {
+        "meanwhile_prompts": prompts[:MAX_NAMED_PROMPTS],
+        "meanwhile_generating": round(measure_mean_other_decodes(record.timeline, timelines, now), 1),
+        "http": exchange,
+    }
 
 
 def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict[str, Any]:

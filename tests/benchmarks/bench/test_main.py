@@ -137,6 +137,19 @@ def test_short_answers_are_noted() -> None:
                                        "A: 1 of 2 answers have fewer tokens than were asked for")
 
 
+def test_run_in_which_most_requests_fail_is_an_error() -> None:
+    def make_failed_record(number: int) -> RequestRecord:
+        record = make_streamed_record(number=number)
+        record.error = "500"
+        return record
+    whole, half = make_bench_result([make_streamed_record()]), make_bench_result(
+        [make_streamed_record(), make_failed_record(1)])
+    program.raise_if_most_failed([whole, half])
+    mostly_failed = make_bench_result([make_streamed_record(), make_failed_record(1), make_failed_record(2)])
+    with pytest.raises(program.BenchFailed, match=r"^most requests of B failed$"):
+        program.raise_if_most_failed([whole, mostly_failed])
+
+
 @pytest.mark.slow
 def test_run_with_only_failures_is_an_error_beside_another(run_bench: RunBench, server_url: str) -> None:
     code, out, err = run_bench("--url", server_url, "--requests", "2", "--output-tokens", "2", "--turns", "1",

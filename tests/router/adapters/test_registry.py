@@ -332,6 +332,17 @@ def test_resolved_adapter_reports_whether_it_is_private() -> None:
     run_scenario(scenario)
 
 
+def test_local_adapter_has_one_spelling_and_names_of_other_sources_stay() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        spellings = "a", "./a", "a/", ".//a"
+        assert len({await setup.resolve(name) for name in spellings}) == 1
+        assert [reference.name for reference in setup.registry.get_entries()] == ["a"]
+        canonicalize = setup.registry.canonicalize
+        assert canonicalize(AdapterReference("../a")).name == "../a"
+        assert canonicalize(AdapterReference("s3://bucket/a/", "s3")).name == "s3://bucket/a/"
+    run_scenario(scenario, adapter_source="local")
+
+
 def test_adapter_name_is_known_before_the_adapter_is_fetched() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.preload_adapters()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.phase_overlap import (
+    measure_mean_other_decodes,
     measure_overlaps,
     measure_prefill_overlap,
     merge_intervals,
@@ -52,6 +53,16 @@ def test_requests_of_another_time_explain_nothing() -> None:
     own = make_timeline((5.0, RequestPhase.DECODE), ended_at=6.0)
     others = [make_timeline((1.0, RequestPhase.PREFILL), ended_at=5.0), make_timeline((6.0, RequestPhase.PREFILL))]
     assert measure_overlaps(own, others, 9.0) == {}
+
+
+def test_requests_that_generate_at_the_same_time_are_counted_by_how_long_they_do() -> None:
+    own = make_timeline((0.0, RequestPhase.PREFILL), (2.0, RequestPhase.DECODE), ended_at=10.0)
+    others = [make_timeline((0.0, RequestPhase.DECODE)),
+              make_timeline((1.0, RequestPhase.PREFILL), (8.0, RequestPhase.DECODE)),
+              make_timeline((3.0, RequestPhase.DECODE), (5.0, RequestPhase.PREEMPTED), (7.0, RequestPhase.DECODE),
+                            ended_at=9.0)]
+    assert measure_mean_other_decodes(own, others, 20.0) == (8.0 + 2.0 + 4.0) / 8.0
+    assert measure_mean_other_decodes(make_timeline((0.0, RequestPhase.QUEUE)), others, 20.0) == 0.0
 
 
 def test_prefill_of_another_request_counts_as_long_as_this_one_lives() -> None:

@@ -33,6 +33,8 @@ export interface Explanation {
   meanwhile: Record<string, Record<string, number>>;
   meanwhile_causes: Record<string, string>;
   meanwhile_prompts: { id: string; prompt_tokens: number; ms: number }[];
+  /** The mean number of other requests that generated while this one did. */
+  meanwhile_generating: number;
   /** Known at the end, of the first of several prompts or choices. */
   http: HttpExchange | null;
 }
@@ -66,6 +68,9 @@ export function Timeline({ explanation }: { explanation: Explanation }): JSX.Ele
             .join(", ")}
           .
         </p>
+      )}
+      {explanation.meanwhile_generating > 0 && (
+        <p class="hint">Other requests that generated while this one did, on average: {explanation.meanwhile_generating}.</p>
       )}
     </div>
   );

@@ -1,0 +1,71 @@
+"""Checks of a server's settings that cost nothing, so that mistakes are reported before a model is downloaded."""
+
+import os
+
+from launcher.adapters.allow_list import AdapterAllowList
+from launcher.banner import serves_adapters
+from launcher.environment_variables import has_gpu
+from launcher.hub.resolve import SIMULATED_MODEL
+from launcher.settings import LaunchConfig
+from launcher.supervisor.supervisor import ConfigurationError
+from router.config import RouterConfig
+from shard.telemetry.tracing import check_otlp_installed
+
+LOCAL_SOURCE = "local"
+MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
+
+
+def check_server_settings(launch: LaunchConfig, router: RouterConfig, device: str) -> None:
+    """Raise ConfigurationError for settings with which a server could not start or could not do what they say."""
+    check_readable(router.api_keys, "--api-keys")
+    check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
+    check_adapter_root(launch, router)
+    if launch.allowed_adapters or serves_adapters(launch, router):
+        check_allowed_adapters(launch)
+    check_otlp_installed(launch.trace_settings)
+    check_device(device, launch.model_id)
+
+
+def check_readable(path: str, flag: str) -> None:
+    """Raise ConfigurationError if a file cannot be read. The router would only report it after the model's download."""
+    try:
+        if path:
+            os.close(os.open(path, os.O_RDONLY))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path} ({flag}): {error.strerror}") from error
+
+
+def check_allowed_adapters(launch: LaunchConfig) -> None:
+    """Raise ConfigurationError for an invalid entry. The store would only report it when an adapter is requested."""
+    try:
+        AdapterAllowList(launch.allowed_adapters, os.environ)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def check_adapter_root(launch: LaunchConfig, router: RouterConfig) -> None:
+    """Raise ConfigurationError if the folder does not exist, or is not named although adapters in it are loaded at
+    start. The router would only report it after the model is loaded."""
+    if launch.adapter_root and not os.path.isdir(launch.adapter_root):
+        raise ConfigurationError(f"there is no folder {launch.adapter_root} (--adapter-root)")
+    names = [adapter_id.rpartition("=")[2] for adapter_id in router.preloaded_adapter_ids]
+    if (router.preloaded_adapter_source or router.adapter_source) != LOCAL_SOURCE:
+        names = []
+    names += [router.adapter_id] * bool(router.adapter_id and router.adapter_source == LOCAL_SOURCE)
+    if names and not launch.adapter_root:
+        folder = os.path.commonpath([*map(os.path.dirname, names)]) if all(map(os.path.isabs, names)) else "FOLDER"
+        raise ConfigurationError(f"adapters are read from one folder and those below it, which must be named to load "
+                                 f"{names[0]}: --adapter-root {folder}")
+
+
+def check_device(device: str, model_name: str) -> None:
+    """Raise ConfigurationError if a GPU is asked for where there is surely none; the shards would say it much later."""
+    if device == "cuda" and model_name != SIMULATED_MODEL and not has_gpu():
+        raise ConfigurationError("--device cuda needs a GPU that torch can use, there is none; use --device cpu")
+
+
+def check_socket_path_length(folder: str) -> str:
+    if len(os.fsencode(folder)) + len("/shard-00.sock") > MAX_SOCKET_PATH_BYTES:
+        raise ConfigurationError(
+            f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
+    return folder

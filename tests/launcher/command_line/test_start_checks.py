@@ -1,0 +1,29 @@
+"""Tests of launcher/command_line/start_checks.py."""
+
+from typing import Any
+
+import pytest
+
+from launcher.command_line.start_checks import check_adapter_root
+from launcher.settings import LaunchConfig
+from launcher.supervisor.supervisor import ConfigurationError
+from router.config import RouterConfig
+
+
+@pytest.mark.parametrize(("settings", "root"), [
+    ({"preloaded_adapter_ids": ("one=/srv/loras/one", "/srv/loras/more/two")}, "/srv/loras"),
+    ({"preloaded_adapter_ids": ("one",)}, "FOLDER"),
+    ({"adapter_id": "/srv/one", "preloaded_adapter_source": "hub"}, "/srv"),
+])
+def test_local_adapters_at_start_need_the_folder_that_contains_them(settings: dict[str, Any], root: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"to load [\w/]+: --adapter-root {root}$"):
+        check_adapter_root(LaunchConfig(), RouterConfig(adapter_source="local", **settings))
+
+
+@pytest.mark.parametrize("settings", [
+    {"adapter_source": "local"},
+    {"adapter_source": "local", "preloaded_adapter_source": "hub", "preloaded_adapter_ids": ("org/one",)},
+    {"adapter_id": "org/one", "preloaded_adapter_ids": ("org/two",)},
+])
+def test_other_adapters_need_no_folder(settings: dict[str, Any]) -> None:
+    check_adapter_root(LaunchConfig(), RouterConfig(**settings))
