@@ -40,7 +40,7 @@ from launcher.command_line.subcommands import (
     tune_command,
 )
 from launcher.compat.migrate import translate_command_line
-from launcher.console_output import PLAIN_OUTPUT, Output
+from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import command as doctor
 from launcher.environment_variables import (
     adapter_store_folder,
@@ -123,7 +123,7 @@ def serve_command(*positional: str, **settings: Any) -> None:
     given_settings = merge_settings(positional, settings)
     all_settings = add_default_settings(given_settings)
     launch, router, shard = make_configs(all_settings)
-    output = Output(as_json=launch.json_output)
+    output = ConsoleOutput(as_json=launch.json_output)
     with report_errors_in_one_line(output):
         run_server(launch, router, shard, output,
                    describe_settings(launch, router, shard, all_settings.keys() - given_settings.keys()))
@@ -164,7 +164,7 @@ def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> di
     return {**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named}
 
 
-def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: Output,
+def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: ConsoleOutput,
                described_settings: Sequence[Mapping[str, Any]]) -> None:
     """Run a server until it is stopped. `described_settings` are all settings with their sources, to be shown."""
     needed_download = find_needed_download(launch.model_id, launch.revision, os.environ, make_user_agent())
@@ -203,7 +203,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
 
 
 def run_group_member(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, model: ResolvedModel, *,
-                     group: GroupPlan, output: Output) -> None:
+                     group: GroupPlan, output: ConsoleOutput) -> None:
     """Run the shards of a host that is not the first one of its group."""
     with create_runtime_folder() as folder:
         plan = make_server_plan(launch, router, shard, model, runtime_folder=folder, group=group)
@@ -402,13 +402,13 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     return app
 
 
-def exit_with_error(output: Output, message: str, exit_code: int) -> NoReturn:
+def exit_with_error(output: ConsoleOutput, message: str, exit_code: int) -> NoReturn:
     output.log(" ".join(message.split()), logging.ERROR)
     raise SystemExit(exit_code)
 
 
 @contextmanager
-def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
+def report_errors_in_one_line(output: ConsoleOutput = PLAIN_OUTPUT) -> Iterator[None]:
     """Report any error in one line and exit with its code."""
     try:
         yield

@@ -19,7 +19,7 @@ from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import RaisingArgumentParser, translate
-from launcher.console_output import PLAIN_OUTPUT, Output
+from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import checks
 from launcher.environment_variables import hub_cache_folder
 from launcher.hub.resolve import find_model
@@ -44,7 +44,7 @@ def run_foreign_launcher(table: ForeignFlagTable, arguments: Sequence[str]) -> N
     with report_errors_in_one_line():
         translation = translate(table, arguments, os.environ, partial(count_visible_devices, os.environ, count_gpus))
     os.environ.update(translation.environment_variables)  # before any code reads them
-    output = Output(as_json="json_output" in translation.settings)
+    output = ConsoleOutput(as_json="json_output" in translation.settings)
     for note in translation.notes:
         output.warn(note)
     if translation.shows_environment:
@@ -55,7 +55,7 @@ def run_foreign_launcher(table: ForeignFlagTable, arguments: Sequence[str]) -> N
         run_command_line(translation.weft_arguments)
 
 
-def show_environment(output: Output) -> None:
+def show_environment(output: ConsoleOutput) -> None:
     for finding in (checks.check_python(), *checks.check_packages()):
         output.log(str(finding), logging.INFO if finding.state == "ok" else logging.WARNING)
     output.log(f"NVIDIA's driver {checks.read_nvidia_driver_version() or 'is not there'}, {count_gpus()} GPUs")

@@ -27,7 +27,7 @@ def write_if_possible(stream: TextStream, text: str) -> None:
         stream.flush()
 
 
-class Output:
+class ConsoleOutput:
     """Writer of the launcher's log lines and banner, as plain text or as JSON."""
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -73,7 +73,7 @@ class LogStream:
         return False
 
 
-PLAIN_OUTPUT = Output()
+PLAIN_OUTPUT = ConsoleOutput()
 
 
 def align_columns(rows: Sequence[Sequence[str]], left_columns: Collection[int] = (0,)) -> str:

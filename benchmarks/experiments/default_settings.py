@@ -38,7 +38,7 @@ FIGURES = "tokens_per_second", "first_token_p50", "first_token_p99", "gap_p99"
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultSettingsSettings(experiment.RandomModelSettings):
+class FlagComparisonSettings(experiment.RandomModelSettings):
     variants: Annotated[tuple[str, ...], Parameter(consume_multiple=True, allow_leading_hyphen=True)] = (
         "--max-decode-stall-ms 50", "--max-decode-stall-ms 500", "--max-decode-stall-ms 1000",
         "--max-decode-stall-ms 2000")
@@ -99,7 +99,7 @@ class VariantRounds:
 class VariantLoad:
     """Load on the servers of all variants. No prompt is sent twice, so that no prefix is found in a cache."""
 
-    def __init__(self, settings: DefaultSettingsSettings, tokenizer_folder: Path) -> None:
+    def __init__(self, settings: FlagComparisonSettings, tokenizer_folder: Path) -> None:
         self._settings = settings
         self._count_tokens = make_local_token_counter(str(tokenizer_folder))
         self._run_numbers = count()
@@ -118,7 +118,7 @@ class VariantLoad:
 
 
 @contextmanager
-def run_variants(settings: DefaultSettingsSettings, model: Path) -> Iterator[dict[str, str]]:
+def run_variants(settings: FlagComparisonSettings, model: Path) -> Iterator[dict[str, str]]:
     """Run a server for the default and for each variant; yield their URLs."""
     flags = (*COMMON_FLAGS, *shlex.split(settings.serve))
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def format_table(num_streams: int, variants: Sequence[VariantRounds]) -> str:
     return f"{num_streams} streams\n{experiment.format_columns(COLUMNS, rows, width)}"
 
 
-def bench(settings: DefaultSettingsSettings = DefaultSettingsSettings()) -> None:
+def bench(settings: FlagComparisonSettings = FlagComparisonSettings()) -> None:
     """Measure tokens/s, seconds to the first token and between tokens of the default and of variants; the last columns
     are the default's figures divided by the variant's."""
     with settings.provide_model() as (model, _), run_variants(settings, model) as urls:

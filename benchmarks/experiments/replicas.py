@@ -242,7 +242,7 @@ class Fleet(Protocol):
         """URLs of the pages of all their metrics."""
 
     async def kill_one(self) -> None: ...
-    async def drain_one(self) -> None: ...
+    async def replace_gracefully(self) -> None: ...
     def restore(self) -> None:
         """Wait until all are there again."""
 
@@ -257,7 +257,7 @@ class LocalFleet:
     async def kill_one(self) -> None:
         self._replicas[0].send_signal(signal.SIGKILL)
 
-    async def drain_one(self) -> None:
+    async def replace_gracefully(self) -> None:
         self._replicas[0].send_signal(signal.SIGTERM)
 
     def restore(self) -> None:
@@ -274,7 +274,7 @@ class RayFleet:
     async def kill_one(self) -> None:
         os.kill(self._cluster.find_servers()[0], signal.SIGKILL)
 
-    async def drain_one(self) -> None:
+    async def replace_gracefully(self) -> None:
         """Update all, one after the other: nothing ends one alone."""
         await asyncio.to_thread(self._cluster.start_replicas, self.number, *self._flags, "--max-best-of", "3")
 
@@ -315,7 +315,7 @@ class FrontEndMeasurement:
         first_token_ms, gap_ms = await self._measure_added_ms()
         hit_percent, loads = await self._measure_hits(), await self._measure_loads()
         killed = await self._disturb(self._fleet.kill_one)
-        drained = await self._disturb(self._fleet.drain_one)
+        drained = await self._disturb(self._fleet.replace_gracefully)
         return ReplicasPoint(front_end, self._fleet.number, plain.num_complete / self._settings.seconds,
                              first_token_ms, gap_ms, hit_percent, loads, killed.num_cut, killed.num_refused,
                              drained.num_errors)

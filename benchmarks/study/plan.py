@@ -112,7 +112,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRuns:
+class PolicyRuns:
     """Runs that one server with one policy serves, one after the other."""
 
     policy: str
@@ -167,20 +167,20 @@ class StudyPlan:
     scope: StudyScope
     server_speed: SoloCalibration = field(default_factory=SoloCalibration)
 
-    def iter_server_runs(self, part: str) -> Iterator[ServerRuns]:
+    def iter_server_runs(self, part: str) -> Iterator[PolicyRuns]:
         if part == SOLO_PART:
-            yield ServerRuns(NOBATCH_POLICY, (StudyRun(SOLO_PART, self.shape.name, "short", NOBATCH_POLICY),))
-            yield ServerRuns(NONE_POLICY, tuple(StudyRun(SOLO_PART, self.shape.name, kind, NONE_POLICY)
+            yield PolicyRuns(NOBATCH_POLICY, (StudyRun(SOLO_PART, self.shape.name, "short", NOBATCH_POLICY),))
+            yield PolicyRuns(NONE_POLICY, tuple(StudyRun(SOLO_PART, self.shape.name, kind, NONE_POLICY)
                                                 for kind in ("short", "long")))
-            yield ServerRuns(DYNAMIC_POLICY, (StudyRun(SOLO_PART, self.shape.name, ALL_HANDLERS, DYNAMIC_POLICY),))
+            yield PolicyRuns(DYNAMIC_POLICY, (StudyRun(SOLO_PART, self.shape.name, ALL_HANDLERS, DYNAMIC_POLICY),))
             return
         for seed in range(self.scope.seeds):
             yield from self.iter_server_runs_of_seed(part, seed)
 
-    def iter_server_runs_of_seed(self, part: str, seed: int) -> Iterator[ServerRuns]:
+    def iter_server_runs_of_seed(self, part: str, seed: int) -> Iterator[PolicyRuns]:
         for workload, policies, levels in self.list_policy_groups(part):
             for policy in policies:
-                yield ServerRuns(policy, tuple(StudyRun(part, self.shape.name, workload, policy, seed, level)
+                yield PolicyRuns(policy, tuple(StudyRun(part, self.shape.name, workload, policy, seed, level)
                                                for level in levels))
 
     def list_policy_groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:

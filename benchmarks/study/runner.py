@@ -19,7 +19,7 @@ from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
-from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, SoloCalibration, StudyPlan, StudyRun
+from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, PolicyRuns, SoloCalibration, StudyPlan, StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore
 from benchmarks.study.run_metrics import compute_solo_calibration, should_stop_runs
 from router.simulation.run_stats import percentile
@@ -72,7 +72,7 @@ class StudyRunner:
             for _ in self.iter_measured_runs(plan, turn):
                 pass
 
-    def iter_measured_runs(self, plan: StudyPlan, server_runs: ServerRuns) -> Iterator[RunRecords]:
+    def iter_measured_runs(self, plan: StudyPlan, server_runs: PolicyRuns) -> Iterator[RunRecords]:
         """Yield the runs of a turn until further ones would add nothing. A server is started only if one is needed."""
         store, finished_runs = RunRecordStore(self.folder), list[RunRecords]()
         with ExitStack() as stack:

@@ -80,7 +80,7 @@ def summarize_model(all_records: Sequence[RunRecords]) -> FiguresDict:
              for part in (COMPAT_PART, WORKLOAD_PART, USERS_PART)}
     shape_figures: FiguresDict = {}
     if parts[COMPAT_PART]:
-        shape_figures[COMPAT_PART] = summarize_compat(parts[COMPAT_PART], server_speed)
+        shape_figures[COMPAT_PART] = summarize_reproduction(parts[COMPAT_PART], server_speed)
     if parts[WORKLOAD_PART]:
         shape_figures[WORKLOAD_PART] = {name: summarize_policies(runs, server_speed) for name, runs in group_records(
             parts[WORKLOAD_PART], lambda run: run.workload).items()}
@@ -152,7 +152,7 @@ def choose_length_bin_width(completed_by_seed: Sequence[Sequence[CompletedReques
 
 # -- the study's mode
 
-def summarize_compat(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
+def summarize_reproduction(all_records: Sequence[RunRecords], server_speed: SoloCalibration) -> FiguresDict:
     policy_figures = summarize_policies(all_records, server_speed)
     compat_figures: FiguresDict = {"policies": policy_figures}
     comparable_seeds = list(filter(has_dynamic_and_others, group_by_seed(all_records).values()))

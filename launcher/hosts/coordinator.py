@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.console_output import Output
+from launcher.console_output import ConsoleOutput
 from launcher.hosts.connection import (
     HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
@@ -106,7 +106,7 @@ class HostCoordinator(RemoteHosts):
     """All other hosts of one model."""
 
     def __init__(self, group: GroupPlan, facts: Mapping[str, Any], *,
-                 get_address_files: Callable[[int], Sequence[Path]], model_label: str, output: Output) -> None:
+                 get_address_files: Callable[[int], Sequence[Path]], model_label: str, output: ConsoleOutput) -> None:
         """`facts` must be the same on all hosts; `get_address_files` returns the files for the addresses of a node's
         shards."""
         self._group, self._layout, self._credentials, self._facts = group, group.layout, group.credentials, facts

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from launcher.console_output import Output
+from launcher.console_output import ConsoleOutput
 from launcher.hosts.connection import (
     HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
@@ -46,7 +46,7 @@ class HostMember:
     """This host's part of a group."""
 
     def __init__(self, group: GroupPlan, facts: Mapping[str, Any], shard_specs: Sequence[ChildSpec], parent_fd: int, *,
-                 output: Output) -> None:
+                 output: ConsoleOutput) -> None:
         layout = group.layout
         self._layout, self._credentials, self._facts = layout, group.credentials, facts
         self._shard_specs, self._parent_fd, self._output = shard_specs, parent_fd, output
@@ -199,7 +199,7 @@ def make_end_report(start_name: str, reason: str, *, is_cause: bool = False, is_
 
 
 async def serve_member(group: GroupPlan, facts: Mapping[str, Any], shard_specs: Sequence[ChildSpec], *,
-                       seconds_to_finish: float, output: Output) -> None:
+                       seconds_to_finish: float, output: ConsoleOutput) -> None:
     """Take part until a signal asks to stop, and then for `seconds_to_finish` or until node 0 ends the shards: requests
     need all of them. A second signal ends the shards at once. Raises LaunchError."""
     parent_fd, write_descriptor = os.pipe()

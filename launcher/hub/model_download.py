@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from launcher.console_output import Output, format_bytes
+from launcher.console_output import ConsoleOutput, format_bytes
 from launcher.hub.cache import CachedRepository
 from launcher.hub.client import (
     POOLING_CONFIG_FILE,
@@ -200,7 +200,7 @@ def exit_with_parent() -> None:
     os._exit(1)
 
 
-def exit_with_error(output: Output, message: str, exit_code: int) -> NoReturn:
+def exit_with_error(output: ConsoleOutput, message: str, exit_code: int) -> NoReturn:
     """Report an error and exit at once, without joining threads that wait for the Hub."""
     output.log(" ".join(message.split()), logging.ERROR)
     os._exit(exit_code)
@@ -210,7 +210,7 @@ def main() -> None:
     request = DownloadRequest(**json.loads(sys.argv[1]))
     token = sys.stdin.readline().strip()
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    output = Output(as_json=request.as_json)
+    output = ConsoleOutput(as_json=request.as_json)
     try:
         ModelDownload(request, token, DownloadDisplay(output.make_progress_stream(), time.monotonic,
                                                       hides_progress=request.hides_progress),

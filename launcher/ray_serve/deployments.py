@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from launcher.environment_variables import has_gpu
 from launcher.ray_serve.forwarding import AnswerHead, ForwardedRequest, NoAnswer, forward, open_client
-from launcher.ray_serve.ingress import Ingress, Message, Receive, Send
+from launcher.ray_serve.ingress import IngressApp, Message, Receive, Send
 from launcher.ray_serve.options import (
     AFFINITY,
     EXTRA_ONGOING_REQUESTS,
@@ -132,7 +132,7 @@ class WeftIngress:
     """A process of the ingress."""
 
     def __init__(self, servers: DeploymentHandle, settings: ServerSettings) -> None:
-        self._ingress = Ingress(HandledReplicas(servers), settings.model_id, settings.payload_limit)
+        self._ingress = IngressApp(HandledReplicas(servers), settings.model_id, settings.payload_limit)
 
     async def __serve_build_asgi_app__(self) -> Callable[[Message, Receive, Send], Awaitable[None]]:
         async def run(scope: Message, receive: Receive, send: Send) -> None:  # uvicorn takes a method for older ASGI

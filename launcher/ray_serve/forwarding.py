@@ -65,7 +65,7 @@ async def forward(client: aiohttp.ClientSession, url: str,
     cancels the request."""
     try:
         response = await client.request(
-            request.method, URL(url + request.target, encoded=True), headers=decode_headers(request.headers),
+            request.method, URL(url + request.target, encoded=True), headers=make_upstream_headers(request.headers),
             data=BytesIO(request.body) if request.body else None, allow_redirects=False)
     except (aiohttp.ClientError, OSError) as error:
         yield NoAnswer(str(error) or type(error).__name__)
@@ -78,7 +78,7 @@ async def forward(client: aiohttp.ClientSession, url: str,
         response.close() if not response.content.at_eof() else response.release()
 
 
-def decode_headers(headers: Headers) -> CIMultiDict[str]:
+def make_upstream_headers(headers: Headers) -> CIMultiDict[str]:
     kept = drop_headers(headers, REPLACED_REQUEST_HEADERS)
     return CIMultiDict((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in kept)
 

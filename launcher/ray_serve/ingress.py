@@ -31,7 +31,7 @@ class Replicas(Protocol):
         """Return the name, the head and the body of every replica."""
 
 
-class Ingress:
+class IngressApp:
     """Serves ASGI connections. An error in mid-answer is raised, so that the body of that answer has no end."""
 
     def __init__(self, replicas: Replicas, base_model: str, payload_limit: int) -> None:

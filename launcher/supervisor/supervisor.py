@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.console_output import PLAIN_OUTPUT, Output
+from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
 from launcher.supervisor.restart_policy import MAX_DEATHS, RESTART_PAUSES_SECONDS, WINDOW_SECONDS, RestartPolicy
 from launcher.supervisor.startup_display import StartupDisplay
@@ -271,7 +271,8 @@ class Supervisor:
     """Running processes of a plan. All shards are restarted together; the router is restarted alone."""
 
     def __init__(self, plan: LaunchPlan, listener: socket.socket, parent_fd: int,
-                 on_ready: Callable[[dict[str, Any]], None], *, display: StartupDisplay, output: Output = PLAIN_OUTPUT,
+                 on_ready: Callable[[dict[str, Any]], None], *, display: StartupDisplay,
+                 output: ConsoleOutput = PLAIN_OUTPUT,
                  pauses: Sequence[float] = RESTART_PAUSES_SECONDS, remote_hosts: RemoteHosts | None = None) -> None:
         """Prepare a server; `on_ready` is called once, with the router's ready message."""
         self._plan = plan
@@ -418,7 +419,7 @@ def bind_socket(listener: socket.socket, address: tuple[Any, ...]) -> socket.soc
 
 
 async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
-                seconds_to_finish: float, output: Output = PLAIN_OUTPUT, *, logs_stop: bool = False,
+                seconds_to_finish: float, output: ConsoleOutput = PLAIN_OUTPUT, *, logs_stop: bool = False,
                 remote_hosts: RemoteHosts | None = None) -> None:
     """Serve until a signal asks to stop; a second signal ends the requests. Raises LaunchError.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from router.errors import NotReady, make_not_ready_error
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
-from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.loadable_resource_cache import AdapterState
 from router.scheduler.scheduler import Scheduler
 from router.shards.resource_loader import ResourceLoader
 from router.shards.shard_group import ShardGroup
@@ -60,9 +60,9 @@ class ResourceController:
         self._wake_engine()
 
     @property
-    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
+    def adapter_states(self) -> dict[LoadableResource, AdapterState]:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
-        return self._scheduler.resource_cache.adapter_statuses
+        return self._scheduler.resource_cache.adapter_states
 
     def execute_loads_and_unloads(self) -> None:
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))

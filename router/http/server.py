@@ -32,7 +32,7 @@ from router.http.page.routes import PageRoutes, StartingPageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
-from router.http.routes.engine import EngineRoutes
+from router.http.routes.engine import EngineInspectionRoutes
 from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
@@ -103,7 +103,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *pooling_routes.root_routes(), *create_dialect_routes(services), *pooling_routes.routes(),
         *ScoringRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
-        *EngineRoutes(services, settings).routes(),
+        *EngineInspectionRoutes(services, settings).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
         *MetricsRoutes(engine, validator.adapter_registry, allows_json=services.is_lorax).routes(),
         *PageRoutes(probe_routes.health, is_enabled=config.ui).routes(), *probe_routes.routes()]:

@@ -67,7 +67,7 @@ class ReplayResult:
     difference: ReplayDifference | None = None
 
 
-class UnrecordedBlockHashes(Exception):
+class ReplayDiverged(Exception):
     """The scheduler hashes more blocks than were recorded."""
 
 
@@ -115,7 +115,7 @@ class Replay:
         """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
         count = len(tokens) // block_size
         if count > len(self._block_hashes):
-            raise UnrecordedBlockHashes("it names more blocks than were named")
+            raise ReplayDiverged("it names more blocks than were named")
         block_hashes = [self._block_hashes.popleft() for _ in range(count)]
         self.observe_block_hashes(parent_hash, block_hashes)
         return block_hashes

@@ -58,7 +58,7 @@ class StaticPolicy(StepPolicy):
         return (self.num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
 
-    def on_start(self, sequence: Sequence) -> None:
+    def on_sequence_started(self, sequence: Sequence) -> None:
         """Add a member to the group."""
         if sequence.request.kind is RequestKind.GENERATE and sequence.id not in self._member_ids:
             self._member_ids.add(sequence.id)

@@ -34,9 +34,9 @@ class ResourceState(Enum):
 
 
 # Shown to users.
-ABSENT_STATUS, LOADED_STATUS, LEAVING_STATUS = "absent", "here", "leaving"
-STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: LOADED_STATUS,
-                   ResourceState.DRAINING: LEAVING_STATUS, ResourceState.UNLOADING: LEAVING_STATUS}
+UNLOADED_STATE, LOADED_STATE, UNLOADING_STATE = "unloaded", "loaded", "unloading"
+STATE_NAMES = {ResourceState.LOADING: "loading", ResourceState.LOADED: LOADED_STATE,
+               ResourceState.DRAINING: UNLOADING_STATE, ResourceState.UNLOADING: UNLOADING_STATE}
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class CachedResource:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterStatus:
+class AdapterState:
     """State of an adapter as shown to users, and how many unfinished requests need it."""
 
     state: str
@@ -123,11 +123,11 @@ class LoadableResourceCache:
             self._requested_unloads[resource] = None
 
     @property
-    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
-        """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
-        states = {resource: STATUS_BY_STATE[cached.state] for resource, cached in self._cached.items()}
-        known = dict.fromkeys(self._num_users, ABSENT_STATUS) | states
-        return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
+    def adapter_states(self) -> dict[LoadableResource, AdapterState]:
+        """State of each adapter that is loaded, loading or unloading, or needed by a request."""
+        states = {resource: STATE_NAMES[cached.state] for resource, cached in self._cached.items()}
+        known = dict.fromkeys(self._num_users, UNLOADED_STATE) | states
+        return {resource: AdapterState(state, self._num_users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
 
     def why_never_fits(self, resource: LoadableResource) -> str:

@@ -156,7 +156,7 @@ class StepPolicy:
     def after_step(self) -> None:
         """React to a step that was drafted, whatever its kind."""
 
-    def on_start(self, sequence: Sequence) -> None:
+    def on_sequence_started(self, sequence: Sequence) -> None:
         """React to a sequence that was taken off the queue for the step that is being drafted."""
 
     def admits(self, sequence: Sequence) -> bool:  # noqa: ARG002

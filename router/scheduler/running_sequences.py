@@ -74,7 +74,7 @@ class RunningSequences:
 
     # -- entering
 
-    def max_num_blocks(self, sequence: Sequence) -> int:
+    def max_blocks_of(self, sequence: Sequence) -> int:
         """Return the number of blocks that the sequence needs at its greatest length.
 
         The last generated token is never computed and needs no slot; a step that may produce several tokens needs
@@ -128,7 +128,7 @@ class RunningSequences:
         return sequence.num_preemptions >= self.settings.max_preemptions
 
     def _num_blocks_at_entry(self, sequence: Sequence) -> int:
-        return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
+        return (self.max_blocks_of(sequence) if self._is_unpreemptible(sequence)
                 else self.block_pool.num_blocks_for(sequence.length))
 
     def _fits_beside_unpreemptible(self, candidate: Sequence) -> bool:
@@ -137,8 +137,8 @@ class RunningSequences:
         unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
         if not unpreemptible:
             return True
-        largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
-        return sum(map(self.max_num_blocks, unpreemptible)) + largest <= self.block_pool.num_blocks
+        largest = max((self.max_blocks_of(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
+        return sum(map(self.max_blocks_of, unpreemptible)) + largest <= self.block_pool.num_blocks
 
     # -- prefix cache
 

@@ -310,7 +310,7 @@ class Scheduler:
         self.waiting.remove(candidate)
         if candidate.request.needed_resources:
             self.resource_cache.mark_used(candidate)
-        self.policy.on_start(candidate)
+        self.policy.on_sequence_started(candidate)
         if candidate.predicted_raw_wait is not None:
             self._wait_forecast.record_wait(candidate.predicted_raw_wait, self.selector.now - candidate.submitted_at)
             candidate.predicted_raw_wait = None
@@ -334,7 +334,7 @@ class Scheduler:
         if sequence.request.kind is not RequestKind.GENERATE:
             if length > max_step_tokens:
                 return f"{length} tokens do not fit a step of {max_step_tokens} (--max-batch-prefill-tokens)"
-        elif (num_blocks := self.running.max_num_blocks(sequence)) > (limit := self.running.block_pool.num_blocks):
+        elif (num_blocks := self.running.max_blocks_of(sequence)) > (limit := self.running.block_pool.num_blocks):
             return (f"{length} tokens need {num_blocks} blocks of the cache, which has {limit} "
                     "(--max-batch-total-tokens)")
         return next(filter(None, map(self.resource_cache.why_never_fits, sequence.request.needed_resources)), "")

@@ -7,7 +7,7 @@ from functools import partial
 
 from router.config import ADAPTER_SOURCES
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.loadable_resource_cache import STATUS_BY_STATE
+from router.scheduler.loadable_resource_cache import STATE_NAMES
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import OTHER_LABEL, MetricDefinition, MetricType
 from router.text.prompt_encoder import TokenLimits
@@ -23,7 +23,7 @@ STEP_METHODS = (*KV_CACHE_METHODS, "embed")
 REQUEST_ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout",
                   "download_adapter", "embedding_failure", "classification_failure")
 PHASE_NAMES = tuple(map(str, RequestPhase))
-ADAPTER_STATES = tuple(dict.fromkeys(STATUS_BY_STATE.values()))
+ADAPTER_STATES = tuple(dict.fromkeys(STATE_NAMES.values()))
 MAX_NAMED_ADAPTERS = 100  # adapters that are counted by name
 # LoRAX's names of the same metrics, under which `--compat lorax` repeats them.
 LORAX_METRIC_NAMES = {f"tgi_{name}": f"lorax_{name}" for name in (

@@ -14,7 +14,7 @@ from router.config import ADAPTER_SOURCES
 from router.request import FinishReason, LoadableResource, Request, Tenant
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.loadable_resource_cache import ABSENT_STATUS, LEAVING_STATUS, LOADED_STATUS
+from router.scheduler.loadable_resource_cache import LOADED_STATE, UNLOADED_STATE, UNLOADING_STATE
 from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
@@ -310,7 +310,7 @@ class RequestMetrics:
             self.prefix_hit_tokens.add(record.timeline.num_prefix_hit_tokens)
 
 
-class StepMethodMetrics:
+class StepTypeMetrics:
     """Metrics of one kind of step: prefill, decode, or embed."""
 
     def __init__(self, registry: MetricRegistry, method: str) -> None:
@@ -328,9 +328,9 @@ class StepMetrics:
     def __init__(self, registry: MetricRegistry, scheduler: Scheduler, *, single_token_steps: bool) -> None:
         self._scheduler = scheduler
         self._single_token_steps = single_token_steps  # a step generates at most one token per sequence
-        self._methods_by_step_type: dict[type, StepMethodMetrics] = {
-            Prefill: StepMethodMetrics(registry, "prefill"), Decode: StepMethodMetrics(registry, "decode"),
-            PoolingStep: StepMethodMetrics(registry, "embed")}
+        self._methods_by_step_type: dict[type, StepTypeMetrics] = {
+            Prefill: StepTypeMetrics(registry, "prefill"), Decode: StepTypeMetrics(registry, "decode"),
+            PoolingStep: StepTypeMetrics(registry, "embed")}
         self._standalone_durations: dict[type, Histogram] = {
             Filter: registry.get_histogram("tgi_batch_filter_duration", "decode"),
             Concat: registry.get_histogram("tgi_batch_concat_duration", "decode")}
@@ -444,10 +444,10 @@ def adapter_gauges(scheduler: Scheduler, now: float,
                    adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> dict[str, GaugeValues]:
     """Return the gauges of a server with adapters. `now` is Unix time."""
     state_by_adapter = {resource: standing.state
-                        for resource, standing in scheduler.resource_cache.adapter_statuses.items()
-                        if standing.state != ABSENT_STATUS}
+                        for resource, standing in scheduler.resource_cache.adapter_states.items()
+                        if standing.state != UNLOADED_STATE}
     state_counts = Counter(state_by_adapter.values())
-    running, waiting = find_adapter_names(scheduler, state_by_adapter, adapter_names)
+    running, waiting = find_adapters_in_use(scheduler, state_by_adapter, adapter_names)
     return {
         "weft_adapters": {(state,): state_counts[state] for state in ADAPTER_STATES},
         "weft_adapter_bytes": {(): sum(resource.max_bytes for resource in state_by_adapter)},
@@ -456,8 +456,8 @@ def adapter_gauges(scheduler: Scheduler, now: float,
     }
 
 
-def find_adapter_names(scheduler: Scheduler, state_by_adapter: Mapping[LoadableResource, str],
-                       adapter_names: AdapterNames) -> tuple[set[str], set[str]]:
+def find_adapters_in_use(scheduler: Scheduler, state_by_adapter: Mapping[LoadableResource, str],
+                         adapter_names: AdapterNames) -> tuple[set[str], set[str]]:
     """Return the names of adapters that are on the shards, and of those for which requests wait. The gateway compares
     them with `model`, and splits the list at commas, so a name with a comma is left out."""
     names_by_standing: tuple[set[str], set[str]] = set(), set()
@@ -466,7 +466,7 @@ def find_adapter_names(scheduler: Scheduler, state_by_adapter: Mapping[LoadableR
             names_by_standing[sequence.timeline.phase not in RUNNING_PHASES].update(
                 {sequence.request.adapter_name} - {""}, adapter_names.get(sequence.request.adapter, ()))
     for adapter, state in state_by_adapter.items():
-        if state != LEAVING_STATUS:
-            names_by_standing[state != LOADED_STATUS].update(adapter_names.get(adapter, ()))
+        if state != UNLOADING_STATE:
+            names_by_standing[state != LOADED_STATE].update(adapter_names.get(adapter, ()))
     running, waiting = ({name for name in names if "," not in name} for names in names_by_standing)
     return running, waiting

@@ -15,9 +15,9 @@ from router.text.output_formats import (
     ReasoningState,
     detect_output_format,
     find_answer_beginning,
-    find_call_opening,
     find_reasoning_format,
     find_reasoning_state,
+    get_tool_call_start,
 )
 
 # marks the end of a partial answer while rendering; no template changes digits
@@ -69,7 +69,7 @@ class ChatTemplate:
         self.given_output_format = output_format
         self.output_format = output_format or detect_output_format(source)
         self.reasoning_format = find_reasoning_format(self.output_format, source)
-        self.tool_call_opening = find_call_opening(self.output_format, source)
+        self.tool_call_opening = get_tool_call_start(self.output_format, source)
 
     @cached_property
     def roles(self) -> frozenset[str]:

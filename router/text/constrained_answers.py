@@ -11,10 +11,10 @@ from router.text.output_formats import OutputSyntax, ReasoningState
 from router.text.response_parser import (
     CALL_OPENING_PATTERN,
     MAX_OPENING_CHARACTERS,
-    AnyResponseParser,
     ArgumentsPiece,
     ContentPiece,
     ReasoningPiece,
+    ResponseParser,
     ResponsePart,
     ToolCallOpening,
 )
@@ -52,7 +52,7 @@ class FormattedAnswerParser:
             parts += [] if self._is_at_start else self._take_answer()
         return parts
 
-    def closes_field(self, _token: str) -> bool:
+    def is_field_end_token(self, _token: str) -> bool:
         """Return False: the grammar determines the end of the answer."""
         return False
 
@@ -127,16 +127,16 @@ class CallsOrTextParser(FormattedAnswerParser):
     which, once."""
 
     def __init__(self, syntax: OutputSyntax, state: ReasoningState, tool_names: Collection[str],
-                 create_call_parser: Callable[[], AnyResponseParser]) -> None:
+                 create_call_parser: Callable[[], ResponseParser]) -> None:
         """`tool_names`: functions that the calls may be of. `create_call_parser` is called if the answer is calls."""
         super().__init__(syntax, state)
         self._syntax, self._tool_names = syntax, tool_names
         self._create_call_parser = create_call_parser
-        self._call_parser: AnyResponseParser | None = None
+        self._call_parser: ResponseParser | None = None
         self._is_text = False
 
-    def closes_field(self, token: str) -> bool:
-        return self._call_parser is not None and self._call_parser.closes_field(token)
+    def is_field_end_token(self, token: str) -> bool:
+        return self._call_parser is not None and self._call_parser.is_field_end_token(token)
 
     def finish(self) -> list[ResponsePart]:
         return super().finish() if self._call_parser is None else self._call_parser.finish()

@@ -355,7 +355,7 @@ def without_fields(output_format: OutputFormat, *names: str) -> OutputFormat:
                                         if name not in names}}
 
 
-def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
+def get_tool_call_start(output_format: OutputFormat | None, template: str) -> str:
     """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
     field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
     if field.get("content") != "json" or not field.get("repeats"):

@@ -42,7 +42,7 @@ class PythonicCallParser:
         parts: list[ResponsePart] = self._read_list() if self._may_be_list else []
         return parts if self._may_be_list else parts + self._take_text()
 
-    def closes_field(self, _token: str) -> bool:
+    def is_field_end_token(self, _token: str) -> bool:
         """Return False: no token closes the list."""
         return False
 

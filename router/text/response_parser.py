@@ -65,7 +65,7 @@ ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening 
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
-class AnyResponseParser(Protocol):
+class ResponseParser(Protocol):
     """Parser of one answer."""
 
     strips_text: bool  # whether whitespace around the text separates it from calls
@@ -73,7 +73,7 @@ class AnyResponseParser(Protocol):
     def feed(self, text: str) -> list[ResponsePart]:
         """Add text, including that of special tokens; return the parts that are certain by now."""
 
-    def closes_field(self, token: str) -> bool:
+    def is_field_end_token(self, token: str) -> bool:
         """Return whether this token belongs to the answer though it ends it."""
 
     def finish(self) -> list[ResponsePart]:
@@ -111,7 +111,7 @@ class StreamingResponseParser:
         self._text_since_call += text
         return self._collect_parts(text)
 
-    def closes_field(self, token: str) -> bool:
+    def is_field_end_token(self, token: str) -> bool:
         """Return whether this token closes the reasoning or the call that is being read."""
         if self._parser.is_in_json:
             return False
@@ -262,7 +262,7 @@ def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) ->
     return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-def parse_complete_response(parser: AnyResponseParser, pieces: Iterable[str]) -> list[WholePart]:
+def parse_complete_response(parser: ResponseParser, pieces: Iterable[str]) -> list[WholePart]:
     """Parse a complete answer; adjacent parts of the same kind are joined."""
     return join_adjacent_parts([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
 

@@ -103,10 +103,10 @@ class CpuAttention:
         windows = self._options.sliding_windows or [0] * len(cache.keys)
         plans: dict[int, CpuAttentionPlan] = {}
         for window in sorted(set(windows)):
-            plans[window] = self._plan_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)
+            plans[window] = self._plan_for_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)
         return list(map(plans.__getitem__, windows))
 
-    def _plan_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan], chunks: list[TokenSpan],
+    def _plan_for_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan], chunks: list[TokenSpan],
                      num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer

@@ -38,14 +38,14 @@ class KernelTileSizes(NamedTuple):
     query_rows: int  # query rows: heads of one or several tokens
 
 
-class TileSizesOfKernels(NamedTuple):
+class AttentionTileSizes(NamedTuple):
     """Tile sizes of the kernel for decodes and of that for chunks, for GPUs of compute capability 8.0 and above."""
 
     decodes: KernelTileSizes
     chunks: KernelTileSizes
 
     @classmethod
-    def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype, *, exact: bool) -> "TileSizesOfKernels":
+    def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype, *, exact: bool) -> "AttentionTileSizes":
         """Return sizes that fit into the registers, and were fast on an H200 (docs/dev/gpu.md).
 
         With `exact`, both kernels have the same, and most rows of decodes are padding: docs/concepts/exactness.md,
@@ -64,7 +64,7 @@ class TileSizesOfKernels(NamedTuple):
         return cls(KernelTileSizes(32, rows), KernelTileSizes(64, rows))
 
     @classmethod
-    def of_one_size(cls, tile_positions: int, query_rows: int) -> "TileSizesOfKernels":
+    def of_one_size(cls, tile_positions: int, query_rows: int) -> "AttentionTileSizes":
         sizes = KernelTileSizes(tile_positions, query_rows)
         return cls(sizes, sizes)
 
@@ -177,8 +177,8 @@ class TritonAttention:
         return {window: KernelConstants(decodes | {"WINDOW": window}, chunks | {"WINDOW": window})
                 for window in self._options.window_sizes}
 
-    def _choose_tile_sizes(self, cache: KVCache) -> TileSizesOfKernels:
-        return TileSizesOfKernels.from_heads(self._group, self._head_dim, cache.dtype, exact=self._options.exact)
+    def _choose_tile_sizes(self, cache: KVCache) -> AttentionTileSizes:
+        return AttentionTileSizes.from_heads(self._group, self._head_dim, cache.dtype, exact=self._options.exact)
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: TritonAttentionPlan) -> Tensor:
         """`queries` is [tokens, heads, head_dim], where the stride of tokens may be larger than a token's queries; the

@@ -18,7 +18,7 @@ from torch.distributed import FileStore, ProcessGroupGloo, Store  # type: ignore
 from shard.credentials import HostCredentials
 from shard.errors import PeerLost
 from shard.parallel.host_store import HostStore
-from shard.parallel.shared_memory import SharedMemoryExchange
+from shard.parallel.shared_memory import SharedMemoryAllGather
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank that hangs is left to others
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -84,7 +84,7 @@ class SharedMemoryGroup:
 
     def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rank, world_size
-        self._exchange = SharedMemoryExchange(rank, world_size, rendezvous.meeting_point,
+        self._exchange = SharedMemoryAllGather(rank, world_size, rendezvous.meeting_point,
                                               COLLECTIVE_TIMEOUT.total_seconds())
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:

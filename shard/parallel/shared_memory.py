@@ -20,7 +20,7 @@ CONNECT_RETRY_SECONDS = 0.005  # seconds between attempts to connect to a rank t
 SIGNAL_BYTES = 4  # bytes of a signal, which is the length of a piece
 
 
-class SharedMemoryExchange:
+class SharedMemoryAllGather:
     """All-gather of tensors over memory that every rank has mapped."""
 
     def __init__(self, rank: int, world_size: int, meeting_point: str, timeout_seconds: float) -> None:

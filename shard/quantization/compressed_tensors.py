@@ -24,7 +24,7 @@ from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
     make_zero_point_slice,
-    read_stored_codes,
+    read_stored_slice,
     select_code_range,
     unpack_words,
 )
@@ -75,7 +75,7 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
     name, (outputs, inputs) = f"{matrix_slice.weight_name}_packed", matrix_slice.shape
     bits = find_bits_per_code(reader, name, matrix_slice.shape)
     per_word = 32 // bits
-    packed = read_stored_codes(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
+    packed = read_stored_slice(reader, name, (outputs, -(-inputs // per_word)), matrix_slice.rows,
                                find_word_range(matrix_slice.columns, per_word))
 
     def read_codes(first: int, last: int) -> Tensor:
@@ -87,7 +87,7 @@ def read_packed_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: T
 
 def read_int8_slice(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor,
                     column_groups: Tensor) -> QuantizedSlice:
-    held = read_stored_codes(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
+    held = read_stored_slice(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
                              matrix_slice.columns, dtype=torch.int8)
 
     def read_codes(first: int, last: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.packing import make_consecutive_groups, read_stored_codes
+from shard.quantization.packing import make_consecutive_groups, read_stored_slice
 from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice, TensorReader
 
 ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale",
@@ -69,7 +69,7 @@ def read_float8_slice(reader: TensorReader, matrix_slice: MatrixSlice, dtype: to
 
     Values are looked up in a table, since torch's conversion takes several times as long.
     """
-    byte_codes = read_stored_codes(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
+    byte_codes = read_stored_slice(reader, matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows,
                                    matrix_slice.columns, dtype=dtype).view(torch.uint8)
     value_table = torch.arange(256, dtype=torch.uint8, device=byte_codes.device).view(dtype).float()
 

@@ -19,7 +19,7 @@ from shard.quantization.packing import (
     find_word_range,
     make_consecutive_groups,
     make_zero_point_slice,
-    read_stored_codes,
+    read_stored_slice,
     select_code_range,
     unpack_words,
 )
@@ -83,7 +83,7 @@ class GptqFormat(GroupedIntegerFormat):
 
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         per_word, (outputs, inputs) = self.codes_per_word, matrix_slice.shape
-        packed = read_stored_codes(reader, f"{matrix_slice.module_name}.qweight", (-(-inputs // per_word), outputs),
+        packed = read_stored_slice(reader, f"{matrix_slice.module_name}.qweight", (-(-inputs // per_word), outputs),
                                    find_word_range(matrix_slice.columns, per_word), matrix_slice.rows)
 
         def read_codes(first: int, last: int) -> Tensor:
@@ -120,7 +120,7 @@ class AwqFormat(GroupedIntegerFormat):
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         per_word, (outputs, inputs) = self.codes_per_word, matrix_slice.shape
         word_range = find_word_range(matrix_slice.rows, per_word)
-        packed = read_stored_codes(reader, f"{matrix_slice.module_name}.qweight", (inputs, -(-outputs // per_word)),
+        packed = read_stored_slice(reader, f"{matrix_slice.module_name}.qweight", (inputs, -(-outputs // per_word)),
                                    matrix_slice.columns, word_range)
 
         def read_codes(first: int, last: int) -> Tensor:

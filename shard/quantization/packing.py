@@ -36,7 +36,7 @@ def select_code_range(codes: Tensor, code_range: range, codes_per_word: int) -> 
     return codes[:, first:first + len(code_range)]
 
 
-def read_stored_codes(reader: TensorReader, name: str, shape: Shape, rows: range, columns: range, *,
+def read_stored_slice(reader: TensorReader, name: str, shape: Shape, rows: range, columns: range, *,
                       dtype: torch.dtype = torch.int32) -> Tensor:
     """Read some rows or some columns of a tensor of codes, or of words of them, as they are stored."""
     if len(columns) == shape[1]:

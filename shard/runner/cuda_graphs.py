@@ -58,7 +58,7 @@ class InFlightReplay:
         return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
 
-class CapturedStep(NamedTuple):
+class CapturedBatchSize(NamedTuple):
     """Captured calls for one number of rows."""
 
     forward: LaunchFunction
@@ -96,11 +96,11 @@ class CudaGraphRunner:
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
-        self._captured_steps: dict[int, CapturedStep] = {}
+        self._captured_steps: dict[int, CapturedBatchSize] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            self._captured_steps[rows] = CapturedStep(
+            self._captured_steps[rows] = CapturedBatchSize(
                 capture(partial(forward, None)),
                 capture(partial(self._sample_into_buffers, self._sampler.sample_greedy, rows)),
                 capture(partial(self._sample_into_buffers, self._sampler.sample_random, rows)),
@@ -136,7 +136,7 @@ class CudaGraphRunner:
         sample()
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
-    def _prepare_step(self, layout: StepLayout, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
+    def _prepare_step(self, layout: StepLayout, cache: KVCache, previous_rows: dict[int, int]) -> CapturedBatchSize | None:
         """Write the inputs of this step into the graph's buffers and return the captured calls for it; None if no
         capture fits. `previous_rows` has the rows of the tokens that the last step chose, by sequence; a sequence that
         ends in a placeholder was in that step."""

@@ -1,6 +1,6 @@
 """Output of the simulated model: generated text, cache contents that it checks, embeddings, labels, invalid answers.
 
-A `SimulatedText` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
+A `SimulatedTokens` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
 and different for different sequences, so that a mix-up shows. Behind tokens that are not its own, which a client may
 give, a sequence goes on with another text. Embeddings and labels are made in the same way. A
@@ -31,11 +31,11 @@ UNKNOWN_LABEL = 2**32 - 1  # a label that no model has
 BlockTags = list[int | None]  # per block the tag of its last writer
 
 
-class StateMismatch(Exception):
+class KVCacheMismatch(Exception):
     """Sequence with a cache block that holds something else than it needs."""
 
 
-class SimulatedText:
+class SimulatedTokens:
     """The tokens that a simulated sequence generates, computed from its prompt and key."""
 
     def __init__(self, sequence: Sequence, seed: int, mean_length: float) -> None:
@@ -100,13 +100,13 @@ class CacheTags:
             index, offset = divmod(self._num_hashed_tokens, size)
             block = sequence.blocks[index]
             if offset and block_tags[block] != tags.pop():
-                raise StateMismatch(f"block {block} of sequence {sequence.id} was written by another")
+                raise KVCacheMismatch(f"block {block} of sequence {sequence.id} was written by another")
             block_tags[block] = self._hash_tokens(sequence, min(sequence.num_computed_tokens, (index + 1) * size))
             tags.append(self._token_hash)
 
     def check_tags(self, sequence: Sequence, block_tags: BlockTags) -> None:
         if [block_tags[block] for block in sequence.blocks[:len(self._expected_tags)]] != self._expected_tags:
-            raise StateMismatch(f"the cache of sequence {sequence.id} holds something else than its tokens")
+            raise KVCacheMismatch(f"the cache of sequence {sequence.id} holds something else than its tokens")
 
     def make_prompt_logprobs(self, chunk: PrefillChunk) -> PromptLogprobs:
         """Return logprobs of the prompt's tokens after the next one to write, up to the one after the chunk. The best

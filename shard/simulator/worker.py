@@ -21,7 +21,7 @@ from shard.simulator.simulated_outputs import (
     NUM_USED_TOKENS,
     BlockTags,
     CacheTags,
-    SimulatedText,
+    SimulatedTokens,
     corrupt_embed_answer,
     corrupt_step_answer,
     make_embedding,
@@ -52,7 +52,7 @@ class SimulatedStepError(Exception):
 class SimulatedSequenceState:
     """State that the worker keeps with a sequence."""
 
-    text: SimulatedText
+    text: SimulatedTokens
     cache_tags: CacheTags
     poison_fault: Fault | None
 
@@ -238,7 +238,7 @@ class SimulatedWorker:
     def _prepare_sequence(self, sequence: Sequence) -> None:
         """Give a new sequence its state; raise if it is poisonous."""
         if sequence.worker_state is None:
-            text = SimulatedText(sequence, self._model_config.seed, self._model_config.mean_output_length)
+            text = SimulatedTokens(sequence, self._model_config.seed, self._model_config.mean_output_length)
             text.go_on_behind(sequence.tokens[sequence.num_prompt_tokens:])
             prompt = sequence.tokens[:sequence.num_prompt_tokens]
             sequence.worker_state = SimulatedSequenceState(text,
@@ -253,7 +253,7 @@ class SimulatedWorker:
 
     def _generate_output(self, sequence: Sequence) -> SequenceOutput:
         """Return the next tokens. The chosen one is the best candidate, its neighbours follow, each less likely."""
-        text: SimulatedText = sequence.worker_state.text
+        text: SimulatedTokens = sequence.worker_state.text
         tokens, logprobs = text.generate_tokens(
             len(sequence.tokens) - sequence.num_prompt_tokens,
             self.shard_state.max_tokens_per_decode(sequence) if sequence.is_prefilled else 1)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from launcher.console_output import PLAIN_OUTPUT, Output, align_columns, format_bytes
+from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput, align_columns, format_bytes
 from launcher.supervisor.startup_display import StartupDisplay
 
 
@@ -30,14 +30,14 @@ def test_full_disk_loses_the_output_and_raises_nothing(monkeypatch: pytest.Monke
         patch.setattr("sys.stderr", full)
         patch.setattr("sys.stdout", full)
         PLAIN_OUTPUT.warn("one")
-        Output(as_json=True).warn("two")
+        ConsoleOutput(as_json=True).warn("two")
         PLAIN_OUTPUT.print_banner("three")
     with suppress(OSError):
         full.close()
 
 
 def test_programs_get_a_json_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
-    voice = Output(as_json=True)
+    voice = ConsoleOutput(as_json=True)
     voice.log("one % of it")
     voice.warn("two")
     voice.log("three", logging.ERROR)
@@ -48,12 +48,12 @@ def test_programs_get_a_json_object_per_line(capsys: pytest.CaptureFixture[str])
 def test_banner_goes_to_stdout_or_into_the_json_log(capsys: pytest.CaptureFixture[str]) -> None:
     PLAIN_OUTPUT.print_banner("weft serves\n  stop     Ctrl-C")
     assert capsys.readouterr() == ("weft serves\n  stop     Ctrl-C\n", "")
-    Output(as_json=True).print_banner("weft serves\n  stop     Ctrl-C")
+    ConsoleOutput(as_json=True).print_banner("weft serves\n  stop     Ctrl-C")
     assert read_log_entries(capsys) == [("launcher", "INFO", "weft serves\n  stop     Ctrl-C")]
 
 
 def test_display_writes_plain_log_entries_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Output(as_json=True).make_progress_stream()
+    screen = ConsoleOutput(as_json=True).make_progress_stream()
     screen.write("weft: load 5 % of 1.00 GiB\n")
     screen.flush()
     assert read_log_entries(capsys) == [("launcher", "INFO", "load 5 % of 1.00 GiB")]

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.sources.s3 import BucketEntry, ObjectStorage
+from launcher.adapters.sources.s3 import BucketEntry, ObjectStorageClient
 from launcher.hub.client import CHUNK_BYTES, TIMEOUT_SECONDS, ServerUnreachableError
 
 BOTO3_MISSING_ERROR = "the source `s3` needs pip install 'weft[s3]'"
@@ -21,7 +21,7 @@ CREDENTIALS_ERROR_NAMES = ("NoCredentialsError", "PartialCredentialsError", "Cre
                            "ProfileNotFound")
 
 
-def connect_to_s3(environment: Mapping[str, str]) -> ObjectStorage:
+def connect_to_s3(environment: Mapping[str, str]) -> ObjectStorageClient:
     """Return a client of AWS, or of the endpoint that R2_ACCOUNT_ID or S3_ENDPOINT_URL names. Raises AdapterError.
 
     boto3 itself reads the credentials from the variables of AWS.
@@ -42,7 +42,7 @@ def connect_to_s3(environment: Mapping[str, str]) -> ObjectStorage:
 
 
 class Boto3Storage:
-    """ObjectStorage through boto3's S3 client."""
+    """ObjectStorageClient through boto3's S3 client."""
 
     def __init__(self, client: Any, errors: Any) -> None:
         """Wrap boto3's `client`; `errors` is the module botocore.exceptions."""

@@ -41,7 +41,7 @@ class BucketEntry(NamedTuple):
     etag: str
 
 
-class ObjectStorage(Protocol):
+class ObjectStorageClient(Protocol):
     """Client of a bucket service. Raises AdapterError, or ServerUnreachableError for errors worth a retry."""
 
     def list_entries(self, bucket: str, prefix: str) -> Mapping[str, BucketEntry]:
@@ -66,12 +66,12 @@ class S3Source:
 
     is_remote = True
 
-    def __init__(self, connect: Callable[[], ObjectStorage], environment: Mapping[str, str],
+    def __init__(self, connect: Callable[[], ObjectStorageClient], environment: Mapping[str, str],
                  pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:
         """Store `connect`, which is called with the first request."""
         self._connect, self._environment, self._pauses = connect, environment, pauses
         self._connect_lock = Lock()
-        self._storage: ObjectStorage | None = None
+        self._storage: ObjectStorageClient | None = None
         self._stop_event = Event()  # never set: downloads end with the process
 
     def locate(self, name: str) -> str:
@@ -119,7 +119,7 @@ class S3Source:
         except ServerUnreachableError as error:
             raise AdapterError("unreachable", str(error)) from None
 
-    def _get_storage(self) -> ObjectStorage:
+    def _get_storage(self) -> ObjectStorageClient:
         with self._connect_lock:
             if self._storage is None:
                 self._storage = self._connect()

@@ -15,7 +15,7 @@ from router.http.openai.answers import COMPLETED_FINISH_REASONS, Answer, AnswerS
 from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason
 from router.http.transport.errors import AnthropicErrorReply
 from router.request import FinishReason
-from router.text.response_parser import AnyResponseParser, ContentPiece, ReasoningPiece, WholePart
+from router.text.response_parser import ContentPiece, ReasoningPiece, ResponseParser, WholePart
 
 # Anthropic has no stop reason for a timeout; `max_tokens` also means that the text was cut off.
 # What stops an answer and is no stop sequence is a token.
@@ -103,7 +103,7 @@ class AnthropicStreamRenderer(AnswerStreamRenderer):
 
     __slots__ = ("_metadata", "_num_blocks", "_open_block")
 
-    def __init__(self, metadata: MessageMetadata, parser: AnyResponseParser | None) -> None:
+    def __init__(self, metadata: MessageMetadata, parser: ResponseParser | None) -> None:
         super().__init__(error_event, metadata.num_prompt_tokens, metadata.stop_sequences, parser)
         self._metadata = metadata
         self._num_blocks = 0

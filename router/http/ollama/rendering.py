@@ -16,7 +16,7 @@ from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason, token_
 from router.http.transport.errors import OllamaErrorReply
 from router.http.transport.services import GenerationOutput
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.text.response_parser import AnyResponseParser, ContentPiece, ParsedToolCall, ReasoningPiece, ResponsePart
+from router.text.response_parser import ContentPiece, ParsedToolCall, ReasoningPiece, ResponseParser, ResponsePart
 from router.text.tokenizer import Tokenizer
 
 NANOSECONDS = 1_000_000_000  # in a second
@@ -80,7 +80,7 @@ class OllamaResponse:
                 f'"eval_duration":{to_nanoseconds(decode)}')
 
 
-def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parser: AnyResponseParser | None,
+def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parser: ResponseParser | None,
                        trimmed_stop_strings: Sequence[str]) -> str:
     """Render a whole response."""
     text = thinking = ""
@@ -110,7 +110,7 @@ class OllamaStreamRenderer(AnswerStreamRenderer):
     __slots__ = ("_arguments", "_call_name", "_response", "_unsent_tokens")
 
     def __init__(self, response: OllamaResponse, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
-                 parser: AnyResponseParser | None) -> None:
+                 parser: ResponseParser | None) -> None:
         super().__init__(render_error_line, num_prompt_tokens, trimmed_stop_strings, parser)
         self._response = response
         self._call_name = self._arguments = ""  # of the call that is being read

@@ -16,13 +16,13 @@ from router.text.output_formats import (
     without_fields,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import AnyResponseParser, StreamingResponseParser
+from router.text.response_parser import ResponseParser, StreamingResponseParser
 from router.text.transformers_parser import import_chat_parsing
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
-                                 is_compat: bool = False) -> AnyResponseParser | None:
+                                 is_compat: bool = False) -> ResponseParser | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
     With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
     validator, beginning = services.validator, validated_request.answer_beginning
@@ -48,7 +48,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
 
 
 async def create_constrained_parser(validator: RequestValidator, chat_request: ChatRequest,
-                                    beginning: AnswerBeginning) -> AnyResponseParser:
+                                    beginning: AnswerBeginning) -> ResponseParser:
     """Return the parser of an answer that a grammar constrains (chat_grammar.py)."""
     output_format = validator.output_format or BARE_JSON_FORMAT
     syntax, state = get_output_syntax(output_format), beginning.reasoning_state

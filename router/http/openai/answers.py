@@ -18,11 +18,11 @@ from router.http.transport.services import GenerationOutput, Services
 from router.http.transport.sse import KEEPALIVE_SECONDS, EventPump, open_response_stream
 from router.request import FinishReason
 from router.text.response_parser import (
-    AnyResponseParser,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
+    ResponseParser,
     ResponsePart,
     ToolCallOpening,
     WholePart,
@@ -39,7 +39,7 @@ class PartStripper:
     """Strips the whitespace around an answer's reasoning, and around its text if the parser says so, while they come in
     pieces, and counts the tokens of the reasoning: those up to its last piece, without those of other parts."""
 
-    def __init__(self, parser: AnyResponseParser | None) -> None:
+    def __init__(self, parser: ResponseParser | None) -> None:
         """`parser`: of the answer, which knows at the latest with the first piece of the text whether to strip it."""
         self._parser = parser
         # Whitespace that is returned once more follows; None before the first other character.
@@ -108,7 +108,7 @@ async def process_output(output: GenerationOutput, function: Callable[..., T], *
     return await asyncio.to_thread(function, *arguments)
 
 
-def read_answer(output: GenerationOutput, parser: AnyResponseParser | None,
+def read_answer(output: GenerationOutput, parser: ResponseParser | None,
                 trimmed_stop_strings: Sequence[str]) -> Answer:
     """Return the parts of a whole answer; without a parser it is one text, with its whitespace."""
     if parser is None:
@@ -131,7 +131,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
     __slots__ = ("_is_in_call", "_num_tool_calls", "_parser", "_stripper")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], parser: AnyResponseParser | None) -> None:
+                 trimmed_stop_strings: Sequence[str], parser: ResponseParser | None) -> None:
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
@@ -207,7 +207,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         raise NotImplementedError
 
 
-def raw_token_texts(output: GenerationOutput, parser: AnyResponseParser,
+def raw_token_texts(output: GenerationOutput, parser: ResponseParser,
                     trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
     last token if `get_last_token_text` keeps it."""
@@ -227,10 +227,10 @@ def add_special_token_text(text: str, token: TokenEvent | None) -> str:
 
 
 def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
-                        parser: AnyResponseParser) -> str:
+                        parser: ResponseParser) -> str:
     """Return the last token's text. A special token ends the text, also where the length would have, and is left out
     unless it closes a tool call or reasoning. After a timeout it is like those before it."""
-    if token is None or final_event.finish_reason is FinishReason.TIMEOUT or parser.closes_field(token.text):
+    if token is None or final_event.finish_reason is FinishReason.TIMEOUT or parser.is_field_end_token(token.text):
         return add_special_token_text(text, token)
     return text
 

@@ -48,7 +48,7 @@ from router.http.transport.services import (
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
-from router.text.response_parser import AnyResponseParser
+from router.text.response_parser import ResponseParser
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
@@ -80,7 +80,7 @@ class ValidatedChat:
     """The choices of a chat, with the parser of each one's answer: None where it can only be text."""
 
     choices: Sequence[ValidatedRequest]
-    parsers: Sequence[AnyResponseParser | None]
+    parsers: Sequence[ResponseParser | None]
 
 
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,

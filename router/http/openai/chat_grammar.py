@@ -9,7 +9,7 @@ from router.grammars.output_grammar import ChatGrammar, make_node, make_output_g
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
 from router.http.openai.requests import ChatRequest
-from router.http.openai.tools import FunctionSchema, Tool, iterate_function_schemas, make_call_grammar
+from router.http.openai.tools import FunctionCallSchema, Tool, iterate_function_schemas, make_call_grammar
 from router.text.chat_template import ChatTemplate
 from router.text.output_formats import BARE_JSON_FORMAT, PLACEHOLDER_PATTERN, OutputSyntax, get_output_syntax
 from router.validation.validator import GenerationInput
@@ -57,7 +57,7 @@ def allow_calls(generation_input: GenerationInput, template: ChatTemplate | None
     return replace(generation_input, grammar=replace(chat_grammar, calls=make_output_grammar(calls, fault)))
 
 
-def make_calls_node(syntax: OutputSyntax, functions: Sequence[FunctionSchema], *, has_one_call: bool) -> Node:
+def make_calls_node(syntax: OutputSyntax, functions: Sequence[FunctionCallSchema], *, has_one_call: bool) -> Node:
     """Return the grammar of one or more calls as the model writes them."""
     if "{call}" in syntax.call:
         call = make_text_node(syntax.call, {"call": make_node(make_call_grammar(functions, syntax.arguments_key))})
@@ -69,7 +69,7 @@ def make_calls_node(syntax: OutputSyntax, functions: Sequence[FunctionSchema], *
     return ["sequence", make_text_node(syntax.calls_opening, {}), call, ["text", syntax.calls_closing]]
 
 
-def make_function_nodes(syntax: OutputSyntax, function: FunctionSchema) -> dict[str, Node]:
+def make_function_nodes(syntax: OutputSyntax, function: FunctionCallSchema) -> dict[str, Node]:
     """Return the parts of a call of a function, by their placeholders."""
     name = function.name
     if "{arguments}" in syntax.call:

@@ -12,7 +12,7 @@ from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRen
 from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason, token_logprobs_json
 from router.http.transport.errors import OpenAIErrorReply
 from router.http.transport.services import GenerationOutput
-from router.text.response_parser import AnyResponseParser, ResponsePart
+from router.text.response_parser import ResponseParser, ResponsePart
 from router.text.tokenizer import Tokenizer
 
 
@@ -140,7 +140,7 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
     __slots__ = ("_events", "_item", "_logprob_tokenizer", "_tokens")
 
     def __init__(self, events: ResponseEvents, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
-                 parser: AnyResponseParser | None, logprob_tokenizer: Tokenizer | None = None) -> None:
+                 parser: ResponseParser | None, logprob_tokenizer: Tokenizer | None = None) -> None:
         """`logprob_tokenizer`: the tokenizer, if the response has logprobs."""
         super().__init__(events.render_failure, num_prompt_tokens, trimmed_stop_strings, parser)
         self._events = events

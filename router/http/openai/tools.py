@@ -36,11 +36,11 @@ from router.http.openai.rendering import (
 from router.http.transport.body import BodyModel, ReportingBodyModel
 from router.http.transport.services import GenerationOutput
 from router.text.response_parser import (
-    AnyResponseParser,
     ArgumentsPiece,
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
+    ResponseParser,
     ResponsePart,
     ToolCallOpening,
 )
@@ -163,7 +163,7 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
     return make_call_grammar(iterate_function_schemas(tools or (), get_chosen_function(tool_choice)))
 
 
-class FunctionSchema(NamedTuple):
+class FunctionCallSchema(NamedTuple):
     """A function with the JSON schema of its arguments."""
 
     name: str
@@ -171,7 +171,7 @@ class FunctionSchema(NamedTuple):
     reference_fault: str  # that of the schema, as in Grammar
 
 
-def make_call_grammar(functions: Iterable[FunctionSchema], arguments_key: str = "arguments") -> Grammar:
+def make_call_grammar(functions: Iterable[FunctionCallSchema], arguments_key: str = "arguments") -> Grammar:
     """Return the grammar of the JSON of a call of one of these functions."""
     functions = [*functions]
     calls = [{"type": "object", "required": ["name", arguments_key], "additionalProperties": False,
@@ -184,7 +184,7 @@ def make_call_grammar(functions: Iterable[FunctionSchema], arguments_key: str = 
     return replace(grammar, reference_fault=next(faults, ""))
 
 
-def iterate_function_schemas(tools: Sequence[Tool], name: str | None = None) -> Iterator[FunctionSchema]:
+def iterate_function_schemas(tools: Sequence[Tool], name: str | None = None) -> Iterator[FunctionCallSchema]:
     """Yield the functions with this name, by default all. Raises InvalidRequest with the place in the request."""
     for index, function in enumerate(tool.function for tool in tools):
         if name in {None, function.name}:
@@ -193,7 +193,7 @@ def iterate_function_schemas(tools: Sequence[Tool], name: str | None = None) -> 
             fault = make_json_schema_grammar(f"tools.{index}.function.parameters", parameters).reference_fault
             object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                              else {"type": "object"})
-            yield FunctionSchema(function.name, object_schema | parameters, fault and (
+            yield FunctionCallSchema(function.name, object_schema | parameters, fault and (
                 f"{fault} of the function `{function.name[:MAX_NAME_CHARS_IN_ERROR]}`"))
 
 
@@ -231,7 +231,7 @@ def reasoning_fields(text: str) -> str:
 
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatOutputOptions, parser: AnyResponseParser) -> RenderedChoice:
+                          output_options: ChatOutputOptions, parser: ResponseParser) -> RenderedChoice:
     answer = read_answer(output, parser, output_options.trimmed_stop_strings)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
@@ -255,7 +255,7 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
     __slots__ = ("_delta_prefix", "_output_options", "_role_field", "_words")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 output_options: ChatOutputOptions, parser: AnyResponseParser) -> None:
+                 output_options: ChatOutputOptions, parser: ResponseParser) -> None:
         super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings, parser)
         self._delta_prefix = delta_prefix(metadata, index)
         self._output_options = output_options

@@ -14,10 +14,10 @@ from router.errors import AdapterLoadFailed, InvalidRequest
 from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import ReportingBodyModel, is_base_model, json_response, read_body
 from router.http.transport.services import ServiceRoutes
-from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
+from router.scheduler.loadable_resource_cache import UNLOADED_STATE, AdapterState
 from router.validation.bounds import ADAPTER_NAME
 
-ABSENT_ADAPTER_STATUS = AdapterStatus(ABSENT_STATUS, 0)
+UNLOADED_ADAPTER_STATE = AdapterState(UNLOADED_STATE, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
@@ -173,12 +173,12 @@ class AdapterRoutes(ServiceRoutes):
                 self._services.engine.resource_controller.request_resource_unload(resource)
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
-        resource_statuses, aliases = self._services.engine.resource_controller.adapter_statuses, self._registry.aliases
+        resource_statuses, aliases = self._services.engine.resource_controller.adapter_states, self._registry.aliases
         for reference, entry in entries:
             version = entry.version
             resource = self._registry.get_resource_in_use(version)
-            status = (ABSENT_ADAPTER_STATUS if resource is None
-                      else resource_statuses.get(resource, ABSENT_ADAPTER_STATUS))
+            status = (UNLOADED_ADAPTER_STATE if resource is None
+                      else resource_statuses.get(resource, UNLOADED_ADAPTER_STATE))
             yield {
                 "id": reference.name,
                 "object": "adapter",

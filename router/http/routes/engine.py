@@ -77,7 +77,7 @@ class SimulateRequest(ReportingBodyModel):
         ge=0, le=60_000, description="Time for which the first of a static group waits for others.")] = 0.0
 
 
-class EngineRoutes(ServiceRoutes):
+class EngineInspectionRoutes(ServiceRoutes):
     """Handlers of `/v1/engine/state`, `/v1/engine/events`, `/v1/engine/trace`, `/v1/engine/simulate` and
     `/v1/engine/settings`."""
 

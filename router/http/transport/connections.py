@@ -117,19 +117,19 @@ class Connections:
         self._num_by_address[connection.address] -= 1
         if not self._num_by_address[connection.address]:
             del self._num_by_address[connection.address]
-        self.forget_evictable(connection)
+        self.unmark_evictable(connection)
         self._unread.pop(connection, None)
 
     def note_state(self, connection: "Connection") -> None:
         if connection.state is ConnectionState.HANDLED:
-            self.forget_evictable(connection)
+            self.unmark_evictable(connection)
         else:
             of_address = self._evictable_by_address.setdefault(connection.address, OrderedDict())
             for evictable in (self._evictable, of_address):
                 evictable[connection] = None
                 evictable.move_to_end(connection)
 
-    def forget_evictable(self, connection: "Connection") -> None:
+    def unmark_evictable(self, connection: "Connection") -> None:
         self._evictable.pop(connection, None)
         if (of_address := self._evictable_by_address.get(connection.address)) is not None:
             of_address.pop(connection, None)
@@ -172,7 +172,7 @@ def makes_place(evictable: "EvictableConnections") -> bool:
     any request, not for a probe only."""
     for connection in [*islice(evictable, MAX_EVICTION_ATTEMPTS)]:
         if not connection.num_buffered_bytes:  # else the last response is on its way
-            connection.connections.forget_evictable(connection)
+            connection.connections.unmark_evictable(connection)
             has_any_place = not connection.refusal_reason
             connection.reject(503, "overloaded", "other connections needed the place of this one (--max-connections, "
                               "--max-connections-per-address)")

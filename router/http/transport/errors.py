@@ -145,7 +145,7 @@ class TgiErrorReply:
         return json.dumps({"error": self.message, "error_type": self.error_type}, separators=(",", ":"))
 
     def to_response(self) -> web.Response:
-        return error_response(self.status, self.to_json(), self.retry_after)
+        return json_error_response(self.status, self.to_json(), self.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class OpenAIErrorReply:
                                      "code": self.code or None}}, separators=(",", ":"))
 
     def to_response(self) -> web.Response:
-        return error_response(self.status, self.to_json(), self.retry_after)
+        return json_error_response(self.status, self.to_json(), self.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class AnthropicErrorReply:
                           separators=(",", ":"))
 
     def to_response(self) -> web.Response:
-        return error_response(self.status, self.to_json(), self.retry_after)
+        return json_error_response(self.status, self.to_json(), self.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class OllamaErrorReply:
         return json.dumps({"error": self.message}, separators=(",", ":"))
 
     def to_response(self) -> web.Response:
-        return error_response(self.status, self.to_json(), self.retry_after)
+        return json_error_response(self.status, self.to_json(), self.retry_after)
 
 
 ErrorReply = TgiErrorReply | OpenAIErrorReply | AnthropicErrorReply | OllamaErrorReply
@@ -256,7 +256,7 @@ def has_openai_error_format(path: str, compat: str) -> bool:
     return find_error_reply_type(path, compat) is OpenAIErrorReply
 
 
-def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
+def json_error_response(status: int, body: str, retry_after: float | None) -> web.Response:
     """Return a response with a JSON body. `retry_after` is in seconds; the header Retry-After has it rounded up, and
     at least 1."""
     response = web.Response(status=status, body=body.encode(), content_type="application/json")

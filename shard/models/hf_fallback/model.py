@@ -1,6 +1,6 @@
 """Model whose layers are foreign torch modules, run with our KV cache and attention backends.
 
-The modules' attention calls `weft_attention_forward`, which calls the step's listener: a `ServingAttentionCallback` in
+The modules' attention calls `weft_attention_forward`, which calls the step's listener: a `PagedAttentionCallback` in
 serving, an `AttentionProbe` when the model is probed. Linears are replaced by ours, and split over the ranks by the
 module's tensor-parallel plan: colwise ones by outputs, rowwise ones by inputs, with results summed over the ranks.
 """
@@ -23,7 +23,7 @@ from shard.ops.linear import make_linear
 from shard.parallel.group import RankGroup, even_rank_range
 
 REPLICATED_STYLE = "replicated_with_grad_allreduce"  # replicated on every rank
-LISTENER_KEYWORD = "weft_listener"  # keyword argument with which layers pass the listener on to attention
+LISTENER_KEYWORD = "weft_attention_callback"  # keyword argument with which layers pass the listener on to attention
 
 
 class AttentionCall(NamedTuple):
@@ -49,7 +49,7 @@ def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingAttentionCallback:
+class PagedAttentionCallback:
     """Listener of one step, which runs attention over the cache."""
 
     inputs: ForwardInputs
@@ -126,7 +126,7 @@ class FallbackModel(BaseLanguageModel):
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         return run_layers(self._layers, inputs.tokens, inputs.positions,
-                          ServingAttentionCallback(inputs, cache, attention))
+                          PagedAttentionCallback(inputs, cache, attention))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         return None if self._group.rank else run_head(self._head, hidden_states).float()

@@ -6,7 +6,7 @@ import pytest
 from support.fake_study import SMALL_SCOPE, FakeStudyServers
 
 from benchmarks.study.models import make_simulated_model
-from benchmarks.study.plan import ServerRuns, StudyPlan
+from benchmarks.study.plan import PolicyRuns, StudyPlan
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.runner import MAX_ATTEMPTS, AllRequestsFailed
 
@@ -108,4 +108,4 @@ def test_disturbed_run_is_repeated_unless_the_server_counts(tmp_path: Path, monk
 def test_turn_without_runs_needs_no_server(tmp_path: Path) -> None:
     servers = FakeStudyServers()
     assert list(servers.make_study_runner(tmp_path).iter_measured_runs(make_plan(servers, tmp_path),
-                                                                       ServerRuns("none", ()))) == []
+                                                                       PolicyRuns("none", ()))) == []

@@ -15,7 +15,7 @@ from launcher.client.chat import ChatRequestFailed
 
 NOW = 1_000_000.0
 ADAPTER_JSON = {
-    "id": "org/a", "object": "adapter", "alias": None, "source": "hub", "digest": "d", "base": "", "state": "here",
+    "id": "org/a", "object": "adapter", "alias": None, "source": "hub", "digest": "d", "base": "", "state": "loaded",
     "bytes_on_disk": 2_500_000, "bytes_on_shard": 40, "last_used": int(NOW) - 5, "requests": 3, "loads": 1,
     "private": False, "stays": False}
 
@@ -65,7 +65,7 @@ def test_server_rejection_raises_with_its_reason() -> None:
 
 def test_adapters_are_listed_as_a_table() -> None:
     command = AdaptersCommand("ls", "http://loom")
-    private_adapter = {**ADAPTER_JSON, "alias": "looms\x1b[2J", "state": "leaving", "private": True, "stays": True}
+    private_adapter = {**ADAPTER_JSON, "alias": "looms\x1b[2J", "state": "unloading", "private": True, "stays": True}
     assert format_answer(command, {"data": [ADAPTER_JSON, private_adapter]}, NOW).splitlines() == [
         "adapter           source    state  requests  loads  on a shard  on disk  last used",
         "org/a                hub     here         3      1        40 B   2.5 MB    5 s ago",

@@ -16,7 +16,7 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, list_address_files, make_group
 
 from benchmarks.harness.processes import find_free_port
-from launcher.console_output import Output
+from launcher.console_output import ConsoleOutput
 from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
@@ -29,7 +29,7 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> HostCredentials:
     return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
-class RecordingOutput(Output):
+class RecordingOutput(ConsoleOutput):
     """Output whose lines a test reads."""
 
     def __init__(self) -> None:

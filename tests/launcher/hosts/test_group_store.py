@@ -15,7 +15,7 @@ from support.host_groups import FACTS, make_group
 from torch.distributed import PrefixStore
 
 from benchmarks.harness.processes import find_free_port
-from launcher.console_output import Output
+from launcher.console_output import ConsoleOutput
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_store import MAX_VALUE_BYTES, GroupStore
 from shard.credentials import HostCredentials, read_credentials
@@ -36,7 +36,7 @@ def run_ranks(credentials: HostCredentials, *ranks: Callable[[str], object], end
     the start ends as soon as a rank waits for a value."""
     async def run() -> list[object]:
         group = make_group(credentials, find_free_port())
-        coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=Output())
+        coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=ConsoleOutput())
         coordinator._server = await coordinator._listen()
         coordinator._store = store = GroupStore("run-1")
         if ends_store:

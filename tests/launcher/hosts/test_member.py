@@ -15,7 +15,7 @@ from support.host_credentials import make_self_signed
 from support.host_groups import FACTS, make_group
 
 from benchmarks.harness.processes import find_free_port
-from launcher.console_output import Output
+from launcher.console_output import ConsoleOutput
 from launcher.hosts import member
 from launcher.hosts.connection import HostConnection, HostConnectionLost, Message, encode_message, read_message
 from launcher.hosts.member import HostMember
@@ -47,7 +47,7 @@ class FirstHost:
         self._parent_fd, self._held_open = os.pipe()
         spec = ChildSpec("shard 1", (sys.executable, "-I", "-S", "-c", program), {"file": str(self.file)})
         self.lines: list[str] = []
-        output = Output()
+        output = ConsoleOutput()
         output.log = lambda text, level=0: self.lines.append(text)  # type: ignore[method-assign]
         self.member = HostMember(self.group, FACTS, [spec], self._parent_fd, output=output)
         self._connections: list[HostConnection] = []

@@ -16,7 +16,7 @@ from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, Tim
 from router.recording.file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
-from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.loadable_resource_cache import AdapterState
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
@@ -681,12 +681,12 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
     async def scenario(weft):
         resource = make_adapter(weft)
         assert [await weft.engine.resource_controller.load(resource) for _ in range(2)] == ["", ""]
-        assert weft.engine.resource_controller.adapter_statuses == {resource: AdapterStatus("here", 0)}
+        assert weft.engine.resource_controller.adapter_states == {resource: AdapterState("loaded", 0)}
         assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
         removed = weft.watch_scheduler_calls("on_resource_unloaded")
         weft.engine.resource_controller.request_resource_unload(resource)
         assert await removed.get() == resource
-        assert weft.engine.resource_controller.adapter_statuses == {}
+        assert weft.engine.resource_controller.adapter_states == {}
         samples = parse_metrics(weft.engine.metrics_page())
         assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
         assert samples["weft_adapter_load_seconds_count"] == 1

@@ -16,7 +16,7 @@ from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
 from router.scheduler.events import RequestAccepted, SchedulerEvent, SequenceFailed
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.loadable_resource_cache import AdapterState
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.shards.handshake import HandshakeResult
@@ -200,10 +200,10 @@ def test_adapter_is_unloaded_when_no_request_needs_it() -> None:
         await setup.load(adapter)
         sequence_id = setup.submit(adapter)
         await setup.unload(adapter)
-        assert setup.controller.adapter_statuses == {adapter: AdapterStatus("here", 1)}
+        assert setup.controller.adapter_states == {adapter: AdapterState("loaded", 1)}
         setup.scheduler.cancel(sequence_id, 0.0)
         await setup.run_commands()
-        assert setup.controller.adapter_statuses == {}
+        assert setup.controller.adapter_states == {}
         assert setup.shards.calls == [("load", 1), ("unload", 1)]
     run_scenario(scenario)
 
@@ -213,7 +213,7 @@ def test_unloaded_adapter_can_be_loaded_again() -> None:
         adapter = setup.make_adapter()
         await setup.load(adapter)
         await setup.unload(adapter)
-        assert setup.controller.adapter_statuses == {}
+        assert setup.controller.adapter_states == {}
         assert await setup.load(adapter) == ""
         assert setup.shards.calls == [("load", 1), ("unload", 1), ("load", 1)]
     run_scenario(scenario)

@@ -272,7 +272,7 @@ def test_dropped_adapter_is_unloaded_when_no_request_needs_it() -> None:
     assert setup.take_commands() == []
     assert setup.run_step() == (waits,)
     assert setup.execute_commands() == [UnloadResource(ADAPTER_A)]
-    assert setup.core.resource_cache.adapter_statuses == {}
+    assert setup.core.resource_cache.adapter_states == {}
 
 
 def test_adapter_dropped_while_loading_is_unloaded_once_it_is_loaded() -> None:
@@ -297,8 +297,8 @@ def test_dropping_an_absent_or_pinned_adapter_has_no_effect() -> None:
     for resource in (ADAPTER_A, stays):
         setup.core.request_resource_unload(resource, 0.0)
     assert setup.take_commands() == []
-    statuses = setup.core.resource_cache.adapter_statuses
-    assert {resource: standing.state for resource, standing in statuses.items()} == {stays: "here"}
+    statuses = setup.core.resource_cache.adapter_states
+    assert {resource: standing.state for resource, standing in statuses.items()} == {stays: "loaded"}
     setup.run_request(ADAPTER_A)
     assert setup.take_commands() == []
 
@@ -335,19 +335,19 @@ def test_dropped_adapter_does_not_stop_draining() -> None:
 def test_adapter_statuses_report_state_and_number_of_users() -> None:
     setup = SchedulerWithShards(max_active_adapters=2, adapter_cycle_seconds=0.0)
     get_states = lambda: {r.id: (standing.state, standing.num_users)  # noqa: E731
-                          for r, standing in setup.core.resource_cache.adapter_statuses.items()}
+                          for r, standing in setup.core.resource_cache.adapter_states.items()}
     assert get_states() == {}
     setup.submit(ADAPTER_A, output=9, grammar=None)
     setup.submit(ADAPTER_A, output=9)
     setup.take_commands()
-    assert get_states() == {1: ("coming", 2)}
+    assert get_states() == {1: ("loading", 2)}
     setup.core.on_resource_loaded(ADAPTER_A, 0.0)
     setup.run_step()
     setup.run_request(ADAPTER_B)
     setup.submit(ADAPTER_C)
     setup.submit(make_adapter(4))
     setup.take_commands()
-    assert get_states() == {1: ("leaving", 2), 2: ("leaving", 0), 3: ("absent", 1), 4: ("absent", 1)}
+    assert get_states() == {1: ("unloading", 2), 2: ("unloading", 0), 3: ("unloaded", 1), 4: ("unloaded", 1)}
 
 
 def test_why_never_fits_is_known_before_loading() -> None:

@@ -45,11 +45,11 @@ def test_new_sequence_takes_the_blocks_of_its_prompt():
 
 
 def test_last_token_needs_no_slot():
-    assert make_running_sequences().max_num_blocks(make_sequence(1, prompt=16, output=17)) == 2
+    assert make_running_sequences().max_blocks_of(make_sequence(1, prompt=16, output=17)) == 2
 
 
 def test_several_tokens_per_step_need_spare_slots():
-    assert make_running_sequences(tokens_per_step=4).max_num_blocks(make_sequence(1, prompt=16, output=17)) == 3
+    assert make_running_sequences(tokens_per_step=4).max_blocks_of(make_sequence(1, prompt=16, output=17)) == 3
 
 
 def test_new_sequence_leaves_a_free_block_for_each_running_one():
@@ -114,7 +114,7 @@ def test_often_preempted_sequence_gets_all_blocks_it_can_need():
     running_sequences, sequence = make_running_sequences(), make_sequence(1, output=64)
     sequence.num_preemptions = SETTINGS.max_preemptions
     running_sequences.enter_batch(sequence, running_sequences.make_empty_batch())
-    assert len(sequence.blocks) == running_sequences.max_num_blocks(sequence) == 5
+    assert len(sequence.blocks) == running_sequences.max_blocks_of(sequence) == 5
 
 
 def test_often_preempted_sequence_is_not_preempted_again():

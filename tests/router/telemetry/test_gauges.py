@@ -100,7 +100,7 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
     assert adapter_gauges(core, 5.0) == {
-        "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},
+        "weft_adapters": {("loading",): 1, ("loaded",): 1, ("unloading",): 0},
         "weft_adapter_bytes": {(): 200},
         "vllm:lora_requests_info": {("3", "a,b", "c"): 5.0}}
 

@@ -157,4 +157,4 @@ def test_calls_are_stripped_of_the_whitespace_between_them_and_a_text_of_none() 
     for parser, text in zip(parsers, (f"<tool_call>{STOP_JSON}", ' {"a": 1}'), strict=True):
         parser.feed(text)
     assert [parser.strips_text for parser in parsers] == [True, False]
-    assert [parser.closes_field("</tool_call>") for parser in parsers] == [True, False]
+    assert [parser.is_field_end_token("</tool_call>") for parser in parsers] == [True, False]

@@ -26,9 +26,9 @@ from router.text.output_formats import (
     ReasoningState,
     detect_output_format,
     find_answer_beginning,
-    find_call_opening,
     find_reasoning_state,
     get_output_syntax,
+    get_tool_call_start,
 )
 
 
@@ -54,7 +54,7 @@ def test_response_format_is_recognized_from_the_chat_template(template: str, sha
     ({"fields": {"tool_calls": {"open": "[CALL]", "content": "json", "repeats": True}}}, "", "[CALL]"),
     ({"fields": {"tool_calls": {"open_pattern": r"\[CALL\]\s*", "content": "json", "repeats": True}}}, "", "[CALL]")])
 def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) -> None:
-    assert find_call_opening(shape, template) == opens
+    assert get_tool_call_start(shape, template) == opens
 
 
 @pytest.mark.parametrize(("shape", "prompt", "state"), [

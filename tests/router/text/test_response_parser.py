@@ -397,7 +397,7 @@ def test_token_closes_a_call_only_behind_its_json() -> None:
     closes = []
     for piece in ("<|channel|>commentary to=functions.stop<|message|>", '{"a": "', 'b"}'):
         parser.feed(piece)
-        closes.append(parser.closes_field("<|call|>"))
+        closes.append(parser.is_field_end_token("<|call|>"))
     assert closes == [False, False, True]
 
 

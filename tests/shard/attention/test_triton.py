@@ -22,7 +22,7 @@ from triton import next_power_of_2
 
 from shard.attention import triton
 from shard.attention.triton import (
-    TileSizesOfKernels,
+    AttentionTileSizes,
     TritonAttentionPlan,
     iter_chunk_tile_entries,
     list_split_entries,
@@ -204,7 +204,7 @@ def test_tiles_cover_the_chunk(row: int, start: int, length: int, each: int) -> 
 @given(st.integers(1, 128), st.integers(16, 256), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
 def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: torch.dtype, exact: bool) -> None:
     assert pad_head_dim(head_dim) >= head_dim
-    for sizes in (both := TileSizesOfKernels.from_heads(group, head_dim, dtype, exact=exact)):
+    for sizes in (both := AttentionTileSizes.from_heads(group, head_dim, dtype, exact=exact)):
         assert sizes.query_rows >= group
         assert sizes.query_rows == next_power_of_2(sizes.query_rows)
         assert GPU_SPLIT % sizes.tile_positions == SHORT_SPLIT % sizes.tile_positions == 0

@@ -72,7 +72,7 @@ def make_attention_jobs(case: AttentionCase) -> list[CompileJob]:
                        **head_dim_constants, "BLOCK_SIZE": 16, "SPLIT": triton.SPLIT_POSITIONS}
     decode_constants, chunk_constants = (
         layer_constants | {"TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
-        for sizes in triton.TileSizesOfKernels.from_heads(case.group_size, case.head_dim, case.dtype, exact=case.exact))
+        for sizes in triton.AttentionTileSizes.from_heads(case.group_size, case.head_dim, case.dtype, exact=case.exact))
     options = {"num_warps": triton.NUM_WARPS, "num_stages": triton.NUM_STAGES}
     output = make_pointer_signature("output", dtype=case.dtype)
     return [(ATTENTION_MODULE, "attend_decode_splits",

@@ -34,7 +34,7 @@ from shard.parallel.group import (
     sum_in_rank_order,
 )
 from shard.parallel.group import __name__ as module
-from shard.parallel.shared_memory import SharedMemoryExchange
+from shard.parallel.shared_memory import SharedMemoryAllGather
 
 GROUP_SIZES = [2, 3, 4]
 PEER_PROGRAM = f"""
@@ -199,15 +199,15 @@ def test_sums_of_two_processes_fail_once_one_has_died(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_that_never_connects_is_an_error(tmp_path: Path, rank: int) -> None:
     with pytest.raises(RuntimeError, match=f"a peer of rank {rank} did not come within 0.05 seconds"):
-        SharedMemoryExchange(rank, 2, str(tmp_path / "meeting"), 0.05)
+        SharedMemoryAllGather(rank, 2, str(tmp_path / "meeting"), 0.05)
     assert [*tmp_path.iterdir()] == []
 
 
 @contextmanager
-def make_two_exchanges(folder: Path) -> Iterator[list[SharedMemoryExchange]]:
+def make_two_exchanges(folder: Path) -> Iterator[list[SharedMemoryAllGather]]:
     """Yield two exchanges that wait for each other for at most a second."""
     with ThreadPoolExecutor(2) as pool:
-        exchanges = list(pool.map(lambda rank: SharedMemoryExchange(rank, 2, str(folder / "meeting"), 1.0), range(2)))
+        exchanges = list(pool.map(lambda rank: SharedMemoryAllGather(rank, 2, str(folder / "meeting"), 1.0), range(2)))
     yield exchanges
     for exchange in exchanges:
         exchange.close()

@@ -10,8 +10,8 @@ from shard.simulator.simulated_outputs import (
     WORDS,
     BlockTags,
     CacheTags,
-    SimulatedText,
-    StateMismatch,
+    KVCacheMismatch,
+    SimulatedTokens,
 )
 from shard.state.result_encoding import PromptLogprobs
 from shard.state.sequence import SamplingParams, Sequence
@@ -26,7 +26,7 @@ def make_sequence(tokens: GenericSequence[int] = (1, 2, 3), blocks: GenericSeque
                     sampling=SamplingParams(), wants_prompt_logprobs=False, **identity)
 
 
-def get_tokens(simulated_text: SimulatedText, length: int) -> list[int]:
+def get_tokens(simulated_text: SimulatedTokens, length: int) -> list[int]:
     return [simulated_text.get_token(index) for index in range(length)]
 
 
@@ -36,7 +36,7 @@ def test_there_are_64_words_of_five_letters() -> None:
 
 
 def test_text_is_words_and_blanks() -> None:
-    text = bytes(get_tokens(SimulatedText(make_sequence(), 0, 0.0), 600))
+    text = bytes(get_tokens(SimulatedTokens(make_sequence(), 0, 0.0), 600))
     assert set(text.split()) <= set(WORDS)
     assert text[5::6] == b" " * 100
 
@@ -44,25 +44,25 @@ def test_text_is_words_and_blanks() -> None:
 @pytest.mark.parametrize("changes", [
     {"tokens": [1, 2, 4]}, {"tokens": [1, 2]}, {"sampling_key": 1}, {"adapter_id": 1}, {"grammar_id": 1}], ids=str)
 def test_text_depends_on_prompt_key_adapter_and_grammar(changes: dict[str, object]) -> None:
-    assert get_tokens(SimulatedText(make_sequence(), 0, 0.0),
-                      60) != get_tokens(SimulatedText(make_sequence(**changes), 0, 0.0), 60)
+    assert get_tokens(SimulatedTokens(make_sequence(), 0, 0.0),
+                      60) != get_tokens(SimulatedTokens(make_sequence(**changes), 0, 0.0), 60)
 
 
 def test_text_depends_on_the_seed() -> None:
-    assert get_tokens(SimulatedText(make_sequence(), 0, 0.0),
-                      60) != get_tokens(SimulatedText(make_sequence(), 1, 0.0), 60)
+    assert get_tokens(SimulatedTokens(make_sequence(), 0, 0.0),
+                      60) != get_tokens(SimulatedTokens(make_sequence(), 1, 0.0), 60)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=50))
 def test_text_does_not_depend_on_the_order_of_calls(indices: list[int]) -> None:
-    simulated_text, other_text = SimulatedText(make_sequence(), 0, 12.0), SimulatedText(make_sequence(), 0, 12.0)
+    simulated_text, other_text = SimulatedTokens(make_sequence(), 0, 12.0), SimulatedTokens(make_sequence(), 0, 12.0)
     assert {i: simulated_text.generate_tokens(i, 1)
             for i in indices} == {i: other_text.generate_tokens(i, 1) for i in sorted(indices)}
 
 
 @given(st.integers(1, 8), st.integers(0, 100))
 def test_tokens_of_one_step_are_a_piece_of_the_text(room: int, start: int) -> None:
-    simulated_text = SimulatedText(make_sequence(), 0, 12.0)
+    simulated_text = SimulatedTokens(make_sequence(), 0, 12.0)
     tokens, logprobs = simulated_text.generate_tokens(start, room)
     assert 1 <= len(tokens) == len(logprobs) <= room
     assert tokens == [simulated_text.get_token(start + i) for i in range(len(tokens))]
@@ -72,7 +72,7 @@ def test_tokens_of_one_step_are_a_piece_of_the_text(room: int, start: int) -> No
 @given(st.lists(st.integers(0, 256), max_size=20), st.integers(0, 20))
 def test_text_behind_foreign_tokens_depends_on_all_tokens_and_not_on_where_it_went_on(foreign: list[int],
                                                                                       length: int) -> None:
-    simulated_text, other_text = SimulatedText(make_sequence(), 0, 12.0), SimulatedText(make_sequence(), 0, 12.0)
+    simulated_text, other_text = SimulatedTokens(make_sequence(), 0, 12.0), SimulatedTokens(make_sequence(), 0, 12.0)
     simulated_text.go_on_behind(foreign)
     tokens = foreign + [simulated_text.get_token(len(foreign) + i) for i in range(length)]
     other_text.go_on_behind(tokens)
@@ -81,10 +81,10 @@ def test_text_behind_foreign_tokens_depends_on_all_tokens_and_not_on_where_it_we
 
 
 def test_text_behind_its_own_tokens_is_its_own_and_another_behind_foreign_ones() -> None:
-    own = get_tokens(SimulatedText(make_sequence(), 0, 0.0), 100)
+    own = get_tokens(SimulatedTokens(make_sequence(), 0, 0.0), 100)
     continuations = []
     for last_token in (own[19], own[19] + 1, own[19] + 2):
-        simulated_text = SimulatedText(make_sequence(), 0, 0.0)
+        simulated_text = SimulatedTokens(make_sequence(), 0, 0.0)
         simulated_text.go_on_behind([*own[:19], last_token])
         continuations.append(get_tokens(simulated_text, 100)[20:])
     assert continuations[0] == own[20:]
@@ -92,13 +92,13 @@ def test_text_behind_its_own_tokens_is_its_own_and_another_behind_foreign_ones()
 
 
 def test_end_tokens_come_after_words_at_the_configured_rate() -> None:
-    tokens = get_tokens(SimulatedText(make_sequence(), 0, 60.0), 60_000)
+    tokens = get_tokens(SimulatedTokens(make_sequence(), 0, 60.0), 60_000)
     assert set(tokens[5::6]) == {BLANK_TOKEN, END_TOKEN}
     assert 800 < tokens.count(END_TOKEN) < 1200
 
 
 def test_logprobs_are_exact_in_float32() -> None:
-    values = SimulatedText(make_sequence(), 0, 0.0).generate_tokens(0, 8)[1]
+    values = SimulatedTokens(make_sequence(), 0, 0.0).generate_tokens(0, 8)[1]
     assert all(-2.0 < value < 0.0 and (value * 128).is_integer() for value in values)
 
 
@@ -137,7 +137,7 @@ def test_wrong_values_in_a_cached_prefix_are_detected(changes: dict[str, object]
     cache: BlockTags = [None] * 8
     write_to_cache(cache, make_sequence([1] * 20, [0, 1]), 20)
     reader = make_sequence(**{"tokens": [1] * 20, "blocks": [0, 2], "cached": 16} | changes)
-    with pytest.raises(StateMismatch, match="holds something else"):
+    with pytest.raises(KVCacheMismatch, match="holds something else"):
         write_to_cache(cache, reader, 20).check_tags(reader, cache)
 
 
@@ -146,7 +146,7 @@ def test_block_overwritten_by_another_sequence_is_detected_on_write() -> None:
     sequence, other_sequence = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
     cache_tags = write_to_cache(cache, sequence, 5)
     write_to_cache(cache, other_sequence, 5)
-    with pytest.raises(StateMismatch, match="written by another"):
+    with pytest.raises(KVCacheMismatch, match="written by another"):
         write_to_cache(cache, sequence, 6, cache_tags)
 
 
@@ -155,7 +155,7 @@ def test_full_block_overwritten_by_another_sequence_is_detected_on_read() -> Non
     sequence, other_sequence = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
     cache_tags = write_to_cache(cache, sequence, 16)
     write_to_cache(cache, other_sequence, 5)
-    with pytest.raises(StateMismatch, match="holds something else"):
+    with pytest.raises(KVCacheMismatch, match="holds something else"):
         cache_tags.check_tags(sequence, cache)
 
 

@@ -23,8 +23,8 @@ from shard.pb import shard_pb2 as pb
 from shard.simulator.simulated_outputs import (
     END_TOKEN,
     UNKNOWN_SEQUENCE_ID,
-    SimulatedText,
-    StateMismatch,
+    KVCacheMismatch,
+    SimulatedTokens,
     make_embedding,
     make_labels,
 )
@@ -53,11 +53,11 @@ def make_worker(rank: int = 0, sleep_seconds: list[float] | None = None, **simul
     return worker
 
 
-def make_expected_text(row: SequenceRow, seed: int = 0, mean_output_length: float = 0.0) -> SimulatedText:
+def make_expected_text(row: SequenceRow, seed: int = 0, mean_output_length: float = 0.0) -> SimulatedTokens:
     """Return the text that this new sequence should get."""
     worker = make_worker(seed=seed, mean_output_length=mean_output_length)
     worker.prefill(make_prefill(1, row))
-    text: SimulatedText = worker.shard_state.sequences[row.id].worker_state.text
+    text: SimulatedTokens = worker.shard_state.sequences[row.id].worker_state.text
     return text
 
 
@@ -150,7 +150,7 @@ def test_sequence_goes_on_behind_tokens_that_it_never_generated_with_another_tex
 def test_a_cached_prefix_of_another_prompt_fails_the_step() -> None:
     worker = make_worker()
     worker.prefill(make_prefill(1, SequenceRow(7, PROMPT_TOKENS, [0, 1])))
-    with pytest.raises(StateMismatch, match="holds something else"):
+    with pytest.raises(KVCacheMismatch, match="holds something else"):
         worker.prefill(make_prefill(1, SequenceRow(8, PROMPT_TOKENS[::-1], [0, 2], num_cached=16)))
 
 
@@ -158,7 +158,7 @@ def test_a_cached_prefix_of_another_adapter_fails_the_step() -> None:
     worker = make_worker()
     worker.load_resource(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=3))
     worker.prefill(make_prefill(1, SequenceRow(7, PROMPT_TOKENS, [0, 1])))
-    with pytest.raises(StateMismatch, match="holds something else"):
+    with pytest.raises(KVCacheMismatch, match="holds something else"):
         worker.prefill(make_prefill(1, SequenceRow(8, PROMPT_TOKENS, [0, 2], num_cached=16, adapter_id=3)))
 
 

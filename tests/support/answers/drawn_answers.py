@@ -32,7 +32,7 @@ from router.text.output_formats import (
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import AnyResponseParser, StreamingResponseParser
+from router.text.response_parser import ResponseParser, StreamingResponseParser
 from router.text.tokenizer import Tokenizer, byte_level_alphabet
 from router.validation.validator import ValidatedRequest
 
@@ -105,7 +105,7 @@ class DrawnAnswer:
     prompt_end: str  # what of the answer the template has begun
     stop_token_text: str
 
-    def create_parser(self) -> AnyResponseParser | None:
+    def create_parser(self) -> ResponseParser | None:
         if self.must_call:
             return RequiredCallParser()
         if self.has_format:

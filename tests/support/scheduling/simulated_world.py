@@ -48,7 +48,7 @@ from shard.errors import MalformedMessage, StepOutOfMemory
 from shard.errors import RejectedMessage as ShardRefused
 from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.simulated_outputs import SimulatedText, make_embedding, make_labels
+from shard.simulator.simulated_outputs import SimulatedTokens, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
 from shard.state.sequence import PoolingText
 
@@ -96,7 +96,7 @@ def compute_expected_tokens(request: Request, num_tokens: int, model: SimulatedC
     sequence = SimpleNamespace(sampling_key=request.sampling_key, adapter_id=request.adapter.id if request.adapter
                                else 0, grammar_id=request.grammar.id if request.grammar else 0,
                                tokens=list(request.prompt), num_prompt_tokens=len(request.prompt))
-    simulated_text = SimulatedText(sequence, model.seed, model.mean_output_length)  # type: ignore[arg-type]
+    simulated_text = SimulatedTokens(sequence, model.seed, model.mean_output_length)  # type: ignore[arg-type]
     return [simulated_text.get_token(index) for index in range(num_tokens)]
 
 

@@ -67,7 +67,7 @@ class AdapterRoutesSetup:
     async def load_and_use_adapter(self, name: str) -> None:
         """Load the first adapter, and begin the first step of a request that uses it."""
         await self.load_adapter(name)
-        [resource] = self.engine.resource_controller.adapter_statuses
+        [resource] = self.engine.resource_controller.adapter_states
         self.engine.submit(make_text_request("a loom", 3, adapter=resource))
         await self.weft.gate.wait_for_step()
 
@@ -108,7 +108,7 @@ def test_adapter_is_fetched_and_loaded_without_a_request(tmp_path: Path) -> None
         assert abs(loaded.pop("last_used") - time.time()) < 30
         assert loaded == {
             "id": "org/a", "object": "adapter", "alias": None, "source": "hub", "digest": "a-1", "base": "org/loom",
-            "state": "here", "bytes_on_disk": 10, "bytes_on_shard": 40, "requests": 0, "loads": 1, "private": False,
+            "state": "loaded", "bytes_on_disk": 10, "bytes_on_shard": 40, "requests": 0, "loads": 1, "private": False,
             "stays": False}
         assert [adapter["id"] for adapter in await setup.list_adapters()] == ["org/a"]
     run_scenario(scenario, tmp_path)
@@ -122,7 +122,7 @@ def test_loading_again_fetches_the_new_version_and_unloads_the_old(tmp_path: Pat
         removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         assert (await setup.load_adapter("org/a"))["digest"] == "a-2"
         await removed.get()
-        assert [standing.state for standing in setup.engine.resource_controller.adapter_statuses.values()] == ["here"]
+        assert [standing.state for standing in setup.engine.resource_controller.adapter_states.values()] == ["loaded"]
         assert setup.store.received_requests[-1]["fresh"]
     run_scenario(scenario, tmp_path)
 
@@ -150,7 +150,7 @@ def test_failed_new_version_leaves_the_old_one_loaded(tmp_path: Path) -> None:
         setup.store.versions["large"] = setup.store.versions.pop("org/a")
         setup.store._fetch_response = lambda name, token: ScriptedAdapterStore()._fetch_response("large", token)  # type: ignore[method-assign]
         assert (await setup.get_error("POST", "/v1/adapters", id="org/a"))[0] == 424
-        assert [(adapter["digest"], adapter["state"]) for adapter in await setup.list_adapters()] == [("a-1", "here")]
+        assert [(adapter["digest"], adapter["state"]) for adapter in await setup.list_adapters()] == [("a-1", "loaded")]
     run_scenario(scenario, tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_deleted_adapter_is_unloaded_and_unknown_afterwards(tmp_path: Path) -> N
 def test_running_request_keeps_a_deleted_adapter(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_adapter("org/a")
-        resource, = setup.engine.resource_controller.adapter_statuses
+        resource, = setup.engine.resource_controller.adapter_states
         stream = setup.engine.submit(make_text_request("a loom", 3, adapter=resource))
         await setup.weft.gate.wait_for_step()
         assert [adapter["requests"] for adapter in await setup.list_adapters()] == [1]
@@ -189,7 +189,7 @@ def test_version_stays_loaded_while_another_name_uses_it(tmp_path: Path) -> None
         await setup.load_adapter("org/a")
         await setup.load_adapter("org/b")
         assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200
-        assert [(adapter["id"], adapter["state"]) for adapter in await setup.list_adapters()] == [("org/b", "here")]
+        assert [(adapter["id"], adapter["state"]) for adapter in await setup.list_adapters()] == [("org/b", "loaded")]
         assert (await setup.load_adapter("org/b"))["loads"] == 1
     run_scenario(scenario, tmp_path)
 
@@ -198,7 +198,7 @@ def test_preloaded_adapters_are_listed_and_cannot_be_changed(tmp_path: Path) -> 
     async def scenario(setup: AdapterRoutesSetup) -> None:
         listed = [(adapter["id"], adapter["alias"], adapter["stays"], adapter["state"])
                   for adapter in await setup.list_adapters()]
-        assert listed == [("org/a", "mine", True, "here"), ("org/b", None, True, "here")]
+        assert listed == [("org/a", "mine", True, "loaded"), ("org/b", None, True, "loaded")]
         for name in ("org/a", "mine", "org/b"):
             assert (await setup.get_error("DELETE", f"/v1/adapters/{name}"))[0] == 409
             assert (await setup.get_error("POST", "/v1/adapters", id=name))[0] == 409
@@ -444,5 +444,5 @@ def test_adapter_deleted_while_a_new_version_waits_is_unloaded_in_both_versions(
         removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         setup.weft.gate.release_all()
         await removed.get()
-        assert setup.engine.resource_controller.adapter_statuses == {}
+        assert setup.engine.resource_controller.adapter_states == {}
     run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)

@@ -14,8 +14,6 @@ interface AdapterObject {
   [field: string]: unknown;
 }
 
-const STATE_WORDS: Record<string, string> = { coming: "loading", here: "loaded", leaving: "unloading" };
-
 export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
   const { value, error, refresh } = usePolled<{ data: AdapterObject[] }>("v1/adapters", 5);
   const [failure, setFailure] = useState("");
@@ -59,7 +57,7 @@ export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
                 <tr key={adapter.id}>
                   <td>{adapter.id}</td>
                   <td>{adapter.source ?? "–"}</td>
-                  <td>{STATE_WORDS[adapter.state ?? ""] ?? adapter.state ?? "–"}</td>
+                  <td>{adapter.state ?? "–"}</td>
                   {isAdmin && (
                     <td>
                       <button
