@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.recording.file import BadRecording
-from router.simulation.run_stats import LATENCY_KINDS, RunStats, align_columns, format_milliseconds
+from router.simulation.run_stats import LATENCY_KINDS, RunStats, align_columns, format_seconds_as_ms
 from router.simulation.simulate import SimulationCase, case_from_arguments, format_flags
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0}
@@ -108,7 +108,7 @@ def format_report(goals: list[PercentileGoal], attempts: list[TuningAttempt]) ->
     rows = [["", *(f"{goal.name}, ms" for goal in goals), "refused", "tokens per second"]]
     for attempt in attempts[:NUM_SHOWN_ATTEMPTS]:
         stats = attempt.stats
-        times = [format_milliseconds(stats.percentile(goal.latency_kind, goal.percent)) for goal in goals]
+        times = [format_seconds_as_ms(stats.percentile(goal.latency_kind, goal.percent)) for goal in goals]
         rows.append([format_flags(attempt.settings) or "as it is", *times, f"{stats.num_rejected}",
                      f"{stats.tokens_per_second:.1f}"])
     best = attempts[0]

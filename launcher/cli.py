@@ -52,8 +52,8 @@ from launcher.environment_variables import (
     read_hub_token,
     recordings_folder,
 )
+from launcher.hosts.config_consistency import describe_host
 from launcher.hosts.coordinator import HostCoordinator
-from launcher.hosts.description import describe_host
 from launcher.hosts.group_plan import GroupPlan, make_group_plan
 from launcher.hosts.layout import find_group_variable
 from launcher.hosts.member import serve_member

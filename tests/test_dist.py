@@ -107,7 +107,7 @@ def test_repository_contains_no_benchmark_records() -> None:
 def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(python_with_wheel: Path,
                                                                           tmp_path: Path) -> None:
     (here := tmp_path / "here").mkdir()
-    program = ("from benchmarks.harness.results import RESULTS_FOLDER, save_report; save_report('loom', 'weft'); "
+    program = ("from benchmarks.harness.reporting import RESULTS_FOLDER, save_report; save_report('loom', 'weft'); "
                "print(RESULTS_FOLDER)")
     completed = subprocess.run([python_with_wheel, "-P", "-c", program], cwd=here, check=True, capture_output=True,
                                text=True)

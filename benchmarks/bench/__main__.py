@@ -32,7 +32,7 @@ from benchmarks.bench.report.table import format_table, make_headlines
 from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_ratio_table
 from benchmarks.bench.settings import BenchSettings, parse_settings, parse_versus_settings
 from benchmarks.bench.shards import command as shards
-from benchmarks.harness.results import describe_hardware, today
+from benchmarks.harness.reporting import describe_hardware, today
 
 SHARD_FLAG = "--shard"
 

@@ -18,7 +18,7 @@ from benchmarks.harness import experiment
 from benchmarks.harness.gpu_timing import measure_seconds
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
 from benchmarks.harness.random_step_inputs import make_random_cache, make_random_sequence, num_blocks_for
-from benchmarks.harness.results import format_json_line, report_results, save_report
+from benchmarks.harness.reporting import format_json_line, report_results, save_report
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.state.step import MIN_ROWS, Step

@@ -28,7 +28,7 @@ from cyclopts import Parameter
 
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, format_columns, run_experiment
 from benchmarks.harness.processes import make_adapter_flags, read_cpu_seconds_by_program, run_weft_serve
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import percentile
 
 SIMULATED_MODEL = Path("weft/simulated")

@@ -32,7 +32,7 @@ from benchmarks.harness import experiment
 from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
 from benchmarks.harness.processes import MAX_ANSWER_SECONDS, make_adapter_flags, run_weft_serve
 from benchmarks.harness.random_checkpoints import write_random_safetensors
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"

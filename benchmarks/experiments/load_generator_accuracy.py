@@ -25,7 +25,7 @@ from benchmarks.bench.report.summary import summarize_run
 from benchmarks.harness import experiment
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import align_columns
 
 WARM_UP_SECONDS = 0.5

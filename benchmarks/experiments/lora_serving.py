@@ -25,7 +25,7 @@ from benchmarks.experiments.lora_step import COST_GOALS_PERCENT, write_random_ad
 from benchmarks.harness import experiment
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, Attempt, CpuStealRetry
 from benchmarks.harness.processes import MAX_ANSWER_SECONDS, make_adapter_flags, run_weft_serve
-from benchmarks.harness.results import format_json_line, save_report
+from benchmarks.harness.reporting import format_json_line, save_report
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"

@@ -21,7 +21,7 @@ from benchmarks.experiments.decode_step_overhead import prepare_decode_step
 from benchmarks.harness import experiment
 from benchmarks.harness.gpu_timing import measure_seconds
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes, write_random_safetensors
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from shard.config import ShardConfig
 from shard.state.step import Step
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model

@@ -22,7 +22,7 @@ from benchmarks.bench.load.http import ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, run_experiment
 from benchmarks.harness.processes import HOST, run_router_and_shard
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import percentile
 
 MAX_BATCH_SIZE = 16

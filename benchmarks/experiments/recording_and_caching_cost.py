@@ -16,9 +16,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.harness.experiment import ExperimentSettings, PositiveInt, run_experiment
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.model_info import ModelInfo
-from router.recording.recorder import RecordingScheduler
+from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.scheduler_snapshot import take_snapshot
 from router.request import Request, hash_blocks, hash_namespace
 from router.scheduler.messages import StepResult, StepResultRow

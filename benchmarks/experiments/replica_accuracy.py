@@ -31,7 +31,7 @@ from benchmarks.bench.load.generator import LoadClient, Target, raise_first_fail
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, run_experiment
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.request import Request
 from router.simulation.replicas import ReplicaSettings, simulate_replicas
 from router.simulation.routing import ROUTING_POLICIES, RoutingPolicy

@@ -25,7 +25,7 @@ from benchmarks.harness.experiment import (
     format_columns,
     run_experiment,
 )
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.model_info import ModelInfo
 from router.simulation.replicas import ReplicaSettings, simulate_replicas
 from router.simulation.routing import ROUTING_POLICIES

@@ -41,7 +41,7 @@ from benchmarks.harness.experiment import (
 from benchmarks.harness.front_ends import FRONT_ENDS, run_front_end
 from benchmarks.harness.processes import HOST, find_free_port
 from benchmarks.harness.ray_cluster import RayCluster, run_ray_cluster, wait_until
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 
 DIRECT = "direct"  # no front end: clients take turns at the replicas
 # Python of an environment with Ray and weft's packages; the front end of that name has replicas of its own.

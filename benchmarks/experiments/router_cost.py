@@ -23,7 +23,7 @@ from benchmarks.harness.processes import (
     read_process_cpu_seconds,
     run_router_and_shard,
 )
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import percentile
 
 GOAL_POINT_STREAMS, GOAL_POINT_LOOK_AHEAD = 64, 2

@@ -30,7 +30,7 @@ from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, run_experiment
 from benchmarks.harness.processes import HOST, run_router_and_shard
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, make_random_checkpoint
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from router.simulation.run_stats import percentile
 from router.simulation.simulate import SimulationCase
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.experiments.decode_step_overhead import prepare_decode_step
 from benchmarks.harness import experiment
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from shard.checkpoint.reader import count_matrix_bytes
 from shard.config import ShardConfig
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model

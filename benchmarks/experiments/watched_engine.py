@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from benchmarks.experiments.router_cost import RouterCostPoint, measure_point
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, format_columns, run_experiment
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from benchmarks.harness.stream_load import InvalidAnswerError
 
 LOOK_AHEAD = 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.results import collect_run_metadata, make_file_name
+from benchmarks.harness.reporting import collect_run_metadata, make_file_name
 
 TableRow = dict[str, Any]  # by name of a column
 

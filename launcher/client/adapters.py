@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
+from launcher.client.chat_client import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns, format_bytes
 

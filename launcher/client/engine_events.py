@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
+from launcher.client.chat_client import ChatRequestFailed, check_status, translate_connection_errors
 
 # A watched server sends a frame at least every second.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)

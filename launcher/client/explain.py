@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
+from launcher.client.chat_client import ChatRequestFailed, check_status, translate_connection_errors
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns
 
@@ -34,16 +34,16 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     """Return one line about the request, and a line per cause, the longest first: its time, share and description.
     Under it stands what others did meanwhile."""
     total_ms = explanation["total_ms"]
-    lines = [f"{explanation['id']} ({format_state(explanation)}): {format_milliseconds(total_ms)}, "
+    lines = [f"{explanation['id']} ({format_state(explanation)}): {format_duration_ms(total_ms)}, "
              f"{explanation['prompt_tokens']} prompt tokens, {explanation['cached_tokens']} of them cached, "
              f"{explanation['generated_tokens']} generated"]
     width = max(map(len, explanation["by_cause"]), default=0)
     for cause, ms in sorted(explanation["by_cause"].items(), key=lambda item: -item[1]):
         share = 100 * ms / total_ms if total_ms else 0.0
-        lines.append(f"{cause:<{width}}  {format_milliseconds(ms):>9}  {share:3.0f} %  {explanation['causes'][cause]}")
-        lines += [f"{'':<{width}}  {format_milliseconds(other_ms):>9}  of it: {explanation['meanwhile_causes'][other]}"
+        lines.append(f"{cause:<{width}}  {format_duration_ms(ms):>9}  {share:3.0f} %  {explanation['causes'][cause]}")
+        lines += [f"{'':<{width}}  {format_duration_ms(other_ms):>9}  of it: {explanation['meanwhile_causes'][other]}"
                   for other, other_ms in explanation["meanwhile"].get(cause, {}).items()]
-    prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens, {format_milliseconds(prompt['ms'])})"
+    prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens, {format_duration_ms(prompt['ms'])})"
                         for prompt in explanation["meanwhile_prompts"])
     lines += [f"longest prompts of other requests in this time: {prompts}"] * bool(prompts)
     num_generating = explanation["meanwhile_generating"]
@@ -55,7 +55,7 @@ def format_requests(requests: list[dict[str, Any]]) -> str:
     """Return a table with one line per request, the latest first, and with the cause that took most of its time."""
     if not requests:
         return "no requests yet, or none of this key"
-    rows = [[request["id"], format_state(request), format_milliseconds(request["total_ms"]),
+    rows = [[request["id"], format_state(request), format_duration_ms(request["total_ms"]),
              str(request["prompt_tokens"]), str(request["cached_tokens"]), str(request["generated_tokens"]),
              format_longest_cause(request["by_cause"])]
             for request in requests]
@@ -70,10 +70,10 @@ def format_state(request: dict[str, Any]) -> str:
 
 def format_longest_cause(ms_by_cause: dict[str, float]) -> str:
     cause = max(ms_by_cause, key=ms_by_cause.__getitem__)
-    return f"{cause} {format_milliseconds(ms_by_cause[cause])}"
+    return f"{cause} {format_duration_ms(ms_by_cause[cause])}"
 
 
-def format_milliseconds(milliseconds: float) -> str:
+def format_duration_ms(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s" if milliseconds >= 10_000 else f"{milliseconds:.1f} ms"
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import TextIO
 
-from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
+from launcher.client.chat_client import ChatConversation, ChatRequestFailed, ChatSettings
 from launcher.client.markdown import PLAIN, MarkdownStream
 
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"

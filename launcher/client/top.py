@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from launcher.client.chat import ChatRequestFailed
+from launcher.client.chat_client import ChatRequestFailed
 from launcher.client.engine_events import EngineView, RunningSequence, open_engine_events
 from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns

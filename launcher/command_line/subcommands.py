@@ -41,7 +41,7 @@ def chat_command(
         seed: Annotated[int | None, Parameter(help="Sampling seed. The same seed gives the same answers.")] = None,
         port: PortFlag = None, api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
-    chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
+    chat, terminal = import_module("launcher.client.chat_client"), import_module("launcher.client.terminal")
     settings = chat.ChatSettings(complete_url(url, port), model, system, max_tokens, temperature, seed)
     raise SystemExit(terminal.run_chat(settings, api_key))
 

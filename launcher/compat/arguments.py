@@ -124,7 +124,7 @@ def mark_overridden_flags(resolved_flags: Sequence[ResolvedFlag]) -> Iterator[Re
             yield item
 
 
-def check_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
+def reject_refused_or_conflicting_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
     """Raise ValueError for refused flags, all in one message, or for flags that repeat or contradict each other."""
     refusals = [f"{item.name_as_given} is refused: {item.effect.reason}" for item in resolved_flags
                 if item.effect.action is FlagAction.REFUSED]

@@ -41,7 +41,7 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     table, words = find_flag_table(program_words)
     devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
     translation = translate(table, words, assignments, devices)
-    check_flags(translation.weft_arguments, table)
+    check_flags_are_known(translation.weft_arguments, table)
     foreign_variables = {flag.environment_variable for flag in table.flags}
     variables = {name: value for name, value in assignments.items()
                  if name not in foreign_variables} | translation.environment_variables
@@ -54,7 +54,7 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     return "\n".join([*(f"# {note}" for note in notes), " ".join(command)])
 
 
-def check_flags(weft_arguments: Sequence[str], table: ForeignFlagTable) -> None:
+def check_flags_are_known(weft_arguments: Sequence[str], table: ForeignFlagTable) -> None:
     """Raise ValueError for a flag that neither the program nor `weft serve` has."""
     flags = {flag for setting in SETTINGS_BY_NAME.values() for flag in setting.flags}
     flags |= {f"--no-{flag.removeprefix('--')}" for flag in flags}

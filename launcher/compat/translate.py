@@ -7,7 +7,7 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Any, NoReturn
 
-from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
+from launcher.compat.arguments import ParsedArguments, ResolvedFlag, reject_refused_or_conflicting_flags
 from launcher.compat.flag_descriptions import describe_flag
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
@@ -124,7 +124,7 @@ def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Ma
     parsed, remaining_arguments = make_argument_parser(table).parse_known_args(arguments)
     parsed_arguments = ParsedArguments(vars(parsed), remaining_arguments, environment)
     resolved_flags = parsed_arguments.resolve_flags(table)
-    check_flags(resolved_flags)
+    reject_refused_or_conflicting_flags(resolved_flags)
     result = TranslatedSettings(remaining_arguments=remaining_arguments,
                              default_settings=parsed_arguments.get_implicit_defaults(table),
                              required_settings={item.effect.required_setting: f"{item.name_as_given} {item.value}"

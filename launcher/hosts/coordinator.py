@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.console_output import ConsoleOutput
+from launcher.hosts.config_consistency import find_differences
 from launcher.hosts.connection import (
     HELLO_TIMEOUT_SECONDS,
     MAX_LINE_BYTES,
@@ -27,7 +28,6 @@ from launcher.hosts.connection import (
     encode_message,
     read_message,
 )
-from launcher.hosts.description import find_differences
 from launcher.hosts.group_plan import GroupPlan
 from launcher.hosts.group_store import GroupStore
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, RemoteHosts, ShardMember

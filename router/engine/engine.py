@@ -19,7 +19,7 @@ from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.monitor.monitor import EngineMonitor, Readiness
 from router.recording.file import RecordingFolder
-from router.recording.recorder import RecordingScheduler, make_optionally_recorded_scheduler
+from router.recording.recording_scheduler import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, SequenceFailed
 from router.scheduler.fault_isolation import DEATHS_BEFORE_FAILURE, ShardLossReason

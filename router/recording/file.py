@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo, StepMeasurement
-from router.recording.recorder import CallEntry, SnapshotWithCalls
+from router.recording.recording_scheduler import CallEntry, SnapshotWithCalls
 from router.recording.scheduler_snapshot import StateTable, redacted_request_to_json, table_to_json
 
 FORMAT_VERSION = 4

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
-from router.recording.recorder import DecisionSummary, summarize_events, summarize_plan, summarize_resource_commands
+from router.recording.recording_scheduler import (
+    DecisionSummary,
+    summarize_events,
+    summarize_plan,
+    summarize_resource_commands,
+)
 from router.recording.scheduler_snapshot import (
     PLACEHOLDER_END_TOKEN,
     PLACEHOLDER_TOKEN,

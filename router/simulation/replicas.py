@@ -11,7 +11,7 @@ from math import inf, isnan
 from typing import Any
 
 from router.simulation.routing import ROUTING_POLICIES, RoutingPolicy
-from router.simulation.run_stats import RunStats, align_columns, format_milliseconds
+from router.simulation.run_stats import RunStats, align_columns, format_seconds_as_ms
 from router.simulation.simulate import Simulation, SimulationCase, case_from_arguments
 from router.simulation.trace import RequestArrival
 
@@ -81,7 +81,7 @@ def format_replica_table(stats_of_replicas: list[RunStats]) -> str:
     rows = [["", *columns]]
     for words, kind, share in (("first token p50, ms", "ttft", 50), ("first token p99, ms", "ttft", 99),
                                ("between tokens p50, ms", "itl", 50), ("between tokens p99, ms", "itl", 99)):
-        rows.append([words, *(format_milliseconds(stats.percentile(kind, share)) for stats in columns.values())])
+        rows.append([words, *(format_seconds_as_ms(stats.percentile(kind, share)) for stats in columns.values())])
     for words, values in {
         "requests per second": [per_second(stats.num_requests, seconds) for stats in columns.values()],
         "tokens per second": [per_second(stats.num_tokens, seconds) for stats in columns.values()],

@@ -127,12 +127,12 @@ def format_table(stats_by_run: dict[str, RunStats]) -> str:
     rows = [[f"{words} p{share}, ms" for words in LATENCY_KINDS.values() for share in PERCENTILES]
             + ["refused", "yields", "tokens per second"]]
     for stats in stats_by_run.values():
-        times = [format_milliseconds(stats.percentile(kind, share)) for kind in LATENCY_KINDS for share in PERCENTILES]
+        times = [format_seconds_as_ms(stats.percentile(kind, share)) for kind in LATENCY_KINDS for share in PERCENTILES]
         rows.append([*times, f"{stats.num_rejected}", f"{stats.num_preemptions}", f"{stats.tokens_per_second:.1f}"])
     return align_columns([["", *stats_by_run], *map(list, zip(*rows, strict=True))])
 
 
-def format_milliseconds(seconds: float) -> str:
+def format_seconds_as_ms(seconds: float) -> str:
     return "-" if isnan(seconds) else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f}"
 
 

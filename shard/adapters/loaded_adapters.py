@@ -12,7 +12,7 @@ from shard.lora import batch_invariance_check
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.lora.targets import LoraTargetLayers
-from shard.ops.linear import make_linear
+from shard.ops.unquantized_linear import make_linear
 
 
 class LoadedAdapters:

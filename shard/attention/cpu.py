@@ -106,8 +106,8 @@ class CpuAttention:
             plans[window] = self._plan_for_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)
         return list(map(plans.__getitem__, windows))
 
-    def _plan_for_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan], chunks: list[TokenSpan],
-                     num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
+    def _plan_for_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan],
+                         chunks: list[TokenSpan], num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
         batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))

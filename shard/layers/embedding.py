@@ -14,8 +14,8 @@ from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
 from shard.layers.parallel_linear import make_float_linear
 from shard.native.library import load_library
-from shard.ops.linear import Linear, make_linear
 from shard.ops.native_int8_linear import NativeInt8Linear
+from shard.ops.unquantized_linear import Linear, make_linear
 from shard.parallel.group import RankGroup, padded_rank_range
 from shard.quantization.quantization_format import MatrixSlice
 

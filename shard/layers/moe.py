@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shard.lora.routing import AdapterRouting
-from shard.ops.linear import Linear
+from shard.ops.unquantized_linear import Linear
 from shard.parallel.group import RankGroup
 
 

@@ -23,7 +23,6 @@ from shard.ops.activated_linear import (
     apply_and_round,
 )
 from shard.ops.int8_linear import Int8Linear
-from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
 from shard.ops.native_int8_linear import NativeInt8Linear
 from shard.ops.native_linear import (
@@ -34,6 +33,7 @@ from shard.ops.native_linear import (
     make_stored_linear,
 )
 from shard.ops.triton_support import import_kernels
+from shard.ops.unquantized_linear import Linear, make_linear, should_pack
 from shard.parallel.group import RankGroup
 from shard.quantization.quantization_format import MatrixSlice
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from shard.lora.native_lora_store import NativeLoraStore
 from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, RankBucket
 from shard.native.library import load_library
-from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
+from shard.ops.unquantized_linear import Linear
 from shard.quantization.quantization_format import MatrixSlice
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting
-from shard.ops.linear import Linear
+from shard.ops.unquantized_linear import Linear
 from shard.quantization.quantization_format import MatrixSlice
 
 

@@ -15,8 +15,8 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import LMHead, VocabParallelEmbedding, read_lm_head
 from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.models.config import ModelConfig
-from shard.ops.linear import Linear
 from shard.ops.norm import Norm, ResidualStream, RMSNorm
+from shard.ops.unquantized_linear import Linear
 from shard.parallel.group import RankGroup, even_rank_range, replicated_rank_range, uneven_rank_range
 
 SizedLinear = tuple[Linear, int]  # linear and its input width

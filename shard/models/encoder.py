@@ -16,8 +16,8 @@ from shard.layers.parallel_linear import LinearRows, read_column_parallel_linear
 from shard.models.decoder import ModelReader, check_attention_head_split
 from shard.models.gpt_layers import GeluMlp, GptConfig
 from shard.models.llama import compute_head_rows
-from shard.ops.linear import Linear, make_linear
 from shard.ops.norm import LayerNorm, Norm
+from shard.ops.unquantized_linear import Linear, make_linear
 from shard.state.sequence import PoolingText
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import NativeLibrary, allocate_result
-from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
+from shard.ops.unquantized_linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import PackedLinear, apply_to_repeated_row, pack_weight, should_pack
+from shard.ops.unquantized_linear import PackedLinear, apply_to_repeated_row, pack_weight, should_pack
 from shard.quantization.quantization_format import QuantizedSlice
 
 TILE_BYTES = 4 * 2**20  # limit of a converted tile; twice as many were no faster, half as many up to 1.3 times slower

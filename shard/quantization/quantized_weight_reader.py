@@ -18,7 +18,7 @@ from shard.quantization.quantization_format import (
     QuantizedSlice,
     TensorReader,
 )
-from shard.quantization.weight_quantizing import find_readable_dtype, quantize_to_int4, quantize_to_int8
+from shard.quantization.weight_quantization import find_readable_dtype, quantize_to_int4, quantize_to_int8
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]

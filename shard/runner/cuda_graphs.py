@@ -136,7 +136,8 @@ class CudaGraphRunner:
         sample()
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
-    def _prepare_step(self, layout: StepLayout, cache: KVCache, previous_rows: dict[int, int]) -> CapturedBatchSize | None:
+    def _prepare_step(self, layout: StepLayout, cache: KVCache,
+                      previous_rows: dict[int, int]) -> CapturedBatchSize | None:
         """Write the inputs of this step into the graph's buffers and return the captured calls for it; None if no
         capture fits. `previous_rows` has the rows of the tokens that the last step chose, by sequence; a sequence that
         ends in a placeholder was in that step."""

@@ -1,10 +1,10 @@
 """Output of the simulated model: generated text, cache contents that it checks, embeddings, labels, invalid answers.
 
-A `SimulatedTokens` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
+`SimulatedTokens` are words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
 and different for different sequences, so that a mix-up shows. Behind tokens that are not its own, which a client may
-give, a sequence goes on with another text. Embeddings and labels are made in the same way. A
-`CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two.
+give, a sequence goes on with another text. Embeddings and labels are made in the same way. A `CacheTags` holds the tags
+that a sequence writes to the cache; reading the cache compares the two.
 """
 
 from array import array

@@ -25,8 +25,8 @@ from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import read_model_config
 from shard.native.library import load_library_or_reason
-from shard.ops.linear import can_pack
 from shard.ops.native_linear import count_stored_bytes
+from shard.ops.unquantized_linear import can_pack
 from shard.workers.model_loading import check_quantization_on_load
 
 CPUINFO_PATH = Path("/proc/cpuinfo")

@@ -53,9 +53,9 @@ from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, read_model_config
 from shard.native.compiler import library_file_name
 from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_library_or_reason, log_use_of_kernels
-from shard.ops.linear import can_pack, make_probe_product
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
+from shard.ops.unquantized_linear import can_pack, make_probe_product
 from shard.parallel.group import RankGroup, Rendezvous, choose_dist_backend, join_group
 from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
 from shard.runner.batch_invariance_check import (

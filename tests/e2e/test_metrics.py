@@ -191,7 +191,8 @@ def test_gauges_show_the_current_state(tmp_path: Any) -> None:
         assert samples["tgi_batch_current_max_tokens"] == 64
         assert samples["vllm:kv_cache_usage_perc"] == 4 / 256
         assert samples['vllm:cache_config_info{block_size="16",num_gpu_blocks="256"}'] == 1
-        assert [samples[f'weft_adapters{{state="{state}"}}'] for state in ("loading", "loaded", "unloading")] == [0, 0, 0]
+        states = "loading", "loaded", "unloading"
+        assert [samples[f'weft_adapters{{state="{state}"}}'] for state in states] == [0, 0, 0]
         adapters = [name for name in samples if name.startswith("vllm:lora_requests_info")]
         assert adapters == [
             'vllm:lora_requests_info{max_lora="1024",running_lora_adapters="",waiting_lora_adapters=""}']

@@ -14,7 +14,7 @@ from support.host_credentials import make_self_signed
 
 from launcher import cli
 from launcher.client.adapters import AdaptersCommand
-from launcher.client.chat import ChatSettings
+from launcher.client.chat_client import ChatSettings
 from launcher.command_line import subcommands
 from launcher.ray_serve.options import RayOptions
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError

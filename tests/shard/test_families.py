@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from router.request import Request, SamplingParams
 from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.models.registry import read_model_config
-from shard.ops.linear import can_pack
+from shard.ops.unquantized_linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.batch_invariance_check import ExactnessGate
 from shard.workers.model_loading import make_cache

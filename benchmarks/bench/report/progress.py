@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TextIO
 
 from benchmarks.bench.load.request_records import RequestRecord
-from router.simulation.run_stats import align_columns, format_milliseconds, percentile
+from router.simulation.run_stats import align_columns, format_seconds_as_ms, percentile
 
 REDRAW_SECONDS, LINE_INTERVAL_SECONDS = 0.25, 5.0  # seconds between two drawings
 RATE_WINDOW_SECONDS = 3.0  # seconds over which tokens/s is averaged
@@ -55,7 +55,7 @@ class BenchProgress:
             "answered": f"{self.num_answered}",
             "failed": f"{self.num_failed}", "in flight": f"{self.num_sent - self.num_answered - self.num_failed}",
             "tokens/s": f"{self._tokens_per_second(now):.0f}",
-            **{f"first token p{share}": f"{format_milliseconds(percentile(self._times_to_first_token, share))} ms"
+            **{f"first token p{share}": f"{format_seconds_as_ms(percentile(self._times_to_first_token, share))} ms"
                for share in (50, 99) if self._times_to_first_token}}
 
     def _tokens_per_second(self, now: float) -> float:

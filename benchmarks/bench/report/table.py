@@ -7,7 +7,7 @@ from math import isnan
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names
 from benchmarks.bench.report.summary import PERCENTILES, RunSummary
 from benchmarks.bench.report.versus import LATENCY_FIGURES, RATE_FIGURES, make_percentile_getter
-from router.simulation.run_stats import align_columns, format_milliseconds
+from router.simulation.run_stats import align_columns, format_seconds_as_ms
 
 MAX_ERRORS_SHOWN, MAX_ERROR_CHARS = 3, 160  # errors shown of a run, and characters of one
 COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
@@ -33,10 +33,10 @@ def format_headline(result: BenchResult) -> str:
     summary = result.summary
     parts = [f"{format_number(summary.tokens_per_second)} tokens/s"]
     if summary.first_token.count:
-        parts.append(f"first token {format_milliseconds(summary.first_token.p50)} ms (p50), "
-                     f"{format_milliseconds(summary.first_token.p99)} ms (p99)")
+        parts.append(f"first token {format_seconds_as_ms(summary.first_token.p50)} ms (p50), "
+                     f"{format_seconds_as_ms(summary.first_token.p99)} ms (p99)")
     if summary.between_tokens.count:
-        parts.append(f"between tokens {format_milliseconds(summary.between_tokens.p99)} ms (p99)")
+        parts.append(f"between tokens {format_seconds_as_ms(summary.between_tokens.p99)} ms (p99)")
     if not isnan(summary.goodput):
         parts.append(f"goodput {format_number(summary.goodput)} requests/s")
     return "; ".join(parts + [f"{summary.failed} of {summary.requests} failed"] * bool(summary.failed))
@@ -52,7 +52,7 @@ def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     summaries = [result.summary for result in results]
     all_rows = [["", *make_unique_run_names(results)]]
     all_rows += [[f"{name} p{share}, ms",
-                  *map(format_milliseconds, map(make_percentile_getter(spread, share), summaries))]
+                  *map(format_seconds_as_ms, map(make_percentile_getter(spread, share), summaries))]
                  for name, spread in LATENCY_FIGURES.items() for share in PERCENTILES]
     all_rows += [[name, *map(format_number, map(figure, summaries))]
                  for name, figure in (RATE_FIGURES | COUNT_FIGURES).items()]

@@ -37,7 +37,7 @@ from benchmarks.bench.shards.rank_connections import (
 from benchmarks.bench.shards.tables import BatchSizeStats, format_page, summarize_batch_size, to_json_dict
 from benchmarks.harness.experiment import PositiveInt
 from benchmarks.harness.processes import ProcessStartError
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 

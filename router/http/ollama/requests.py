@@ -19,7 +19,7 @@ from router.http.openai.requests import (
     StringList,
     get_echoed_model,
 )
-from router.http.openai.tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
+from router.http.openai.tool_calling import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
-from router.http.openai.answer_parser import create_response_parser
 from router.http.openai.answers import process_output
 from router.http.openai.chat_grammar import constrain_answer
+from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
     DONE_EVENT,
@@ -34,7 +34,7 @@ from router.http.openai.requests import (
     get_echoed_model,
     validate_with_model_adapter,
 )
-from router.http.openai.tools import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.tool_calling import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (

@@ -14,7 +14,7 @@ from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_a
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
-from router.http.openai.tools import (
+from router.http.openai.tool_calling import (
     NamedToolChoice,
     Tool,
     ToolCall,
@@ -74,7 +74,7 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else [] if value is None else value
 
 
-def check_num_entries(value: object) -> object:
+def check_logit_bias_size(value: object) -> object:
     """Refuse an object of very many entries before each of them is checked."""
     if isinstance(value, dict) and len(value) > bounds.MAX_LISTED_TOKENS:
         raise PydanticCustomError("entries", f"must have at most {bounds.MAX_LISTED_TOKENS} entries, got {len(value)}")
@@ -110,7 +110,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
     repetition_penalty: Annotated[float | None, bounds.POSITIVE] = None
     top_k: Annotated[Int32 | None, bounds.TOP_K_OR_ALL] = None
     min_p: Annotated[float | None, bounds.MIN_P] = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(check_num_entries), bounds.LOGIT_BIAS] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(check_logit_bias_size), bounds.LOGIT_BIAS] = None
     allowed_token_ids: Annotated[list[int] | None, FailFast(), bounds.ALLOWED_TOKEN_IDS] = None
     min_tokens: UInt32 | None = None
     stop_token_ids: Annotated[list[int] | None, FailFast(), bounds.TOKEN_IDS] = None

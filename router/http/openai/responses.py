@@ -23,7 +23,7 @@ from router.http.openai.requests import (
 )
 from router.http.openai.responses_input import DocumentedInput, InputItem, make_type_check, wrap_input_text
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
-from router.http.openai.tools import TOOL_CHOICE_OPTIONS
+from router.http.openai.tool_calling import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     NOT_GIVEN,
     Int32,

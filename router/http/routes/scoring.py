@@ -129,7 +129,7 @@ class ScoringRoutes(ServiceRoutes):
             for index in best_first[:rerank_request.top_n or len(scores)])
         return json_text_response(
             f'{{"id":"rerank-{secrets.token_hex(12)}","model":{quoted(self._services.served_model.name)},'
-            f'"usage":{usage_json(num_tokens)},"results":[{results}]}}', headers)
+            f'"usage":{prompt_usage_json(num_tokens)},"results":[{results}]}}', headers)
 
     async def score(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
@@ -143,7 +143,7 @@ class ScoringRoutes(ServiceRoutes):
                         for index, score in enumerate(scores))
         return json_text_response(
             f'{{"id":"score-{secrets.token_hex(12)}","object":"list","created":{int(time.time())},'
-            f'"model":{quoted(self._services.served_model.name)},"data":[{rows}],"usage":{usage_json(num_tokens)}}}',
+            f'"model":{quoted(self._services.served_model.name)},"data":[{rows}],"usage":{prompt_usage_json(num_tokens)}}}',
             headers)
 
     async def _compute_scores(self, request: web.Request, context: RequestContext, first: tuple[str, Sequence[str]],
@@ -187,5 +187,5 @@ def compute_norm(vector: Sequence[float]) -> float:
     return sqrt(sum(map(mul, vector, vector)))
 
 
-def usage_json(num_tokens: int) -> str:
+def prompt_usage_json(num_tokens: int) -> str:
     return f'{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}'

@@ -19,7 +19,7 @@ from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import BaseLanguageModel, SizedLinear
-from shard.ops.linear import make_linear
+from shard.ops.unquantized_linear import make_linear
 from shard.parallel.group import RankGroup, even_rank_range
 
 REPLICATED_STYLE = "replicated_with_grad_allreduce"  # replicated on every rank
@@ -89,7 +89,7 @@ class IdentityDecoder(nn.Module):
         return FallbackDecoderOutput(inputs_embeds)
 
 
-def run_layers(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: AttentionListener,
+def run_backbone(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: AttentionListener,
                **extra_arguments: Tensor) -> Tensor:
     """Run the layers and return the hidden states, `[tokens, hidden]`. `extra_arguments`: further keyword arguments."""
     output = layers(input_ids=tokens[None], position_ids=positions[None], use_cache=False,
@@ -125,7 +125,7 @@ class FallbackModel(BaseLanguageModel):
                 for layer in get_layer_list(self._layers, self._layers_path)]
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        return run_layers(self._layers, inputs.tokens, inputs.positions,
+        return run_backbone(self._layers, inputs.tokens, inputs.positions,
                           PagedAttentionCallback(inputs, cache, attention))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:

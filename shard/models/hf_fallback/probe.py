@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shard.models.hf_fallback.model import AttentionCall, run_head, run_layers
+from shard.models.hf_fallback.model import AttentionCall, run_backbone, run_head
 
 META_DEVICE = torch.device("meta")
 # Keyword arguments of attention that the probe handles, or that make no difference in serving.
@@ -90,7 +90,7 @@ def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAtten
     probe, two_tokens = AttentionProbe(), torch.zeros(2, dtype=torch.int64, device=META_DEVICE)
     try:
         # With a mask that excludes no token, transformers does not search the positions for packed sequences.
-        hidden = run_layers(layers, two_tokens, two_tokens, probe,
+        hidden = run_backbone(layers, two_tokens, two_tokens, probe,
                             attention_mask=torch.ones(1, 2, dtype=torch.bool, device=META_DEVICE))
         run_head(head, hidden)
     except UnsupportedModel:

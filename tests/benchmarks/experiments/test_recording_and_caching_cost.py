@@ -7,7 +7,7 @@ from benchmarks.experiments.recording_and_caching_cost import (
     make_model_info,
     measure_recording_and_caching_costs,
 )
-from router.recording.recorder import RecordingScheduler
+from router.recording.recording_scheduler import RecordingScheduler
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

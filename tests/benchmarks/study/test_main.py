@@ -9,7 +9,7 @@ import pytest
 from cyclopts import App, CycloptsError
 from support.fake_study import SMALL_SCOPE, FakeStudyServers
 
-from benchmarks.harness.results import collect_run_metadata
+from benchmarks.harness.reporting import collect_run_metadata
 from benchmarks.study import __main__ as study
 from benchmarks.study.__main__ import (
     DEFAULT_SCOPE,

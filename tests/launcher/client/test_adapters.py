@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from launcher.client.adapters import AdaptersCommand, format_age, format_answer, send_command
-from launcher.client.chat import ChatRequestFailed
+from launcher.client.chat_client import ChatRequestFailed
 
 NOW = 1_000_000.0
 ADAPTER_JSON = {

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from launcher.client.chat import ChatRequestFailed
+from launcher.client.chat_client import ChatRequestFailed
 from launcher.client.engine_events import EngineView, open_engine_events
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from launcher.client import explain
-from launcher.client.chat import ChatRequestFailed
+from launcher.client.chat_client import ChatRequestFailed
 from launcher.client.explain import fetch_explanation, format_explanation, format_requests, run_explain_command
 
 EXPLANATION: dict[str, Any] = {

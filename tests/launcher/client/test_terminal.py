@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer
+from launcher.client.chat_client import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer
 from launcher.client.terminal import HELP_TEXT, TerminalIO, TerminalSession
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.servers.in_process_server import make_generate_body, play_scenario
 
 from launcher.client import top
-from launcher.client.chat import ChatRequestFailed
+from launcher.client.chat_client import ChatRequestFailed
 from launcher.client.engine_events import EngineView
 from launcher.client.top import TopSettings, describe_view, format_summary, format_view, run_top_command
 

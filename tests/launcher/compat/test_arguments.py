@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
+from launcher.compat.arguments import ParsedArguments, ResolvedFlag, reject_refused_or_conflicting_flags
 from launcher.compat.foreign_flag_table import (
     FlagAction,
     FlagEffect,
@@ -62,7 +62,7 @@ def test_rejections_are_reported_before_duplicates() -> None:
         "nails", (refused_effect("there are no nails"),))
     duplicates = [ResolvedFlag(PORT_FLAG, "flag", ["1"])] * 2
     with pytest.raises(ValueError, match=r"^--paint is refused: there is no paint; and NAILS is refused: there are no"):
-        check_flags([*duplicates, ResolvedFlag(paint_flag, "flag", ["red"]),
+        reject_refused_or_conflicting_flags([*duplicates, ResolvedFlag(paint_flag, "flag", ["red"]),
                      ResolvedFlag(nails_flag, "variable", ["2"])])
     with pytest.raises(ValueError, match=r"^--port and --port are given, and mean the same; give one$"):
-        check_flags(duplicates)
+        reject_refused_or_conflicting_flags(duplicates)

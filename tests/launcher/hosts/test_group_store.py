@@ -36,7 +36,8 @@ def run_ranks(credentials: HostCredentials, *ranks: Callable[[str], object], end
     the start ends as soon as a rank waits for a value."""
     async def run() -> list[object]:
         group = make_group(credentials, find_free_port())
-        coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=ConsoleOutput())
+        coordinator = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="",
+                                      output=ConsoleOutput())
         coordinator._server = await coordinator._listen()
         coordinator._store = store = GroupStore("run-1")
         if ends_store:

@@ -16,7 +16,7 @@ from router.recording.file import (
     SegmentStart,
     non_secret_settings,
 )
-from router.recording.recorder import RecordingScheduler
+from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.replay import Replay
 from router.request import Request, SamplingParams, Tenant
 from router.scheduler.messages import StepResult, StepResultRow

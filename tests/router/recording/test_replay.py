@@ -18,7 +18,7 @@ from support.scheduling.recordings import (
 from test_simulation import make_random_world
 
 from router.recording.file import BadRecording
-from router.recording.recorder import RecordingScheduler
+from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.replay import Replay, format_report
 from router.recording.scheduler_snapshot import field_names
 from router.request import Request

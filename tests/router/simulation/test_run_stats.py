@@ -7,7 +7,7 @@ import pytest
 from router.request import Request
 from router.scheduler.events import RequestAccepted, RequestRejected, TokensGenerated
 from router.scheduler.messages import Decode, NewSequence, Prefill, StepPlan
-from router.simulation.run_stats import RunStats, align_columns, format_milliseconds, format_table, percentile
+from router.simulation.run_stats import RunStats, align_columns, format_seconds_as_ms, format_table, percentile
 
 REQUEST = Request("a", (7,), 5)
 
@@ -74,7 +74,7 @@ def test_table_has_a_column_for_each_run():
 
 
 def test_milliseconds_are_rounded_by_magnitude():
-    assert [format_milliseconds(seconds) for seconds in (0.00123, 0.0567, 1.2345)] == ["1.2", "56.7", "1234"]
+    assert [format_seconds_as_ms(seconds) for seconds in (0.00123, 0.0567, 1.2345)] == ["1.2", "56.7", "1234"]
 
 
 def test_columns_are_aligned():

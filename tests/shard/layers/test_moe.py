@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order
 from shard.ops.activated_linear import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
-from shard.ops.linear import Linear, can_pack, make_linear
+from shard.ops.unquantized_linear import Linear, can_pack, make_linear
 from shard.parallel.group import SingleRankGroup
 
 HIDDEN_SIZE, EXPERT_SIZE = 32, 24

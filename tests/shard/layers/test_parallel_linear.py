@@ -25,7 +25,7 @@ from shard.ops.activated_linear import (
     PackedGeluLinear,
     SeparateGeluLinear,
 )
-from shard.ops.linear import Linear
+from shard.ops.unquantized_linear import Linear
 
 NUM_INPUTS, NUM_OUTPUTS = 20, 12
 CPU = torch.device("cpu")

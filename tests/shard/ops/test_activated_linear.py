@@ -25,7 +25,7 @@ from shard.ops.activated_linear import (
     batch_invariant_gelu_tanh_and_mul,
     batch_invariant_silu_and_mul,
 )
-from shard.ops.linear import Linear, can_pack, make_linear
+from shard.ops.unquantized_linear import Linear, can_pack, make_linear
 
 MakeLinear = Callable[[Tensor, Tensor, Tensor, Tensor], Linear]
 TORCH_ACTIVATIONS = {"silu": functional.silu, "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh")}

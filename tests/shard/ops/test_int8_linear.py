@@ -21,7 +21,7 @@ from shard.ops.int8_linear import (
     PlainDequantBuffer,
     can_overwrite_packed_weight,
 )
-from shard.ops.linear import can_pack
+from shard.ops.unquantized_linear import can_pack
 from shard.quantization.quantization_format import QuantizedSlice
 
 CPU = torch.device("cpu")

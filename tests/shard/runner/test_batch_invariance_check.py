@@ -17,7 +17,7 @@ from shard.hardware.probe_cache import ProbeCache
 from shard.models.decoder import Decoder
 from shard.models.encoder import Encoder
 from shard.models.registry import load_model, read_model_config
-from shard.ops.linear import PackedLinear
+from shard.ops.unquantized_linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
 from shard.runner.batch_invariance_check import (
     QUICK_GATE_SIZES,

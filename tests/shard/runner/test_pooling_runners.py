@@ -26,7 +26,7 @@ from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import TransientKVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRouting, AdapterSlots
-from shard.ops.linear import can_pack
+from shard.ops.unquantized_linear import can_pack
 from shard.parallel.group import RankGroup, SingleRankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.model_runner import ModelRunner

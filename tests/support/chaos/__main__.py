@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.chaos.run import RunSettings, run_chaos
 
-from benchmarks.harness.results import collect_run_metadata
+from benchmarks.harness.reporting import collect_run_metadata
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:

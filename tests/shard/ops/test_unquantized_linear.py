@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shard.ops.linear import (
+from shard.ops.unquantized_linear import (
     NUM_PROBE_ROWS,
     PackedLinear,
     PlainLinear,
@@ -25,7 +25,7 @@ DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reas
 CPU = torch.device("cpu")
 LARGE_LINEAR_PROGRAM = """
 import torch
-from shard.ops.linear import make_linear
+from shard.ops.unquantized_linear import make_linear
 torch.manual_seed(0)
 linear, rows = make_linear(torch.randn(1024, 896)), torch.randn(600, 896)
 pairs = torch.cat([linear(rows[place:place + 2]) for place in range(0, 600, 2)])

@@ -11,7 +11,7 @@ from benchmarks.study.plan import SoloCalibration, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import CompletedRequest
 from benchmarks.study.statistics import ConfidenceBand
-from benchmarks.study.summary import (
+from benchmarks.study.summary_figures import (
     choose_length_bin_width,
     compute_latency_by_length_bin,
     count_failed_requests,

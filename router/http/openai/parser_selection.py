@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 from router.http.openai.requests import ChatRequest
-from router.http.openai.tools import select_template_tools
+from router.http.openai.tool_calling import select_template_tools
 from router.http.transport.services import Services
 from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (

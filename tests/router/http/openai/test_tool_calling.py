@@ -11,7 +11,7 @@ from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import InvalidRequest, InvalidTools
 from router.grammars.compiler_process import compile_grammar, load_tokenizer
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
-from router.http.openai.tools import (
+from router.http.openai.tool_calling import (
     Function,
     NamedToolChoice,
     OpenAIToolChatStreamRenderer,

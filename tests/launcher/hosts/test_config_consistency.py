@@ -3,7 +3,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.hosts.description import COMMON_SETTINGS, describe_host, find_differences, fingerprint_model
+from launcher.hosts.config_consistency import COMMON_SETTINGS, describe_host, find_differences, fingerprint_model
 from launcher.settings import SETTINGS_BY_NAME
 from shard.config import ShardConfig
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from shard.native.library import load_library
-from shard.quantization import weight_quantizing
-from shard.quantization.weight_quantizing import (
+from shard.quantization import weight_quantization
+from shard.quantization.weight_quantization import (
     FORMAT_BY_DTYPE,
     find_readable_dtype,
     quantize_to_int4,
@@ -47,7 +47,7 @@ def test_kernel_gives_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch, dtype: 
                                         columns: range, group_size: int) -> None:
     weight = make_weight(37, num_inputs, dtype)
     codes, scales = quantize(weight, columns, group_size)
-    monkeypatch.setattr(weight_quantizing, "load_library", lambda: None)
+    monkeypatch.setattr(weight_quantization, "load_library", lambda: None)
     expected_codes, expected_scales = quantize(weight, columns, group_size)
     assert torch.equal(codes, expected_codes)
     assert torch.equal(scales, expected_scales)
@@ -61,7 +61,7 @@ def test_weight_that_is_not_finite_has_a_scale_that_is_not(
         monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, has_kernels: bool, group_size: int,
         value: float) -> None:
     if not has_kernels:
-        monkeypatch.setattr(weight_quantizing, "load_library", lambda: None)
+        monkeypatch.setattr(weight_quantization, "load_library", lambda: None)
     weight = make_weight(5, 64, dtype)
     weight[3, 50] = value
     _, scales = quantize(weight, range(64), group_size)
@@ -75,7 +75,7 @@ def test_weights_are_read_as_stored_where_the_kernel_takes_them(monkeypatch: pyt
     assert find_readable_dtype(torch.bfloat16, torch.device("meta")) is torch.float32
     if load_library() is not None:
         assert [find_readable_dtype(dtype, CPU) for dtype in FORMAT_BY_DTYPE] == [*FORMAT_BY_DTYPE]
-    monkeypatch.setattr(weight_quantizing, "load_library", lambda: None)
+    monkeypatch.setattr(weight_quantization, "load_library", lambda: None)
     assert find_readable_dtype(torch.bfloat16, CPU) is torch.float32
 
 

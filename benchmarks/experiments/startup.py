@@ -1,6 +1,6 @@
 """Peak anonymous memory of a shard and the time from start to first token, for random weights in a real shape.
 
-Runs `weft serve` as users do. `python -P -m benchmarks.experiments.memory --help` lists the settings. The last line is
+Runs `weft serve` as users do. `python -P -m benchmarks.experiments.startup --help` lists the settings. The last line is
 JSON.
 """
 
@@ -23,7 +23,7 @@ from cyclopts import Parameter
 
 from benchmarks.harness.experiment import PositiveInt, RandomModelSettings, run_experiment
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 
 EXTRA_BYTES_ALLOWED = 0.5e9  # bytes in addition to 1.1 times the weights
 LIMIT_SHARES = {1: 1.0, 2: 0.6}  # each shard's share of the limit, by number of shards
@@ -92,7 +92,7 @@ def read_port_and_sample_memory(server: "subprocess.Popen[bytes]", peaks: dict[i
         if match := re.search(rb"http://[^ ]*:(\d+)", text):
             return int(match[1])
         time.sleep(POLL_INTERVAL_SECONDS)
-    raise SystemExit("benchmarks.experiments.memory: weft ended before it was ready")
+    raise SystemExit("benchmarks.experiments.startup: weft ended before it was ready")
 
 
 def update_memory_peaks(launcher_pid: int, peaks: dict[int, float]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from launcher.client.chat import (
+from launcher.client.chat_client import (
     ChatConversation,
     ChatRequestFailed,
     ChatSettings,

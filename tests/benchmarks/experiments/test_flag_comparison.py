@@ -1,6 +1,6 @@
 """Tests of the figures of the benchmark of default settings."""
 
-from benchmarks.experiments.default_settings import FIGURES, RoundFigures, VariantRounds, format_table
+from benchmarks.experiments.flag_comparison import FIGURES, RoundFigures, VariantRounds, format_table
 
 DEFAULT_ROUNDS = [RoundFigures(90.0, 1.0, 2.0, 0.2), RoundFigures(50.0, 2.0, 4.0, 0.4),
                   RoundFigures(99.0, 1.1, 2.2, 0.1)]

@@ -7,7 +7,7 @@ from inspect import signature
 import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
 
-from router.recording.recorder import (
+from router.recording.recording_scheduler import (
     MAX_SEGMENTS,
     RECORDED_CALLS,
     RecordingScheduler,
@@ -148,7 +148,7 @@ def test_segment_is_dropped_when_the_next_one_is_old_enough():
 
 
 def test_many_events_make_short_segments_of_bounded_number(monkeypatch):
-    monkeypatch.setattr("router.recording.recorder.MAX_SEGMENT_CALLS", 10)
+    monkeypatch.setattr("router.recording.recording_scheduler.MAX_SEGMENT_CALLS", 10)
     core = make_recorder(seconds=300.0)
     for time in range(1000):
         core.plan(time / 1000)

@@ -2,7 +2,7 @@
 
 One server is started for each variant, as users start it, on a random model in a real shape; all stay up, since idle
 servers cost nothing. They are loaded one after the other, in another order each round, by clients that send their next
-request at once. `python -P -m benchmarks.experiments.default_settings --help` lists the settings. The last line is
+request at once. `python -P -m benchmarks.experiments.flag_comparison --help` lists the settings. The last line is
 JSON.
 """
 
@@ -27,7 +27,7 @@ from benchmarks.bench.load.workload import Workload, make_requests
 from benchmarks.bench.report.summary import RunSummary, summarize_run
 from benchmarks.harness import experiment
 from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
-from benchmarks.harness.results import report_results
+from benchmarks.harness.reporting import report_results
 
 DEFAULT = ""  # the variant without flags
 COMMON_FLAGS = "--compat", "lorax"  # its API has `ignore_eos_token`: a random model may end its answers early
