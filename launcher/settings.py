@@ -31,7 +31,7 @@ FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
     "adapters": ("--enable-lora",), "hostname": ("--host",),
     "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
-    "model_id": ("--model",),
+    "model_id": ("--model",), "preloaded_adapter_ids": ("--lora-modules",),
     "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",)}
 FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
                                     "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable",
@@ -124,7 +124,7 @@ SETTINGS_BY_NAME: Mapping[str, Setting] = {setting.name: setting for settings in
 # Names of the settings of each group, in the order of the help page. Those in no group are in OTHER_GROUP.
 GROUP_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "Model": ("model_id", "revision", "dtype", "quantize", "device", "num_shard", "threads", "embedding_dim", "exact",
-              "tokenizer_config_path"),
+              "served_model_name", "tokenizer_config_path"),
     "Several hosts": ("nnodes", "node_rank", "dist_init_addr", "shard_credentials"),
     "HTTP": ("hostname", "port", "api_key", "api_keys", "cors_allow_origin", "allowed_hosts", "dialect", "compat",
              "payload_limit", "header_timeout", "body_timeout", "keep_alive_timeout", "max_connections",

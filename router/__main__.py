@@ -154,8 +154,9 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
             await adapters.close()
         await engine.stop()
         raise
+    name, *other_names = args.config.served_model_name or (args.model,)
     server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys,
-                                   ServedModel(args.model, args.notice), span_sender=span_sender,
+                                   ServedModel(name, args.notice, tuple(other_names)), span_sender=span_sender,
                                    settings=args.settings),
                         stand_in_server.connections)
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)

@@ -9,6 +9,7 @@ ORIGIN_PATTERN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECA
 ADAPTER_SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
 HUB_TOKEN_ENV = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
 ADAPTER_TOKEN_ENV = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
+MAX_MODEL_NAME_LENGTH = 512  # as of an adapter
 API_KEY_ENV = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
 
 
@@ -34,6 +35,9 @@ class RouterConfig:
     cors_allow_origin: tuple[str, ...] = setting(
         (), "Website whose pages may call this server from a browser, such as https://chat.example.org, or * for "
         "all. Can be repeated. Default: none.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Name of the model for clients, instead of its folder or its name at the Hub. Can be repeated: requests "
+        "may use each of them, and `/v1/models` lists them; the first stands in answers.")
     max_concurrent_requests: int = setting(
         128, "Maximum number of requests, running and waiting. Further ones get 429.", low=1)
     max_queue_requests: int | None = setting(
@@ -189,6 +193,10 @@ class RouterConfig:
         if self.max_batch_total_tokens and self.max_batch_total_tokens < self.block_size:
             raise ValueError(f"--max-batch-total-tokens must be at least one block ({self.block_size}, --block-size), "
                              f"got {self.max_batch_total_tokens}")
+        for name in self.served_model_name:
+            if not name or len(name) > MAX_MODEL_NAME_LENGTH or not name.isprintable():
+                raise ValueError(f"--served-model-name must be 1 to {MAX_MODEL_NAME_LENGTH} characters that can be "
+                                 f"printed, got {len(name)} characters")
         for origin in self.cors_allow_origin:
             if not ORIGIN_PATTERN.fullmatch(origin):
                 raise ValueError("--cors-allow-origin must be * or an origin without a path, such as "

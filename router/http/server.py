@@ -87,7 +87,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
                settings: Sequence[Mapping[str, Any]] = ()) -> web.Application:
     """Create the application. An empty `served_model.name` is replaced by the shards' name of the model; spans are sent
     only with a `span_sender`. `settings` are those of the server, with their sources."""
-    served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
+    served_model = replace(served_model, name=served_model.name or engine.model_info.model)
     tracing_middlewares = ([] if span_sender is None
                            else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
     # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.

@@ -36,6 +36,12 @@ def test_cache_must_hold_a_block():
         RouterConfig(max_batch_total_tokens=16, block_size=32)
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "a" * 513])
+def test_invalid_names_of_the_model_are_rejected(name):
+    with pytest.raises(ValueError, match=rf"--served-model-name must be 1 to 512 .* got {len(name)} characters"):
+        RouterConfig(served_model_name=("gpt-4o", name))
+
+
 @pytest.mark.parametrize("origin", [
     "*", "null", "https://a.example.org", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef"])
 def test_valid_cors_origins_are_accepted(origin):

@@ -68,14 +68,14 @@ class OllamaModelRoutes(ServiceRoutes):
         return self._services.validator.limits.max_total_tokens
 
     async def _list_names(self) -> list[str]:
-        return [self._services.served_model.name, *await self._services.list_adapter_names()]
+        return [*self._services.served_model.names, *await self._services.list_adapter_names()]
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return the entry of a model. The router knows neither files nor architecture, so sizes are 0 and texts are
         empty; the digest is that of the name."""
         base_name = self._services.served_model.name
         return {"name": name, "model": name, "size": 0, "digest": sha256(name.encode()).hexdigest(),
-                "details": {"parent_model": "" if name == base_name else base_name, "format": "safetensors",
+                "details": {"parent_model": "" if name in self._services.served_model.names else base_name, "format": "safetensors",
                             "family": "", "families": [], "parameter_size": "", "quantization_level": ""}}
 
     def _list_capabilities(self) -> list[str]:

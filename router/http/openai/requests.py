@@ -143,7 +143,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
         """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
         `source_token` is the client's, unless the body has another."""
         if (services.validator.adapter_registry is None or self.model is None
-            or is_base_model(self.model, services.served_model.name)):
+            or is_base_model(self.model, services.served_model.names)):
             return None
         check_adapter_name("model", self.model)
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
@@ -380,7 +380,7 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
         registry = services.validator.adapter_registry
         aliases = {} if registry is None else registry.aliases
         names = sorted(await services.list_adapter_names(), key=lambda name: name not in aliases)
-        model_names = ", ".join([services.served_model.name, *names][:MAX_NAMED_MODELS])
+        model_names = ", ".join([*services.served_model.names, *names][:MAX_NAMED_MODELS])
         raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
                               f"name of an adapter ({error})", param="model") from error
 

@@ -132,12 +132,12 @@ class AdapterRoutes(ServiceRoutes):
         if alias is None:
             return
         check_adapter_name(alias_field, alias)
-        registry, model = self._registry, self._services.served_model.name
+        registry, model = self._registry, self._services.served_model
         holder = registry.aliases.get(alias)
         known_references = (*registry.get_entries(), *registry.references_being_fetched())
         other = next((known for known in known_references if known.name == alias and known != reference), None)
-        if is_base_model(alias, model):
-            conflict = f"is a name of the model {model}"
+        if is_base_model(alias, model.names):
+            conflict = f"is a name of the model {model.name}"
         elif holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
             conflict = f"is the name of the adapter {holder.name} ({holder.source})"
         elif other is not None:

@@ -153,14 +153,15 @@ class InfoRoutes(ServiceRoutes):
         raise web.HTTPNotFound(text=reason)
 
     async def _model_list(self, request: web.Request) -> list[dict[str, Any]]:
-        base, limits, adapters = (self._services.served_model.name, self._services.validator.limits,
-                                  await self._services.list_adapter_names())
+        served_model, limits, adapters = (self._services.served_model, self._services.validator.limits,
+                                          await self._services.list_adapter_names())
         if ANTHROPIC_HEADER in request.headers:
-            return [model_json(name, limits.max_input_tokens) for name in (base, *adapters)]
+            return [model_json(name, limits.max_input_tokens) for name in (*served_model.names, *adapters)]
+        base = served_model.name
         base_model = {"id": base, "object": "model", "created": 0, "owned_by": base, "root": base, "parent": None,
                       "max_model_len": limits.max_total_tokens}
-        return [base_model, *(base_model | {"id": name, "root": root, "parent": base}
-                              for name, root in adapters.items())]
+        return [*(base_model | {"id": name} for name in served_model.names),
+                *(base_model | {"id": name, "root": root, "parent": base} for name, root in adapters.items())]
 
     async def requests(self, request: web.Request) -> web.Response:
         """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""

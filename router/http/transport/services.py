@@ -38,6 +38,11 @@ class ServedModel:
 
     name: str = ""
     notice: str = ""  # what users should know about the model
+    other_names: tuple[str, ...] = ()  # that requests may use, too
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.other_names)
 
 
 @dataclass(slots=True)

@@ -146,7 +146,7 @@ def test_run_in_which_most_requests_fail_is_an_error() -> None:
         [make_streamed_record(), make_failed_record(1)])
     program.raise_if_most_failed([whole, half])
     mostly_failed = make_bench_result([make_streamed_record(), make_failed_record(1), make_failed_record(2)])
-    with pytest.raises(program.BenchFailed, match=r"^most requests of B failed$"):
+    with pytest.raises(program.BenchFailed, match=r"^most requests of A2 failed$"):
         program.raise_if_most_failed([whole, mostly_failed])
 
 

@@ -150,7 +150,7 @@ def test_gated_linear_class_depends_on_dtype_and_processor(  # noqa: PLR0917 - a
         pytest.skip("there are no compiled kernels here")
     monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
-    for module in ("activated_linear", "linear"):
+    for module in ("activated_linear", "unquantized_linear"):
         monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)
     with CheckpointReader(weights_folder, dtype, CPU) as weights:
         assert isinstance(read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)

@@ -38,6 +38,14 @@ def test_model_list_has_the_openai_format(serve):
     serve(scenario, served_model=ServedModel("a/b"))
 
 
+def test_every_name_of_the_model_is_listed(serve):
+    async def scenario(client, _):
+        [first, second] = (await (await client.get("/v1/models")).json())["data"]
+        assert (first["id"], second["id"], second["root"], second["parent"]) == ("gpt-4o", "qwen", "gpt-4o", None)
+        assert await (await client.get("/v1/models/qwen")).json() == second
+    serve(scenario, served_model=ServedModel("gpt-4o", other_names=("qwen",)))
+
+
 def test_one_model_can_be_asked_for(serve):
     async def scenario(client, _):
         [listed] = (await (await client.get("/v1/models")).json())["data"]

@@ -64,12 +64,12 @@ def test_missing_merge_fields_are_not_filled_in(merged_adapters):
 @pytest.mark.parametrize("name", [
     None, "", "tgi", "dummy", "base", "__base_model__", "org/model", "http://127.0.0.1:3000", "HTTPS://host/v1"])
 def test_base_model_names_are_recognized(name):
-    assert is_base_model(name, "org/model")
+    assert is_base_model(name, ("org/model",))
 
 
 @pytest.mark.parametrize("name", ["org/adapter", "model", "s3://bucket/a", "Base"])
 def test_other_names_belong_to_adapters(name):
-    assert not is_base_model(name, "org/model")
+    assert not is_base_model(name, ("org/model",))
 
 
 def test_adapter_name_is_unknown_without_a_registry():

@@ -70,7 +70,9 @@ export function Timeline({ explanation }: { explanation: Explanation }): JSX.Ele
         </p>
       )}
       {explanation.meanwhile_generating > 0 && (
-        <p class="hint">Other requests that generated while this one did, on average: {explanation.meanwhile_generating}.</p>
+        <p class="hint">
+          Other requests that generated while this one did, on average: {explanation.meanwhile_generating}.
+        </p>
       )}
     </div>
   );
