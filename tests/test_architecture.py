@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def collect_methods_by_class() -> dict[str, set[str]]:
     return methods_by_class
 
 
+@cache
+def collect_test_names() -> set[str]:
+    return {name for path in (REPOSITORY_ROOT / "tests").rglob("*.py")
+            for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+
+
 def iter_packages() -> Iterator[str]:
     """Yield the folders that contain modules; those below a prefix in `nested_prefixes` belong to the package there."""
     nested_prefixes = ("shard/models/", "launcher/adapters/", "launcher/demo/", "router/http/", "benchmarks/bench/")
@@ -79,8 +86,7 @@ def test_tests_and_files_named_on_pages_exist(page: str) -> None:
     files = {name for name in find_inline_code(page) if re.fullmatch(r"[\w./]+/[\w.]+\.(py|proto|md)", name)}
     assert {name for name in files if not (REPOSITORY_ROOT / name).exists()} == set()
     tests = {name for name in find_inline_code(page) if re.fullmatch(r"test_\w+", name)}
-    sources = "".join(path.read_text() for path in (REPOSITORY_ROOT / "tests").rglob("*.py"))
-    assert {name for name in tests if f"def {name}(" not in sources} == set()
+    assert tests - collect_test_names() == set()
 
 
 def test_every_dependency_has_a_documented_reason() -> None:

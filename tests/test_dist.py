@@ -126,6 +126,7 @@ def test_server_runs_from_the_wheel(python_with_wheel: Path, tmp_path: Path) -> 
         assert len(weft.generate(10)) > 10
 
 
+@pytest.mark.long
 def test_image_install_script_adds_commands_of_other_servers(wheel: Path, tmp_path: Path) -> None:
     """The script runs without a network; dependencies come from the current environment."""
     environment, parts = tmp_path / "environment", tmp_path / "parts"

@@ -51,7 +51,7 @@ OTHER_FIELDS = {
     "/v1/score": {"text_1": "a"}, "/rerank": {"query": "a"}, "/v1/rerank": {"query": "a"},
     "/v2/rerank": {"query": "a"}, "/v1/adapters": {"source": "local"},
     "/v1/load_lora_adapter": {"lora_path": "a"}}
-SHORT_ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages", "/api/chat")
+SHORT_ROUTES = ("/generate", "/v1/chat/completions", "/tokenize", "/v1/messages")  # all in the long form
 POST_ROUTES = sorted({route.path for routes in ROUTE_SECTIONS.values() for route in routes if route.method == "POST"})
 
 

@@ -43,12 +43,13 @@ def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> 
 
 @pytest.mark.parametrize(("arguments", "code", "line"), [
     (("--prot", "80"), 2, "weft: Unknown option: --prot. Did you mean --port?"),
-    (("--dtype", "bfloat61"), 2, 'weft: Invalid value "bfloat61" for --dtype. Choose from: "auto", "float32", '
-     '"bfloat16", "float16". Did you mean "bfloat16"?'),
-    (("--num-shard", "0"), 2, 'weft: Invalid value "0" for --num-shard. Must be >= 1.'),
+    pytest.param(("--dtype", "bfloat61"), 2, 'weft: Invalid value "bfloat61" for --dtype. Choose from: "auto", '
+                 '"float32", "bfloat16", "float16". Did you mean "bfloat16"?', marks=pytest.mark.long),
+    pytest.param(("--num-shard", "0"), 2, 'weft: Invalid value "0" for --num-shard. Must be >= 1.',
+                 marks=pytest.mark.long),
     (("--max-batch-prefill-tokens", "40", "--block-size", "32"), 2,
      "weft: --max-batch-prefill-tokens must be at least two blocks (64), got 40"),
-    (("./no-model",), 2, "weft: there is no folder ./no-model"),
+    pytest.param(("./no-model",), 2, "weft: there is no folder ./no-model", marks=pytest.mark.long),
     (("--adapter-root", "./none"), 2, "weft: there is no folder ./none (--adapter-root)"),
     (("--adapters", "--allowed-adapters", "gcs://bucket"), 2,
      "weft: --allowed-adapters takes hub, local, s3, or the beginning of a name such as hub://org or "
@@ -100,15 +101,15 @@ def make_json_change(**values: Any) -> Callable[[Path], None]:
     ("config.json", lambda path: path.write_text("{"), "config.json is not JSON"),
     ("config.json", make_json_change(architectures=["LoomForCausalLM"], model_type="loom"),
      "architecture LoomForCausalLM"),
-    ("config.json", make_json_change(quantization_config={"quant_method": "loom"}),
-     "quantized as loom are not supported"),
+    pytest.param("config.json", make_json_change(quantization_config={"quant_method": "loom"}),
+                 "quantized as loom are not supported", marks=pytest.mark.long),
     ("config.json", make_json_change(rope_parameters="linear"),
      "config.json: rope_parameters must be an object, got 'linear'"),
-    ("config.json", Path.unlink, "has no config.json"),
+    pytest.param("config.json", Path.unlink, "has no config.json", marks=pytest.mark.long),
     ("model.safetensors", truncate_file, "is the download complete?"),
     ("model.safetensors", lambda path: path.rename(path.with_name("pytorch_model.bin")), "*.safetensors"),
     ("tokenizer.json", lambda path: path.write_text("{"), "tokenizer.json holds no tokenizer that can be read"),
-    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),
+    pytest.param("tokenizer.json", Path.unlink, "has no tokenizer.json", marks=pytest.mark.long),
 ])
 def test_damaged_model_is_a_one_line_error_naming_the_file(
         model_folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
@@ -133,7 +134,8 @@ def test_settings_unfit_for_model_or_machine_are_a_one_line_error(
 
 
 @pytest.mark.parametrize(("offline", "expected", "words"), [
-    ("", 1, "cannot reach the Hub"), ("1", 2, "HF_HUB_OFFLINE is set, so the Hub is not asked")])
+    ("", 1, "cannot reach the Hub"),
+    pytest.param("1", 2, "HF_HUB_OFFLINE is set, so the Hub is not asked", marks=pytest.mark.long)])
 def test_adapter_unavailable_at_the_hub_is_retryable_unless_offline(
         tmp_path: Path, offline: str, expected: int, words: str) -> None:
     arguments = ("--adapter-id", "org/a", "--adapter-source", "hub")
@@ -150,6 +152,7 @@ def test_cache_that_does_not_fit_is_a_one_line_error_naming_the_flag(model_folde
     assert "raise --memory-fraction" in lines[0]
 
 
+@pytest.mark.long
 def test_unwritable_cache_folder_is_only_a_warning(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()  # a file instead of a folder: root could write to any folder
     with pytest.MonkeyPatch.context() as patch:

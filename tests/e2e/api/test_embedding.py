@@ -104,7 +104,8 @@ def test_embeddings_with_an_adapter_match_peft(
     assert plain != answer["embeddings"]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(5, marks=pytest.mark.long)])  # they find many entities, and long ones
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 5])  # they find many entities, and long ones
 def test_entities_match_the_transformers_pipeline(tmp_path: Path, seed: int) -> None:
     folder = make_bert_encoder(tmp_path, labels=True, seed=seed)
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()

@@ -57,7 +57,7 @@ JSON_VALUES = (
 UNAVAILABLE_FIELDS = {"merged_adapters", "response_format", "schema", "format", "structured_outputs", "guided_json",
                       "guided_regex", "guided_choice", "guided_grammar"}
 INVALID_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
-NUM_TURNS = 6  # each field of a case gets one value of so many, and the same field of other cases the next ones
+NUM_TURNS = 9  # each field of a case gets one value of so many, and the same field of other cases the next ones
 MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 20, "logprobs": 20, "n": 32, "truncate": 1599,
               "dimensions": 16}
 POOLING_MODEL_FIELDS = {"embeddings": True, "classification": True, "labels": ("O",)}

@@ -116,7 +116,7 @@ def run_simulate(monkeypatch, capsys):
 @pytest.mark.slow
 def test_held_out_run_is_predicted_within_fifteen_percent(tmp_path):
     """The requests of one recording are simulated with the step times of another."""
-    recordings = [record_busy_simulation(tmp_path / str(seed), 150, seed=seed).path for seed in (1, 2)]
+    recordings = [record_busy_simulation(tmp_path / str(seed), 100, seed=seed).path for seed in (1, 2)]
     case = SimulationCase.from_files(*recordings, seed=0)
     predicted = case.simulate({})
     for share in (50, 99):

@@ -181,7 +181,8 @@ def check_bits_and_peft_tokens(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("settings", [
-    {}, {"max_batch_prefill_tokens": 48}, {"prefill_policy": "pause", "look_ahead": 1}, {"loss_steps": (3, 9)},
+    pytest.param({}, marks=pytest.mark.long), {"max_batch_prefill_tokens": 48},
+    pytest.param({"prefill_policy": "pause", "look_ahead": 1}, marks=pytest.mark.long), {"loss_steps": (3, 9)},
 ], ids=["mixed", "chunked", "paused", "lost"])
 def test_eight_adapters_and_the_base_model_match_peft_in_one_step(
         llama_checkpoint: Path, eight_adapters: list[Path], ranks: int, settings: dict[str, Any]) -> None:

@@ -440,7 +440,7 @@ def test_program_reports_errors_on_one_line(
     assert ended.value.code == "/no where/adapter_config.json cannot be read: No such file or directory"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_program_reports_the_file_size_limit_on_one_line(adapter_pair: list[Path], output_folder: Path) -> None:
     """`ulimit -f 2` limits files to one or two KiB, depending on the shell."""
     code, stdout, stderr = run_merge_program(make_merge_request(adapter_pair, output_folder), "sh", "-c",

@@ -60,6 +60,8 @@ def test_changed_source_has_another_file_name(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
-def test_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "COMPILE_FLAGS", (*compiler.COMPILE_FLAGS, "-O1", "-Wall", "-Wextra", "-Werror"))
+@pytest.mark.parametrize("optimization", ["-O0", pytest.param("-O1", marks=pytest.mark.long)])  # -O1 finds some more
+def test_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimization: str) -> None:
+    monkeypatch.setattr(compiler, "COMPILE_FLAGS", (*compiler.COMPILE_FLAGS, optimization, "-Wall", "-Wextra",
+                                                    "-Werror"))
     assert compile_library(tmp_path).is_file()

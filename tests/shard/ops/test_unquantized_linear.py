@@ -91,7 +91,8 @@ def test_weights_are_packed_on_the_cpu_only() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
+@pytest.mark.parametrize(("outputs", "inputs"), [
+    (9728, 896), (896, 4864), *(pytest.param(*shape, marks=pytest.mark.long) for shape in ((4864, 896), (2048, 2048)))])
 def test_wide_linear_does_not_depend_on_other_rows(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     """On processors with AMX, bfloat16 matmuls of more than 32 rows had other bits."""
     torch.manual_seed(0)

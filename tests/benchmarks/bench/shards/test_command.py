@@ -160,10 +160,11 @@ def test_shards_are_started_without_a_socket(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_real_model_is_measured_on_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("num_shard", ["1", pytest.param("2", marks=pytest.mark.long)])
+def test_real_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_shard: str) -> None:
     folder = make_random_checkpoint("tiny", tmp_path / "tiny")
-    command.run_cli("", bench, ["--model", str(folder), "--num-shard", "2", "--threads", "1", "-b", "1", "4", "-r",
-                                "2", "--do-sample", "--top-n-tokens", "2"])
+    command.run_cli("", bench, ["--model", str(folder), "--num-shard", num_shard, "--threads", "1", "-b", "1", "4",
+                                "-r", "2", "--do-sample", "--top-n-tokens", "2"])
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["batch_size"] for one in report["points"]] == [1, 4]
     assert (report["model"], report["dtype"], report["do_sample"],
