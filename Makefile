@@ -164,18 +164,19 @@ else
 	trap 'kill $$parts; rm -rf $$said; exit 130' INT TERM
 	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
 	# first: their tests give them some seconds. The others take as long as they take, and while servers are busy on a
-	# machine that is slow they get next to nothing: a test of four seconds may take two minutes. Programs come behind the
-	# servers, and the shard's tests of attention go with the rest, so that the parts end at nearly the same time.
+	# machine that is slow they get next to nothing: a test of four seconds may take two minutes. Launchers come behind the
+	# servers, benchmarks behind the shard, and its tests of attention go with the rest, so that the parts end at nearly
+	# the same time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 	export PYTHONDONTWRITEBYTECODE=  # two hundred processes would compile what one has compiled
 	parts=
 	programs='--ignore=tests/e2e --ignore=tests/launcher --ignore=tests/benchmarks'
-	for part in 'shard tests/shard --ignore-glob=*/shard/at*' \
+	for part in 'shard tests/shard --ignore-glob=*/shard/at* tests/benchmarks' \
 		"rest --ignore-glob=*/shard/[!a]* --ignore-glob=*/shard/a[!t]* $$programs"; do
 		set -- $$part; name=$$1; shift
 		nice -n 10 $(PYTEST) -o timeout=600 "$$@" > $$said/$$name 2>&1 & parts="$$parts $$!"
 	done
-	{ $(PYTEST) tests/e2e tests/launcher tests/benchmarks || touch $$said/failed; } | tee $$said/programs
+	{ $(PYTEST) tests/e2e tests/launcher || touch $$said/failed; } | tee $$said/programs
 	for part in $$parts; do wait $$part || touch $$said/failed; done
 	cat $$said/shard $$said/rest
 	shown=; while IFS= read -r line; do

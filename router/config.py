@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ORIGIN_PATTERN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
-ADAPTER_SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
+LOCAL_SOURCE = "local"  # its names are paths of folders below --adapter-root
+ADAPTER_SOURCES = ("hub", LOCAL_SOURCE, "s3", "pbase")  # of adapters
 HUB_TOKEN_ENV = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
 ADAPTER_TOKEN_ENV = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
-MAX_MODEL_NAME_LENGTH = 512  # as of an adapter
+MAX_MODEL_NAME_LENGTH = 512  # characters, as for an adapter's name
 API_KEY_ENV = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
 
 
@@ -37,7 +38,7 @@ class RouterConfig:
         "all. Can be repeated. Default: none.")
     served_model_name: tuple[str, ...] = setting(
         (), "Name of the model for clients, instead of its folder or its name at the Hub. Can be repeated: requests "
-        "may use each of them, and `/v1/models` lists them; the first stands in answers.")
+        "may use each, and `/v1/models` lists them. An answer has the name that its request used, or the first.")
     max_concurrent_requests: int = setting(
         128, "Maximum number of requests, running and waiting. Further ones get 429.", low=1)
     max_queue_requests: int | None = setting(
@@ -193,14 +194,29 @@ class RouterConfig:
         if self.max_batch_total_tokens and self.max_batch_total_tokens < self.block_size:
             raise ValueError(f"--max-batch-total-tokens must be at least one block ({self.block_size}, --block-size), "
                              f"got {self.max_batch_total_tokens}")
-        for name in self.served_model_name:
-            if not name or len(name) > MAX_MODEL_NAME_LENGTH or not name.isprintable():
-                raise ValueError(f"--served-model-name must be 1 to {MAX_MODEL_NAME_LENGTH} characters that can be "
-                                 f"printed, got {len(name)} characters")
+        check_served_model_names(self)
+        for adapter_id in self.preloaded_adapter_ids:
+            if adapter_id.startswith("{"):
+                raise ValueError(f"--preloaded-adapter-ids takes ID or NAME=ID, not JSON, got {adapter_id}")
         for origin in self.cors_allow_origin:
             if not ORIGIN_PATTERN.fullmatch(origin):
                 raise ValueError("--cors-allow-origin must be * or an origin without a path, such as "
                                  f"https://chat.example.org, got {origin}")
+
+
+def check_served_model_names(config: RouterConfig) -> None:
+    """Raise ValueError for names that no request can use, or that would hide an adapter."""
+    names = config.served_model_name
+    for name in names:
+        if not name or len(name) > MAX_MODEL_NAME_LENGTH or not name.isprintable():
+            raise ValueError(f"--served-model-name must be 1 to {MAX_MODEL_NAME_LENGTH} characters that can be "
+                             f"printed, got {len(name)} characters")
+        if names.count(name) > 1:
+            raise ValueError(f"--served-model-name {name} is given twice")
+        adapters = {adapter_id.partition("=")[0] for adapter_id in config.preloaded_adapter_ids} | {config.adapter_id}
+        if name in adapters:
+            raise ValueError(f"--served-model-name {name} is also the name of an adapter that is loaded at start; "
+                             "choose another")
 
 
 def check_settings(config: Any) -> None:

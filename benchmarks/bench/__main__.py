@@ -239,9 +239,10 @@ def bench(arguments: list[str]) -> None:
 
 
 def raise_if_most_failed(results: Sequence[BenchResult]) -> None:
-    """Raise BenchFailed if in a run more requests failed than succeeded: its figures say little."""
+    """Raise BenchFailed if more requests of a run failed than succeeded, since its figures then say little."""
     failed_runs = {name: result for name, result in zip(make_unique_run_names(results), results, strict=True)
-                   if 2 * sum(bool(record.error) for record in result.records) > len(result.records)}
+                   if not result.records
+                   or 2 * sum(bool(record.error) for record in result.records) > len(result.records)}
     if failed_runs:
         has_success = any(not record.error for result in failed_runs.values() for record in result.records)
         failed_run_names = "" if len(failed_runs) == len(results) else f" of {', '.join(failed_runs)}"

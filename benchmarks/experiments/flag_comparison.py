@@ -157,7 +157,7 @@ def bench(settings: FlagComparisonSettings = FlagComparisonSettings()) -> None:
         load, random = VariantLoad(settings, model), Random(1)
         results = {num_streams: uvloop.run(measure_streams(load, urls, num_streams, settings.rounds, random))
                    for num_streams in settings.streams}
-    report_results("default settings", "\n\n".join(format_table(*item) for item in results.items()),
+    report_results("flag comparison", "\n\n".join(format_table(*item) for item in results.items()),
                    {"shape": settings.shape, "serve": settings.serve, "seconds": settings.seconds,
                     "prompt_tokens": settings.prompt_tokens, "output_tokens": settings.output_tokens,
                     "streams": {num_streams: [one.to_json() for one in variants]

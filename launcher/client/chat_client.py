@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 
+from router.config import API_KEY_ENV
+
 # On a stream, weft sends at least a comment every 15 seconds.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
 MIN_TIMED_SECONDS = 0.02  # shortest time between the first and the last part from which a speed is computed
@@ -153,7 +155,7 @@ def translate_connection_errors(url: str) -> Iterator[None]:
 
 async def check_status(response: aiohttp.ClientResponse) -> None:
     if response.status != 200:
-        hint = "; give the key by --api-key or the variable WEFT_API_KEY" if response.status == 401 else ""
+        hint = f"; give the key by --api-key or the variable {API_KEY_ENV}" if response.status == 401 else ""
         raise ChatRequestFailed(
             f"the server answered {response.status}: {extract_error_message(await response.text())}{hint}")
 

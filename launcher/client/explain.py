@@ -46,8 +46,8 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens, {format_duration_ms(prompt['ms'])})"
                         for prompt in explanation["meanwhile_prompts"])
     lines += [f"longest prompts of other requests in this time: {prompts}"] * bool(prompts)
-    num_generating = explanation["meanwhile_generating"]
-    lines += [f"other requests that generated while this one did, on average: {num_generating}"] * bool(num_generating)
+    if num_generating := explanation.get("meanwhile_generating"):  # older servers do not say
+        lines.append(f"on average {num_generating} other sequences were generated at the same time")
     return "\n".join(" ".join(line.translate(REMOVED_CONTROL_CHARACTERS).splitlines()) for line in lines)
 
 

@@ -1,6 +1,8 @@
 """Checks of a server's settings that cost nothing, so that mistakes are reported before a model is downloaded."""
 
 import os
+import shlex
+from collections.abc import Sequence
 
 from launcher.adapters.allow_list import AdapterAllowList
 from launcher.banner import serves_adapters
@@ -8,15 +10,14 @@ from launcher.environment_variables import has_gpu
 from launcher.hub.resolve import SIMULATED_MODEL
 from launcher.settings import LaunchConfig
 from launcher.supervisor.supervisor import ConfigurationError
-from router.config import RouterConfig
+from router.config import LOCAL_SOURCE, RouterConfig
 from shard.telemetry.tracing import check_otlp_installed
 
-LOCAL_SOURCE = "local"
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 
 
 def check_server_settings(launch: LaunchConfig, router: RouterConfig, device: str) -> None:
-    """Raise ConfigurationError for settings with which a server could not start or could not do what they say."""
+    """Raise ConfigurationError for settings that cannot be used, such as files that cannot be read."""
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_adapter_root(launch, router)
@@ -44,18 +45,32 @@ def check_allowed_adapters(launch: LaunchConfig) -> None:
 
 
 def check_adapter_root(launch: LaunchConfig, router: RouterConfig) -> None:
-    """Raise ConfigurationError if the folder does not exist, or is not named although adapters in it are loaded at
-    start. The router would only report it after the model is loaded."""
+    """Raise ConfigurationError if the folder does not exist, or is not named although adapters in folders are loaded
+    at start. The router would only report it after the model is loaded."""
     if launch.adapter_root and not os.path.isdir(launch.adapter_root):
         raise ConfigurationError(f"there is no folder {launch.adapter_root} (--adapter-root)")
-    names = [adapter_id.rpartition("=")[2] for adapter_id in router.preloaded_adapter_ids]
-    if (router.preloaded_adapter_source or router.adapter_source) != LOCAL_SOURCE:
-        names = []
-    names += [router.adapter_id] * bool(router.adapter_id and router.adapter_source == LOCAL_SOURCE)
-    if names and not launch.adapter_root:
-        folder = os.path.commonpath([*map(os.path.dirname, names)]) if all(map(os.path.isabs, names)) else "FOLDER"
-        raise ConfigurationError(f"adapters are read from one folder and those below it, which must be named to load "
-                                 f"{names[0]}: --adapter-root {folder}")
+    folders = list_adapter_folders(router)
+    if folders and not launch.adapter_root:
+        raise ConfigurationError(f"to load the adapter {folders[0]}, name the folder that contains it: --adapter-root "
+                                 f"{suggest_adapter_root(folders)}")
+
+
+def list_adapter_folders(router: RouterConfig) -> list[str]:
+    """Return the adapters that are loaded at start from folders: those of the source `local`, and paths, which the
+    default source, the Hub, does not have."""
+    preloaded_source = router.preloaded_adapter_source or router.adapter_source
+    adapters = [(adapter_id.rpartition("=")[2], preloaded_source) for adapter_id in router.preloaded_adapter_ids]
+    adapters += [(router.adapter_id, router.adapter_source)] * bool(router.adapter_id)
+    return [name for name, source in adapters
+            if source == LOCAL_SOURCE or (source == "hub" and name.startswith(("/", ".")))]
+
+
+def suggest_adapter_root(folders: Sequence[str]) -> str:
+    """Return the folder above all of these, or a placeholder: the whole file system is no good advice."""
+    if not all(map(os.path.isabs, folders)):
+        return "FOLDER"
+    common = os.path.commonpath([os.path.dirname(os.path.normpath(folder)) for folder in folders])
+    return "FOLDER" if common == os.sep else shlex.quote(common)
 
 
 def check_device(device: str, model_name: str) -> None:

@@ -48,9 +48,9 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
                *map(shlex.quote, translation.weft_arguments)]
     notes = [*translation.notes, *translation.unneeded_notes]
-    if container_options:
-        notes.append(f"options of the container are left out: {shlex.join(container_options)}. Clients of another "
-                     "machine need --hostname 0.0.0.0, and --port with the port that they use")
+    if container_options and not translation.is_download_only:
+        notes.append(f"options of the container are left out: {shlex.join(container_options)}. --port is the port that "
+                     "clients use, and --hostname 127.0.0.1 keeps it on this machine")
     return "\n".join([*(f"# {note}" for note in notes), " ".join(command)])
 
 
@@ -80,21 +80,25 @@ def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str], li
     for index, word in enumerate(words):
         for program, pattern in IMAGE_PATTERNS.items():
             if pattern.fullmatch(word):
-                assignments, options = split_container_options(words[2:index])
+                first = words.index("run", 0, index) + 1 if "run" in words[:index] else 1
+                assignments, options = split_container_options(words[first:index])
                 return [program, *words[index + 1:]], assignments, options
     return words, [], []
 
 
 def split_container_options(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the assignments of variables, and the other options."""
-    assignments, others, previous = [], [], ""
+    """Return the assignments of variables, and the other options, among them variables without a value."""
+    assignments, others, previous = list[str](), list[str](), ""
     for option in options:
-        if previous in ENVIRONMENT_FLAGS or option.startswith("--env="):
-            assignments.append(option.removeprefix("--env="))
-        elif option not in ENVIRONMENT_FLAGS:
+        assignment = option if previous in ENVIRONMENT_FLAGS else option.removeprefix("--env=").removeprefix("-e")
+        if ASSIGNMENT_PATTERN.fullmatch(assignment):
+            assignments.append(assignment)
+            if previous in ENVIRONMENT_FLAGS:
+                others.pop()
+        else:
             others.append(option)
         previous = option
-    return [*filter(ASSIGNMENT_PATTERN.fullmatch, assignments)], others
+    return assignments, others
 
 
 def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequence[str]]:

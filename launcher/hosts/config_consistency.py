@@ -1,5 +1,5 @@
-"""Facts that all hosts of a model must have in common: weft, the model's files, settings that change what a step
-does."""
+"""Comparison of what must be the same on all hosts of a model: version of weft, the model's files, and the settings
+that change what a step does."""
 
 import hashlib
 from collections.abc import Mapping

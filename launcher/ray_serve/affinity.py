@@ -33,13 +33,14 @@ class AffinityKey:
     is_generation: bool = False
 
 
-def make_affinity_key(body: bytes, base_model: str = "") -> AffinityKey:
-    """Return the key of a request's body, empty for one without a prompt. `base_model`: its name is no adapter's."""
+def make_affinity_key(body: bytes, model_names: tuple[str, ...] = ()) -> AffinityKey:
+    """Return the key of a request's body, empty for one without a prompt. `model_names`: those of
+    the model, which are no adapter's."""
     fields = parse_object(body)
     prompt = "".join(json.dumps(fields[name]) for name in PROMPT_FIELDS if fields.get(name))
     if not prompt:
         return AffinityKey()
-    adapter = find_adapter(fields, base_model)
+    adapter = find_adapter(fields, model_names)
     parameters = fields.get("parameters")
     salt = fields.get("cache_salt") or (parameters.get("cache_salt") if isinstance(parameters, dict) else None)
     digest = blake2b(json.dumps([adapter, salt]).encode(), digest_size=8)
@@ -67,12 +68,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def find_adapter(fields: Mapping[str, Any], base_model: str) -> str:
+def find_adapter(fields: Mapping[str, Any], model_names: tuple[str, ...]) -> str:
     """Return the adapter that a body names, or "". OpenAI's clients name it in `model`."""
     parameters = fields.get("parameters")
     named = parameters.get("adapter_id") if isinstance(parameters, dict) else None
     adapter = named or fields.get("adapter_id") or fields.get("model")
-    return adapter if isinstance(adapter, str) and adapter not in BASE_MODEL_NAMES | {base_model} else ""
+    return adapter if isinstance(adapter, str) and adapter not in BASE_MODEL_NAMES.union(model_names) else ""
 
 
 class AffinityTable:

@@ -132,7 +132,7 @@ class WeftIngress:
     """A process of the ingress."""
 
     def __init__(self, servers: DeploymentHandle, settings: ServerSettings) -> None:
-        self._ingress = IngressApp(HandledReplicas(servers), settings.model_id, settings.payload_limit)
+        self._ingress = IngressApp(HandledReplicas(servers), settings.model_names, settings.payload_limit)
 
     async def __serve_build_asgi_app__(self) -> Callable[[Message, Receive, Send], Awaitable[None]]:
         async def run(scope: Message, receive: Receive, send: Send) -> None:  # uvicorn takes a method for older ASGI

@@ -34,9 +34,9 @@ class Replicas(Protocol):
 class IngressApp:
     """Serves ASGI connections. An error in mid-answer is raised, so that the body of that answer has no end."""
 
-    def __init__(self, replicas: Replicas, base_model: str, payload_limit: int) -> None:
+    def __init__(self, replicas: Replicas, model_names: tuple[str, ...], payload_limit: int) -> None:
         self._replicas = replicas
-        self._base_model = base_model
+        self._model_names = model_names
         self._payload_limit = payload_limit
 
     async def run(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -45,7 +45,7 @@ class IngressApp:
         elif scope["type"] == "http":
             body = await read_body(receive, self._payload_limit)
             request = ForwardedRequest(scope["method"], read_target(scope), tuple(scope["headers"]), body,
-                                       make_affinity_key(body, self._base_model))
+                                       make_affinity_key(body, self._model_names))
             await (self._send_metrics if is_metrics_request(request) else self._forward)(request, send)
 
     async def _forward(self, request: ForwardedRequest, send: Send) -> None:

@@ -58,6 +58,7 @@ class ServerSettings:
     arguments: tuple[str, ...]  # of Python
     variables: tuple[tuple[str, str], ...]
     model_id: str
+    model_names: tuple[str, ...]  # for clients
     num_shard: int
     device: str
     max_batch_size: int
@@ -75,10 +76,12 @@ def make_server_settings(settings: Mapping[str, Any], serve_arguments: Sequence[
         {item.name: settings.get(item.name, item.default) for item in fields(config)}
         for config in (LaunchConfig, RouterConfig, ShardConfig))
     key = settings.get("api_key", "")
+    names = router["served_model_name"] or launch["model_id"]
     hosts = {} if is_loopback(router["hostname"]) else {"allowed_hosts": ANY_HOST}
     return ServerSettings(
         (*serve_arguments, *make_flags({**hosts, **settings, **FIXED_SETTINGS, "api_key": None})),
-        ((API_KEY_ENV, key),) if key else (), launch["model_id"], launch["num_shard"], shard["device"],
+        ((API_KEY_ENV, key),) if key else (), launch["model_id"],
+        (names,) if isinstance(names, str) else tuple(names), launch["num_shard"], shard["device"],
         router["max_batch_size"], router["max_concurrent_requests"], router["payload_limit"],
         router["shutdown_timeout"])
 

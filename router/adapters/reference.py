@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Self
 
+from router.config import LOCAL_SOURCE
 from router.errors import InvalidRequest
 from router.request import LoadableResource
 
@@ -13,7 +14,6 @@ MAX_NAME_LENGTH = 512
 MAX_MERGED_ADAPTERS = 16
 MERGE_STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
 MAJORITY_SIGN_METHODS = ("total", "frequency")
-LOCAL_SOURCE = "local"  # its names are paths of folders below --adapter-root
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def check_adapter_name(field: str, name: str) -> None:
                              f"got {len(name)} characters")
 
 
-def normalize_local_name(name: str) -> str:
-    """Return the one spelling of a path, so that `./pirate` and `pirate/` are the adapter `pirate`."""
-    return str(PurePosixPath(name))
+def normalize_name(name: str, source: str | None) -> str:
+    """Return the one spelling of an adapter's name in its source: `./pirate` and `pirate/` are the local `pirate`."""
+    return str(PurePosixPath(name)) if source == LOCAL_SOURCE else name
 
 
 def check_merge(merge: MergedAdapterReference) -> None:

@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from router.adapters.reference import (
-    LOCAL_SOURCE,
     MAX_NAME_LENGTH,
     AdapterReference,
     FetchedAdapter,
@@ -23,10 +22,10 @@ from router.adapters.reference import (
     check_adapter_name,
     check_merge,
     is_other_base_model,
-    normalize_local_name,
+    normalize_name,
 )
 from router.adapters.store_client import AdapterStoreClient
-from router.config import RouterConfig
+from router.config import LOCAL_SOURCE, RouterConfig
 from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
@@ -158,7 +157,7 @@ class AdapterRegistry:
     async def list_local_names(self) -> list[str]:
         """Return the names of the adapters of the source `local`, used before or not, if it is the one that requests
         ask by default; else, and if the store does not answer, none. Names are kept for LOCAL_NAMES_SECONDS."""
-        if self._config.adapter_source != "local":
+        if self._config.adapter_source != LOCAL_SOURCE:
             return []
         if now() >= self._local_names_until:
             with suppress(AdapterLoadFailed):
@@ -173,7 +172,7 @@ class AdapterRegistry:
             return self.aliases[name]
         check_adapter_name("adapter_id", name)
         source = requested.source or self._config.adapter_source
-        return AdapterReference(normalize_local_name(name) if source == LOCAL_SOURCE else name, source)
+        return AdapterReference(normalize_name(name, source), source)
 
     def is_pinned(self, reference: AdapterReference) -> bool:
         """Return whether the adapter was loaded at start and is never unloaded."""
@@ -214,10 +213,10 @@ class AdapterRegistry:
         source = config.preloaded_adapter_source or config.adapter_source
         for adapter_id in config.preloaded_adapter_ids:
             alias, _, name = adapter_id.rpartition("=")
-            await self._preload_adapter(alias or name, AdapterReference(name, source), load_and_pin)
+            await self._preload_adapter(alias, AdapterReference(name, source), load_and_pin)
         if config.adapter_id:
             self._default_adapter = await self._preload_adapter(
-                config.adapter_id, AdapterReference(config.adapter_id, config.adapter_source), load_and_pin)
+                "", AdapterReference(config.adapter_id, config.adapter_source), load_and_pin)
 
     async def _preload_adapter(self, alias: str, reference: AdapterReference,
                                load_and_pin: LoadFunction) -> ResolvedAdapter:
@@ -232,7 +231,7 @@ class AdapterRegistry:
         if reason:
             raise (RetryableStartupError if is_temporary else ValueError)(
                 f"the adapter {reference.name} cannot be served: {reason}")
-        self.aliases[alias] = reference
+        self.aliases[alias or reference.name] = reference
         return resolved
 
     def is_private(self, reference: AdapterReference, entry: AdapterEntry) -> bool:

@@ -2,8 +2,8 @@
 
 Each segment begins with a line that holds the time (`at`) and the whole scheduler (`core`). A line for every call
 follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, as
-`recorder.py` summarizes it) and `names` (the block hashes computed during the call). Empty values are left out, and a
-line with only a time is a call of `plan` that returned None.
+`recording_scheduler.py` summarizes it) and `names` (the block hashes computed during the call). Empty values are left
+out, and a line with only a time is a call of `plan` that returned None.
 """
 
 import json

@@ -73,7 +73,7 @@ class ReplayResult:
 
 
 class ReplayDiverged(Exception):
-    """The scheduler hashes more blocks than were recorded."""
+    """Replay in which the scheduler hashes more blocks than were recorded."""
 
 
 class Replay:
@@ -120,7 +120,7 @@ class Replay:
         """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
         count = len(tokens) // block_size
         if count > len(self._block_hashes):
-            raise ReplayDiverged("it names more blocks than were named")
+            raise ReplayDiverged("the scheduler hashes more blocks than were recorded")
         block_hashes = [self._block_hashes.popleft() for _ in range(count)]
         self.observe_block_hashes(parent_hash, block_hashes)
         return block_hashes

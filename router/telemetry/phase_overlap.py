@@ -48,10 +48,13 @@ def measure_prefill_overlap(timeline: RequestTimeline, other: RequestTimeline, n
 
 
 def measure_mean_other_decodes(timeline: RequestTimeline, others: Iterable[RequestTimeline], now: float) -> float:
-    """Return how many other requests generated, on average, while this one did; 0 if it generated nothing."""
+    """Return how many others were in a decode, on average, while this one was; 0 if it never was."""
     own = list_decode_intervals(timeline, now)
-    seconds = sum(end - start for start, end in own)
-    return sum(sum_overlap(own, list_decode_intervals(other, now)) for other in others) / seconds if seconds else 0.0
+    if not (seconds := sum(end - start for start, end in own)):
+        return 0.0
+    first, last = own[0][0], own[-1][1]
+    return sum(sum_overlap(own, list_decode_intervals(other, now)) for other in others
+               if other.submitted_at < last and (other.ended_at is None or other.ended_at > first)) / seconds
 
 
 def list_decode_intervals(timeline: RequestTimeline, now: float) -> list[Interval]:

@@ -328,7 +328,7 @@ class StepMetrics:
     def __init__(self, registry: MetricRegistry, scheduler: Scheduler, *, single_token_steps: bool) -> None:
         self._scheduler = scheduler
         self._single_token_steps = single_token_steps  # a step generates at most one token per sequence
-        self._methods_by_step_type: dict[type, StepTypeMetrics] = {
+        self._metrics_by_step_type: dict[type, StepTypeMetrics] = {
             Prefill: StepTypeMetrics(registry, "prefill"), Decode: StepTypeMetrics(registry, "decode"),
             PoolingStep: StepTypeMetrics(registry, "embed")}
         self._standalone_durations: dict[type, Histogram] = {
@@ -347,16 +347,16 @@ class StepMetrics:
     @property
     def num_answered(self) -> int:
         """Number of steps answered since the start."""
-        return sum(method.num_answered.value for method in self._methods_by_step_type.values())
+        return sum(method.num_answered.value for method in self._metrics_by_step_type.values())
 
     @property
     def total_seconds(self) -> float:
         """Seconds that they took, from their message to their tokens."""
-        return fsum(method.duration_seconds.sum for method in self._methods_by_step_type.values())
+        return fsum(method.duration_seconds.sum for method in self._metrics_by_step_type.values())
 
     def count_sent(self, plan: StepPlan) -> None:
         step = plan.messages[-1]
-        if (method := self._methods_by_step_type.get(type(step))) is not None:
+        if (method := self._metrics_by_step_type.get(type(step))) is not None:
             method.num_sent.value += 1
         if isinstance(step, Prefill):
             self.prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
@@ -379,7 +379,7 @@ class StepMetrics:
         if (standalone_duration := self._standalone_durations.get(type(step))) is not None:
             standalone_duration.observe(round_trip_seconds)
             return
-        method = self._methods_by_step_type[type(step)]
+        method = self._metrics_by_step_type[type(step)]
         method.num_answered.value += 1
         method.duration_seconds.observe(round_trip_seconds + detokenize_seconds)
         method.forward_seconds.observe(result.seconds)
@@ -399,7 +399,7 @@ class StepMetrics:
         """Count a loss of the shards, and the steps that were in flight."""
         self._shard_losses[loss_reason.name.lower()].add()
         for plan in plans:
-            if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
+            if (method := self._metrics_by_step_type.get(type(plan.messages[-1]))) is not None:
                 method.num_lost.add()
 
     def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:

@@ -29,7 +29,7 @@ class LoraUpdateArguments(ctypes.Structure):
     """`LoraUpdate` in lora.c."""
 
     _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "y", "shrunk", "row_slots", "parts")),
-                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "num_parts", "most_ranks",
+                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "num_parts", "max_rank",
                                                                 "x_stride", "y_stride"))]
 
 
@@ -57,6 +57,8 @@ class NativeLoraStore:
 
     def store_adapter(self, slot: AdapterSlot, part_index: int, lora_a: Tensor, lora_b: Tensor) -> int:
         tables, row = self._tables[part_index], slot.table_row
+        if row >= TABLE_ROWS:
+            raise RuntimeError(f"{TABLE_ROWS} adapters can be loaded at once; lower --max-active-adapters")
         matrices = tuple(matrix.to(torch.float32, copy=True).contiguous() for matrix in (lora_a, lora_b.T))
         tables.matrices[row] = matrices
         tables.ranks[row], tables.lora_b[row] = len(lora_a), matrices[1].data_ptr()

@@ -18,10 +18,10 @@ typedef struct {
 
 typedef struct {
     const float *x;
-    float *y, *shrunk;         /* shrunk: [rows, num_parts, most_ranks] */
+    float *y, *shrunk;         /* shrunk: [rows, num_parts, max_rank] */
     const int32_t *row_slots;  /* the adapter of each row; -1: none */
     const LoraPart *parts;
-    int64_t rows, inputs, num_parts, most_ranks, x_stride, y_stride;
+    int64_t rows, inputs, num_parts, max_rank, x_stride, y_stride;
 } LoraUpdate;
 
 enum { TILE_VECTORS = 4, TILE = TILE_VECTORS * LANES, TILES_PER_PART = 32 };
@@ -47,7 +47,7 @@ static void shrink_row(const Phase *phase, ptrdiff_t row) {
     for (ptrdiff_t part = 0; part < u->num_parts; part++) {
         const float *a = u->parts[part].lora_a[slot];
         if (a == NULL) continue;
-        float *const to = u->shrunk + (row * u->num_parts + part) * u->most_ranks;
+        float *const to = u->shrunk + (row * u->num_parts + part) * u->max_rank;
         for (ptrdiff_t rank = 0; rank < u->parts[part].ranks[slot]; rank++)
             to[rank] = multiply_rows(u->x + row * u->x_stride, a + rank * u->inputs, u->inputs);
     }
@@ -89,7 +89,7 @@ static void expand_piece(const Phase *phase, ptrdiff_t number) {
     for (; piece >= count_pieces(u->parts + part); part++) piece -= count_pieces(u->parts + part);
     const LoraPart *p = u->parts + part;
     if (p->lora_a[slot] == NULL) return;
-    const float *shrunk = u->shrunk + (row * u->num_parts + part) * u->most_ranks;
+    const float *shrunk = u->shrunk + (row * u->num_parts + part) * u->max_rank;
     float *const y = u->y + row * u->y_stride + p->first_output;
     ptrdiff_t end = (piece + 1) * TILE * TILES_PER_PART;
     if (end > p->outputs) end = p->outputs;

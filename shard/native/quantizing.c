@@ -1,5 +1,5 @@
 /* Quantization of weights to int8 with one scale per output, and to four bits with one for each output and group of
- * inputs: the same bits as by torch in weight_quantizing.py. */
+ * inputs: the same bits as by torch in weight_quantization.py. */
 
 #include "phases.h"
 

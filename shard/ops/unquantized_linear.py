@@ -1,5 +1,5 @@
-"""Linears of one rank. On CPUs that support it the weight is packed once, and `apply_row_exact` multiplies it by
-docs/concepts/exactness.md, "Products with independent rows".
+"""Unquantized linears of one rank. On CPUs that support it the weight is packed once, and `apply_row_exact` multiplies
+it by docs/concepts/exactness.md, "Products with independent rows".
 """
 
 from collections.abc import Callable

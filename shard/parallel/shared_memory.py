@@ -1,5 +1,5 @@
-"""Shared-memory exchange between ranks that are processes of one machine. Unix sockets signal that a piece is ready,
-and its length."""
+"""All-gather over shared memory, for ranks that are processes of one machine. Unix sockets signal that a piece is
+ready, and its length."""
 
 import mmap
 import os

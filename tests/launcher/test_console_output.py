@@ -37,10 +37,10 @@ def test_full_disk_loses_the_output_and_raises_nothing(monkeypatch: pytest.Monke
 
 
 def test_programs_get_a_json_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
-    voice = ConsoleOutput(as_json=True)
-    voice.log("one % of it")
-    voice.warn("two")
-    voice.log("three", logging.ERROR)
+    output = ConsoleOutput(as_json=True)
+    output.log("one % of it")
+    output.warn("two")
+    output.log("three", logging.ERROR)
     assert read_log_entries(capsys) == [("launcher", "INFO", "one % of it"), ("launcher", "WARN", "two"),
                                         ("launcher", "ERROR", "three")]
 

@@ -42,6 +42,17 @@ def test_invalid_names_of_the_model_are_rejected(name):
         RouterConfig(served_model_name=("gpt-4o", name))
 
 
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"served_model_name": ("a", "b", "a")}, "--served-model-name a is given twice"),
+    ({"served_model_name": ("sql",), "preloaded_adapter_ids": ("sql=org/lora",)}, "also the name of an adapter"),
+    ({"served_model_name": ("sql",), "adapter_id": "sql"}, "also the name of an adapter"),
+    ({"preloaded_adapter_ids": ('{"name": "sql"}',)}, "takes ID or NAME=ID, not JSON"),
+])
+def test_names_that_hide_one_another_are_rejected(settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        RouterConfig(**settings)
+
+
 @pytest.mark.parametrize("origin", [
     "*", "null", "https://a.example.org", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef"])
 def test_valid_cors_origins_are_accepted(origin):

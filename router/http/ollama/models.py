@@ -75,8 +75,9 @@ class OllamaModelRoutes(ServiceRoutes):
         empty; the digest is that of the name."""
         base_name = self._services.served_model.name
         return {"name": name, "model": name, "size": 0, "digest": sha256(name.encode()).hexdigest(),
-                "details": {"parent_model": "" if name in self._services.served_model.names else base_name, "format": "safetensors",
-                            "family": "", "families": [], "parameter_size": "", "quantization_level": ""}}
+                "details": {"parent_model": "" if name in self._services.served_model.names else base_name,
+                            "format": "safetensors", "family": "", "families": [], "parameter_size": "",
+                            "quantization_level": ""}}
 
     def _list_capabilities(self) -> list[str]:
         model_info, validator = self._services.engine.model_info, self._services.validator

@@ -108,7 +108,8 @@ class OllamaModelRequest(ReportingBodyModel):
         return get_echoed_model(services, OpenAIBaseRequest(model=self.model))
 
     def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
-        return OpenAIBaseRequest(model=self.model_name).adapter_reference(services, source_token)
+        model = self.model if self.model in services.served_model.names else self.model_name
+        return OpenAIBaseRequest(model=model).adapter_reference(services, source_token)
 
     async def load_adapter(self, services: Services, source_token: str, tenant: Tenant,
                            deadline: float | None = None) -> AdapterReference | None:

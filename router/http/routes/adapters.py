@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from aiohttp import web
 
-from router.adapters.reference import AdapterReference, check_adapter_name
+from router.adapters.reference import AdapterReference, check_adapter_name, normalize_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
+from router.config import LOCAL_SOURCE
 from router.errors import AdapterLoadFailed, InvalidRequest
 from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import ReportingBodyModel, is_base_model, json_response, read_body
@@ -17,7 +18,7 @@ from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import UNLOADED_STATE, AdapterState
 from router.validation.bounds import ADAPTER_NAME
 
-UNLOADED_ADAPTER_STATE = AdapterState(UNLOADED_STATE, 0)
+UNLOADED_ADAPTER = AdapterState(UNLOADED_STATE, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
@@ -86,7 +87,7 @@ class AdapterRoutes(ServiceRoutes):
         if self._find_adapters(name) and not load_request.load_inplace:
             raise web.HTTPBadRequest(text=f"The lora adapter '{name}' has already been loaded. If you want to load the "
                                      "adapter in place, set 'load_inplace' to True.")
-        reference = AdapterReference(path, "local" if path.startswith(("/", ".")) else None)
+        reference = AdapterReference(path, LOCAL_SOURCE if path.startswith(("/", ".")) else None)
         await self._fetch_and_load(reference, name, "lora_name", in_place=load_request.load_inplace)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -135,7 +136,8 @@ class AdapterRoutes(ServiceRoutes):
         registry, model = self._registry, self._services.served_model
         holder = registry.aliases.get(alias)
         known_references = (*registry.get_entries(), *registry.references_being_fetched())
-        other = next((known for known in known_references if known.name == alias and known != reference), None)
+        other = next((known for known in known_references
+                      if known.name == normalize_name(alias, known.source) and known != reference), None)
         if is_base_model(alias, model.names):
             conflict = f"is a name of the model {model.name}"
         elif holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
@@ -162,7 +164,7 @@ class AdapterRoutes(ServiceRoutes):
     def _find_adapters(self, name: str) -> list[AdapterReference]:
         """Return the adapter with this alias, or else every known adapter of this name, from any source."""
         aliased = self._registry.aliases.get(name)
-        known = [named for named in self._registry.get_entries() if named.name == name]
+        known = [named for named in self._registry.get_entries() if named.name == normalize_name(name, named.source)]
         return known if aliased is None else [aliased]
 
     def _unload_if_unused(self, entry: AdapterEntry) -> None:
@@ -173,12 +175,11 @@ class AdapterRoutes(ServiceRoutes):
                 self._services.engine.resource_controller.request_resource_unload(resource)
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
-        resource_statuses, aliases = self._services.engine.resource_controller.adapter_states, self._registry.aliases
+        adapter_states, aliases = self._services.engine.resource_controller.adapter_states, self._registry.aliases
         for reference, entry in entries:
             version = entry.version
             resource = self._registry.get_resource_in_use(version)
-            status = (UNLOADED_ADAPTER_STATE if resource is None
-                      else resource_statuses.get(resource, UNLOADED_ADAPTER_STATE))
+            state = UNLOADED_ADAPTER if resource is None else adapter_states.get(resource, UNLOADED_ADAPTER)
             yield {
                 "id": reference.name,
                 "object": "adapter",
@@ -187,11 +188,11 @@ class AdapterRoutes(ServiceRoutes):
                 "source": reference.source,
                 "digest": version.digest,
                 "base": version.base_model,
-                "state": status.state,
+                "state": state.state,
                 "bytes_on_disk": version.disk_bytes,
                 "bytes_on_shard": version.max_shard_bytes,
                 "last_used": int(time.time() - (time.monotonic() - entry.last_used_at)),
-                "requests": status.num_users,
+                "requests": state.num_users,
                 "loads": self._services.engine.resource_controller.loader.num_loads(version.folder),
                 "private": version.is_private,
                 "stays": self._registry.is_pinned(reference),

@@ -143,7 +143,8 @@ class ScoringRoutes(ServiceRoutes):
                         for index, score in enumerate(scores))
         return json_text_response(
             f'{{"id":"score-{secrets.token_hex(12)}","object":"list","created":{int(time.time())},'
-            f'"model":{quoted(self._services.served_model.name)},"data":[{rows}],"usage":{prompt_usage_json(num_tokens)}}}',
+            f'"model":{quoted(self._services.served_model.name)},"data":[{rows}],'
+            f'"usage":{prompt_usage_json(num_tokens)}}}',
             headers)
 
     async def _compute_scores(self, request: web.Request, context: RequestContext, first: tuple[str, Sequence[str]],

@@ -9,7 +9,7 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -343,8 +343,8 @@ class AdapterParameters(ReportingBodyModel):
                 if self.adapter_id and self.adapter_id not in BASE_MODEL_ADAPTER_IDS else None)
 
 
-def is_base_model(model: str | None, served_names: Container[str]) -> bool:
-    """Whether `model` names the base model, which is served by these names."""
+def is_base_model(model: str | None, served_names: tuple[str, ...]) -> bool:
+    """Whether `model` names the base model, which is served under these names."""
     return (model is None or model in served_names or model in BASE_MODEL_NAMES
             or model.lower().startswith(URL_PREFIXES))
 

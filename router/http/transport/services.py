@@ -34,7 +34,7 @@ RETRY_SECONDS = 0.05  # between attempts of a request's next group to find room
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model's name and notice, as clients see them."""
+    """The model's names and notice, as clients see them."""
 
     name: str = ""
     notice: str = ""  # what users should know about the model
@@ -85,11 +85,12 @@ class Services:
         if registry is None:
             return {}
         source_names_by_alias = {name: wanted.name for name, wanted in registry.aliases.items()}
+        hidden_names = {*source_names_by_alias.values(), *self.served_model.names}
         if self.config.api_key or self.config.api_keys:
             return source_names_by_alias
         used_names = [wanted.name for wanted, entry in registry.get_entries().items() if not entry.version.is_private]
         return {name: name for name in sorted({*used_names, *await registry.list_local_names()})
-                if name not in source_names_by_alias.values()} | source_names_by_alias
+                if name not in hidden_names} | source_names_by_alias
 
     @property
     def is_tgi(self) -> bool:

@@ -23,7 +23,7 @@ from shard.ops.unquantized_linear import make_linear
 from shard.parallel.group import RankGroup, even_rank_range
 
 REPLICATED_STYLE = "replicated_with_grad_allreduce"  # replicated on every rank
-LISTENER_KEYWORD = "weft_attention_callback"  # keyword argument with which layers pass the listener on to attention
+CALLBACK_KEYWORD = "weft_attention_callback"  # keyword argument with which layers pass the callback on to attention
 
 
 class AttentionCall(NamedTuple):
@@ -37,20 +37,20 @@ class AttentionCall(NamedTuple):
     extra_arguments: dict[str, Any]
 
 
-AttentionListener = Callable[[AttentionCall], Tensor]  # [1, tokens, heads, head_dim]
+AttentionCallback = Callable[[AttentionCall], Tensor]  # [1, tokens, heads, head_dim]
 
 
 def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
                            **extra_arguments: Any) -> tuple[Tensor, None]:
-    if LISTENER_KEYWORD not in extra_arguments:
-        raise TypeError("layers do not pass on all that they are told")
-    listener: AttentionListener = extra_arguments.pop(LISTENER_KEYWORD)
-    return listener(AttentionCall(module, query, key, value, attention_mask, extra_arguments)), None
+    if CALLBACK_KEYWORD not in extra_arguments:
+        raise TypeError("layers do not pass on all keyword arguments")
+    callback: AttentionCallback = extra_arguments.pop(CALLBACK_KEYWORD)
+    return callback(AttentionCall(module, query, key, value, attention_mask, extra_arguments)), None
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionCallback:
-    """Listener of one step, which runs attention over the cache."""
+    """Callback of one step, which runs attention over the cache."""
 
     inputs: ForwardInputs
     cache: KVCache
@@ -89,11 +89,11 @@ class IdentityDecoder(nn.Module):
         return FallbackDecoderOutput(inputs_embeds)
 
 
-def run_backbone(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: AttentionListener,
-               **extra_arguments: Tensor) -> Tensor:
+def run_backbone(layers: nn.Module, tokens: Tensor, positions: Tensor, callback: AttentionCallback,
+                 **extra_arguments: Tensor) -> Tensor:
     """Run the layers and return the hidden states, `[tokens, hidden]`. `extra_arguments`: further keyword arguments."""
     output = layers(input_ids=tokens[None], position_ids=positions[None], use_cache=False,
-                    **{LISTENER_KEYWORD: listener}, **extra_arguments)
+                    **{CALLBACK_KEYWORD: callback}, **extra_arguments)
     hidden: Tensor = output[0][0]
     return hidden
 
@@ -126,7 +126,7 @@ class FallbackModel(BaseLanguageModel):
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         return run_backbone(self._layers, inputs.tokens, inputs.positions,
-                          PagedAttentionCallback(inputs, cache, attention))
+                            PagedAttentionCallback(inputs, cache, attention))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         return None if self._group.rank else run_head(self._head, hidden_states).float()

@@ -91,7 +91,7 @@ def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAtten
     try:
         # With a mask that excludes no token, transformers does not search the positions for packed sequences.
         hidden = run_backbone(layers, two_tokens, two_tokens, probe,
-                            attention_mask=torch.ones(1, 2, dtype=torch.bool, device=META_DEVICE))
+                              attention_mask=torch.ones(1, 2, dtype=torch.bool, device=META_DEVICE))
         run_head(head, hidden)
     except UnsupportedModel:
         raise

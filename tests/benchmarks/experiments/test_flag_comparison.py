@@ -1,4 +1,4 @@
-"""Tests of the figures of the benchmark of default settings."""
+"""Tests of the figures of the comparison of flags."""
 
 from benchmarks.experiments.flag_comparison import FIGURES, RoundFigures, VariantRounds, format_table
 

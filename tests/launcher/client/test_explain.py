@@ -56,7 +56,7 @@ def test_longest_cause_is_listed_first_with_its_share() -> None:
         "decode      7999.5 ms   40 %  Tokens were made.",
         "validation     0.5 ms    0 %  It was checked.",
         "longest prompts of other requests in this time: long-1 (1700 tokens, 207.1 ms)",
-        "other requests that generated while this one did, on average: 12.5"]
+        "on average 12.5 other sequences were generated at the same time"]
 
 
 def test_failure_stands_beside_the_state() -> None:

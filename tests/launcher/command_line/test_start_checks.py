@@ -13,11 +13,14 @@ from router.config import RouterConfig
 @pytest.mark.parametrize(("settings", "root"), [
     ({"preloaded_adapter_ids": ("one=/srv/loras/one", "/srv/loras/more/two")}, "/srv/loras"),
     ({"preloaded_adapter_ids": ("one",)}, "FOLDER"),
-    ({"adapter_id": "/srv/one", "preloaded_adapter_source": "hub"}, "/srv"),
+    ({"adapter_id": "/srv/one/", "preloaded_adapter_source": "hub"}, "/srv"),
+    ({"adapter_source": "hub", "preloaded_adapter_ids": ("one=/srv/my loras/one",)}, "'/srv/my loras'"),
+    ({"adapter_source": "hub", "preloaded_adapter_ids": ("one=./one",)}, "FOLDER"),
+    ({"preloaded_adapter_ids": ("one=/adapters/one", "two=/data/two")}, "FOLDER"),
 ])
 def test_local_adapters_at_start_need_the_folder_that_contains_them(settings: dict[str, Any], root: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"to load [\w/]+: --adapter-root {root}$"):
-        check_adapter_root(LaunchConfig(), RouterConfig(adapter_source="local", **settings))
+    with pytest.raises(ConfigurationError, match=rf"to load the adapter .*: --adapter-root {root}$"):
+        check_adapter_root(LaunchConfig(), RouterConfig(**{"adapter_source": "local"} | settings))
 
 
 @pytest.mark.parametrize("settings", [

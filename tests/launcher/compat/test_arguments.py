@@ -63,6 +63,6 @@ def test_rejections_are_reported_before_duplicates() -> None:
     duplicates = [ResolvedFlag(PORT_FLAG, "flag", ["1"])] * 2
     with pytest.raises(ValueError, match=r"^--paint is refused: there is no paint; and NAILS is refused: there are no"):
         reject_refused_or_conflicting_flags([*duplicates, ResolvedFlag(paint_flag, "flag", ["red"]),
-                     ResolvedFlag(nails_flag, "variable", ["2"])])
+                                             ResolvedFlag(nails_flag, "variable", ["2"])])
     with pytest.raises(ValueError, match=r"^--port and --port are given, and mean the same; give one$"):
         reject_refused_or_conflicting_flags(duplicates)

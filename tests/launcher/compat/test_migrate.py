@@ -56,8 +56,11 @@ def test_lorax_line_is_migrated_and_known_variables_are_kept() -> None:
 @pytest.mark.parametrize(("line", "expected"), [
     ("docker run --gpus all --shm-size 1g -p 8080:80 -e HF_TOKEN=a -v /d:/data ghcr.io/huggingface/"
      "text-generation-inference:3.3.4 --model-id org/name --max-total-tokens 512",
-     r"# options of the container are left out: --gpus all --shm-size 1g -p 8080:80 -v /d:/data\. Clients .*\n"
+     r"# options of the container are left out: --gpus all --shm-size 1g -p 8080:80 -v /d:/data\. --port .*\n"
      r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*"),
+    ("docker container run -e HF_TOKEN -eMODEL_ID=org/name -it lorax",
+     r"# (.*\n# )*options of the container are left out: -e HF_TOKEN -it\. (.*\n)+weft serve --model-id org/name .*"),
+    ("docker run -p 80:80 lorax --model-id org/name --download-only", "weft download org/name"),
     ("podman run --env=MODEL_ID=org/name ghcr.io/predibase/lorax:main", r"(# .*\n)*weft serve --model-id org/name .*"),
     ("docker run --env MODEL_ID=org/name -d lorax", r"(# .*\n)*weft serve --model-id org/name .*")])
 def test_command_line_of_a_container_is_that_of_its_program(line: str, expected: str) -> None:

@@ -12,7 +12,7 @@ IDLE = {"a": 0, "b": 0, "c": 0}
 
 
 def make_key(**fields: Any) -> AffinityKey:
-    return make_affinity_key(json.dumps(fields).encode(), "org/name")
+    return make_affinity_key(json.dumps(fields).encode(), ("org/name", "qwen"))
 
 
 @pytest.mark.parametrize("fields", [
@@ -44,7 +44,7 @@ def test_next_turn_of_a_chat_shares_its_history() -> None:
     assert second.digests[:len(first.digests)] == first.digests
 
 
-@pytest.mark.parametrize("name", ["", "tgi", "org/name", "__base_model__"])
+@pytest.mark.parametrize("name", ["", "tgi", "org/name", "qwen", "__base_model__"])
 def test_base_model_is_no_adapter(name: str) -> None:
     assert make_key(inputs=LONG_PROMPT, model=name) == make_key(inputs=LONG_PROMPT)
 

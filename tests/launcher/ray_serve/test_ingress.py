@@ -49,7 +49,7 @@ def run(replicas: FakeReplicas, *body: bytes, sent: list[Message] | None = None,
         sent.append(message)
 
     request = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": [], **scope}
-    asyncio.run(IngressApp(replicas, "org/name", limit).run(request, receive, send))
+    asyncio.run(IngressApp(replicas, ("org/name",), limit).run(request, receive, send))
     return sent
 
 
@@ -148,7 +148,7 @@ def test_client_that_leaves_while_it_sends_ends_the_request() -> None:
 
     replicas = FakeReplicas()
     with pytest.raises(ConnectionError):
-        asyncio.run(IngressApp(replicas, "", 1).run({"type": "http"}, receive, send))
+        asyncio.run(IngressApp(replicas, ("",), 1).run({"type": "http"}, receive, send))
     assert replicas.requests == []
 
 
@@ -162,5 +162,5 @@ def test_lifespan_is_acknowledged() -> None:
     async def send(message: Message) -> None:
         sent.append(message["type"])
 
-    asyncio.run(IngressApp(FakeReplicas(), "", 1).run({"type": "lifespan"}, receive, send))
+    asyncio.run(IngressApp(FakeReplicas(), ("",), 1).run({"type": "lifespan"}, receive, send))
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

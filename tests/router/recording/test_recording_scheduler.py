@@ -1,4 +1,4 @@
-"""Recorder of the core: the notes of each call and the form of its decisions, and how long they are kept."""
+"""Tests of the recording scheduler: the notes of each call, the form of its decisions, and how long they are kept."""
 
 import json
 from dataclasses import replace

@@ -297,8 +297,8 @@ def test_dropping_an_absent_or_pinned_adapter_has_no_effect() -> None:
     for resource in (ADAPTER_A, stays):
         setup.core.request_resource_unload(resource, 0.0)
     assert setup.take_commands() == []
-    statuses = setup.core.resource_cache.adapter_states
-    assert {resource: standing.state for resource, standing in statuses.items()} == {stays: "loaded"}
+    states = setup.core.resource_cache.adapter_states
+    assert {resource: standing.state for resource, standing in states.items()} == {stays: "loaded"}
     setup.run_request(ADAPTER_A)
     assert setup.take_commands() == []
 
@@ -332,7 +332,7 @@ def test_dropped_adapter_does_not_stop_draining() -> None:
     assert setup.take_commands() == [UnloadResource(ADAPTER_A)]
 
 
-def test_adapter_statuses_report_state_and_number_of_users() -> None:
+def test_adapter_states_report_state_and_number_of_users() -> None:
     setup = SchedulerWithShards(max_active_adapters=2, adapter_cycle_seconds=0.0)
     get_states = lambda: {r.id: (standing.state, standing.num_users)  # noqa: E731
                           for r, standing in setup.core.resource_cache.adapter_states.items()}

@@ -39,10 +39,10 @@ def fill_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fill_uninitialized_with_nan(monkeypatch)
 
 
-@pytest.fixture(scope="module", params=["gemma3", *(pytest.param(family, marks=pytest.mark.long)
-                                                      for family in ("llama", "gpt2"))])
+@pytest.fixture(scope="module", params=[
+    "gemma3", *(pytest.param(family, marks=pytest.mark.long) for family in ("llama", "gpt2"))])
 def replayable_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReplayableModel:
-    """Model with replayable steps: one with and without windows, llama, or one without rotary embedding."""
+    """Model with replayable steps: one whose layers have windows or none, llama, or one without rotary embedding."""
     return ReplayableModel(make_tiny_checkpoint(tmp_path_factory.mktemp("replay"), request.param))
 
 

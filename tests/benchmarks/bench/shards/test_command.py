@@ -167,6 +167,7 @@ def test_real_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
                                 "-r", "2", "--do-sample", "--top-n-tokens", "2"])
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["batch_size"] for one in report["points"]] == [1, 4]
+    assert report["shards"] == int(num_shard)
     assert (report["model"], report["dtype"], report["do_sample"],
             report["top_n_tokens"]) == (str(folder), "float32", True, 2)
 

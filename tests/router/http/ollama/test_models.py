@@ -45,6 +45,13 @@ def test_ps_lists_the_same_as_never_unloaded(serve):
     assert model["expires_at"].startswith("9999")
 
 
+def test_every_name_of_the_model_is_listed_and_shown(serve):
+    served_model = ServedModel("gpt-4o", other_names=("llama3:latest",))
+    models = get_json(serve, "/api/tags", served_model=served_model)["models"]
+    assert [(model["name"], model["details"]["parent_model"]) for model in models] == [
+        ("gpt-4o", ""), ("llama3:latest", "")]
+
+
 def test_version_is_that_of_the_server(serve):
     assert get_json(serve, "/api/version") == get_json(serve, "/version")
 

@@ -94,7 +94,8 @@ def run_scenario(scenario: Scenario, folder: Path, *, has_adapters: bool = True,
         with closing(RequestValidator(config, engine.model_info, weft.tokenizer, simulated_model_template(),
                                       engine.resource_controller.loader.get_or_register,
                                       adapter_registry=adapters)) as validator:
-            app = create_app(engine, validator, config, ApiKeys.from_config(config), ServedModel("weft/loom"))
+            app = create_app(engine, validator, config, ApiKeys.from_config(config),
+                             ServedModel("weft/loom", other_names=("gpt-4o",)))
             server = TestServer(app)
             await server.start_server(**PROTOCOL_OPTIONS)
             async with TestClient(server) as client:
@@ -218,7 +219,7 @@ def test_alias_works_as_a_name_of_its_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "alias", ["tgi", "dummy", "base", "__base_model__", "http://loom", "HTTPS://loom", "weft/loom"])
+    "alias", ["tgi", "dummy", "base", "__base_model__", "http://loom", "HTTPS://loom", "weft/loom", "gpt-4o"])
 def test_alias_must_not_be_a_name_of_the_model(tmp_path: Path, alias: str) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         status, _, message = await setup.get_error("POST", "/v1/adapters", id="org/a", alias=alias)
@@ -227,6 +228,18 @@ def test_alias_must_not_be_a_name_of_the_model(tmp_path: Path, alias: str) -> No
                            "called so; choose another alias")
         assert setup.store.received_requests == []
     run_scenario(scenario, tmp_path)
+
+
+def test_local_adapter_is_unloaded_by_any_spelling_of_its_path(tmp_path: Path) -> None:
+    async def scenario(setup: AdapterRoutesSetup) -> None:
+        for spelling in ("org/a/", "./org/a", "org/a"):
+            assert (await setup.load_adapter("./org//a"))["id"] == "org/a"
+            assert (await setup.send_request("DELETE", f"/v1/adapters/{spelling}"))[0] == 200
+            assert await setup.list_adapters() == []
+        await setup.load_adapter("org/a")
+        status, _, message = await setup.get_error("POST", "/v1/adapters", id="org/b", alias="./org/a")
+        assert (status, "is the id of the adapter org/a (local)" in message) == (409, True)
+    run_scenario(scenario, tmp_path, adapter_source="local")
 
 
 def test_alias_must_not_be_a_name_of_another_adapter(tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def test_longest_prompts_of_the_same_tenant_are_named():
         {"id": "2", "prompt_tokens": 200, "ms": 500.0}]
 
 
+def test_sequences_that_generate_at_the_same_time_are_counted():
+    record = make_record((2.0, RequestPhase.DECODE), ended_at=7.0)
+    others = [replace(make_record((2.0 + number, RequestPhase.DECODE)), id=str(number)) for number in range(3)]
+    assert explain_request(record, others, 9.0)["meanwhile_generating"] == 2.4
+
+
 def test_every_phase_of_others_has_a_sentence():
     assert set(MEANWHILE_DESCRIPTIONS) == EXPLAINING_PHASES
 

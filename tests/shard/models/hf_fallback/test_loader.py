@@ -122,7 +122,7 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
      r"queries, keys and values differ in width \(192, 192, 128\)"),
     (make_json_config("MambaForCausalLM", "mamba"), "it keeps a state other than keys and values"),
     (make_json_config("StableLmForCausalLM", "stablelm"), "its attention in transformers cannot be replaced"),
-    (make_json_config("NemotronForCausalLM", "nemotron"), "layers do not pass on all that they are told"),
+    (make_json_config("NemotronForCausalLM", "nemotron"), "layers do not pass on all keyword arguments"),
     (make_json_config("T5ForConditionalGeneration", "t5", is_encoder_decoder=True), "it is an encoder-decoder"),
     (make_json_config("LlavaForConditionalGeneration", "llava", vision_config={}),
      r"it takes other input than text \(vision_config\)"),

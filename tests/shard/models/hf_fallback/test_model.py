@@ -7,7 +7,7 @@ from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.model import (
-    LISTENER_KEYWORD,
+    CALLBACK_KEYWORD,
     AttentionCall,
     FallbackModel,
     IdentityDecoder,
@@ -53,7 +53,7 @@ def test_attention_call_reaches_the_listener() -> None:
     module, x = nn.Module(), torch.zeros(1, 2, 3, 4)
     calls: list[AttentionCall] = []
     output, weights = weft_attention_forward(module, x, x, x, None, scaling=2.0,
-                                             **{LISTENER_KEYWORD: lambda call: calls.append(call) or x})
+                                             **{CALLBACK_KEYWORD: lambda call: calls.append(call) or x})
     assert output is x
     assert weights is None
     assert calls[0].module is module

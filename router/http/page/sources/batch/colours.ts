@@ -1,6 +1,6 @@
 /** Which colour a sequence has: that of its adapter or of its tenant. The palette is styles/base.css. */
 import { computed, signal } from "@preact/signals";
-import { modelNames } from "../shell/models";
+import { isBaseModel, modelNames } from "../shell/models";
 import { readColour } from "../shell/theme";
 import type { Sequence } from "./protocol";
 
@@ -9,7 +9,7 @@ export type ColourBy = "adapter" | "tenant" | "request";
 const chosenColour = signal<ColourBy | null>(null);
 /** A server without adapters would have all requests in one colour. */
 export const colourBy = computed<ColourBy>(
-  () => chosenColour.value ?? (modelNames.value.length > 1 ? "adapter" : "request"),
+  () => chosenColour.value ?? (modelNames.value.some((name) => !isBaseModel(name)) ? "adapter" : "request"),
 );
 const NUM_COLOURS = 8;
 

@@ -33,7 +33,7 @@ export interface Explanation {
   meanwhile: Record<string, Record<string, number>>;
   meanwhile_causes: Record<string, string>;
   meanwhile_prompts: { id: string; prompt_tokens: number; ms: number }[];
-  /** The mean number of other requests that generated while this one did. */
+  /** The mean number of other sequences that were generated at the same time. */
   meanwhile_generating: number;
   /** Known at the end, of the first of several prompts or choices. */
   http: HttpExchange | null;
@@ -71,7 +71,7 @@ export function Timeline({ explanation }: { explanation: Explanation }): JSX.Ele
       )}
       {explanation.meanwhile_generating > 0 && (
         <p class="hint">
-          Other requests that generated while this one did, on average: {explanation.meanwhile_generating}.
+          On average {explanation.meanwhile_generating} other sequences were generated at the same time.
         </p>
       )}
     </div>

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { send } from "../shell/api";
 import { Notice } from "../shell/controls";
 import { asSentence } from "../shell/format";
-import { loadModels, modelNames, serverInfo } from "../shell/models";
+import { isBaseModel, loadModels, modelNames } from "../shell/models";
 import { usePolled } from "../shell/poll";
 
 interface AdapterObject {
@@ -28,9 +28,7 @@ export function AdapterList({ isAdmin }: { isAdmin: boolean }): JSX.Element {
     void loadModels();
   }
   const adapters = value?.data ?? [];
-  const loadable = modelNames.value.filter(
-    (name) => name !== serverInfo.value?.model_id && !adapters.some(({ id }) => id === name),
-  );
+  const loadable = modelNames.value.filter((name) => !isBaseModel(name) && !adapters.some(({ id }) => id === name));
   return (
     <section class="card" aria-label="Adapters">
       <h3>

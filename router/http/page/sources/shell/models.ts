@@ -26,6 +26,9 @@ export const serverInfo = signal<ServerInfo | null>(null);
 /** Names of the model, first, and its adapters. */
 export const modelNames = signal<string[]>([]);
 
+/** Names of the model alone. */
+const baseNames = signal<string[]>([]);
+
 export async function loadModels(): Promise<void> {
   const [info, models] = await Promise.all([
     fetchJson<ServerInfo>("info"),
@@ -33,8 +36,9 @@ export async function loadModels(): Promise<void> {
   ]);
   serverInfo.value = info;
   modelNames.value = models.data.map((entry) => entry.id);
+  baseNames.value = models.data.filter((entry) => !entry.parent).map((entry) => entry.id);
 }
 
 export function isBaseModel(name: string): boolean {
-  return name === serverInfo.value?.model_id;
+  return baseNames.value.includes(name);
 }
