@@ -84,16 +84,16 @@ class SharedMemoryGroup:
 
     def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rank, world_size
-        self._all_gather = SharedMemoryAllGather(rank, world_size, rendezvous.meeting_point,
-                                                 COLLECTIVE_TIMEOUT.total_seconds())
+        self._shared_memory = SharedMemoryAllGather(rank, world_size, rendezvous.meeting_point,
+                                                    COLLECTIVE_TIMEOUT.total_seconds())
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         return concatenate_pieces([sum_in_rank_order(parts)
-                                   for parts in self._all_gather.all_gather(x.cpu())]).view(x.shape).to(x.device)
+                                   for parts in self._shared_memory.all_gather(x.cpu())]).view(x.shape).to(x.device)
 
     def gather(self, x: Tensor) -> Tensor | None:
         num_parts = 0 if self.rank else self.size
-        pieces = [[part.clone() for part in parts[:num_parts]] for parts in self._all_gather.all_gather(x.cpu())]
+        pieces = [[part.clone() for part in parts[:num_parts]] for parts in self._shared_memory.all_gather(x.cpu())]
         if self.rank:
             return None
         return torch.cat([concatenate_pieces(part).view(x.shape) for part in zip(*pieces, strict=True)],
@@ -101,11 +101,11 @@ class SharedMemoryGroup:
 
     def broadcast(self, x: Tensor) -> Tensor:
         num_parts = 1 if self.rank else 0
-        pieces = [part.clone() for parts in self._all_gather.all_gather(x.cpu()) for part in parts[:num_parts]]
+        pieces = [part.clone() for parts in self._shared_memory.all_gather(x.cpu()) for part in parts[:num_parts]]
         return x.copy_(concatenate_pieces(pieces).view(x.shape)) if self.rank else x
 
     def all_reduce_min(self, number: int) -> int:
-        [parts] = self._all_gather.all_gather(torch.tensor([number]))
+        [parts] = self._shared_memory.all_gather(torch.tensor([number]))
         return min(int(part) for part in parts)
 
 

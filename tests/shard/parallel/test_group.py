@@ -51,7 +51,7 @@ os._exit(9)
 def close_group(group: RankGroup) -> None:
     """Close the connections, which a shard leaves to the end of its process. Gloo closes those of a group by itself."""
     if isinstance(group, SharedMemoryGroup):
-        group._exchange.close()
+        group._shared_memory.close()
 
 
 def run_on_rank_threads(folder: Path, size: int, call: Callable[[RankGroup], Any],

@@ -178,7 +178,8 @@ def test_exports_beyond_the_limit_are_refused_and_take_turns_with_simulations(se
     async def scenario(client, engine):
         engine.monitor._buffered_steps.append(BufferedStep(1, json.dumps(STEP.to_json(0.0))))
         tasks = [asyncio.create_task(client.get("/v1/engine/trace")) for _ in range(MAX_WAITING_SIMULATIONS + 4)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # one that is refused
+        while sum(task.done() for task in tasks) < 3:  # those that are refused
+            await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
         simulation = asyncio.create_task(client.post("/v1/engine/simulate", json={"requests": GIVEN}))
         assert len(running) <= 1
         release.set()
