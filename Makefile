@@ -282,7 +282,7 @@ check: .venv/ready proto-check manifests-check
 	$(VENV) -m launcher.settings_docs --check
 	$(VENV) -m router.telemetry.metrics_docs --check
 	$(VENV) -m router.http.fields_docs --check
-	$(VENV) -m router.http.page.freshness
+	$(VENV) -m router.http.page.stale_build_check
 
 proto: .venv-proto/ready
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.

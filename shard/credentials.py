@@ -20,7 +20,7 @@ CREDENTIALS_FLAG = "--shard-credentials"
 
 
 @dataclass(frozen=True, slots=True)
-class HostCredentials:
+class ShardTlsCredentials:
     """Contents of the files of a folder of credentials."""
 
     folder: str
@@ -34,7 +34,7 @@ class HostCredentials:
         return isinstance(secret, str) and hmac.compare_digest(secret.encode(errors="surrogatepass"),
                                                                self.secret.encode())
 
-    def reload(self) -> "HostCredentials":
+    def reload(self) -> "ShardTlsCredentials":
         """Return what the files hold now, for connections from now on, or these if the files do not work."""
         try:
             return read_credentials(self.folder)
@@ -59,11 +59,11 @@ class HostCredentials:
         return context
 
 
-def read_credentials(folder: str) -> HostCredentials:
+def read_credentials(folder: str) -> ShardTlsCredentials:
     """Read and check the files of a folder. Raises ValueError that names the file and what is wrong with it."""
     certificate, key, ca, secret = (
         read_file(Path(folder) / name) for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE, SECRET_FILE))
-    credentials = HostCredentials(folder, certificate, ca, key, decode_secret(Path(folder) / SECRET_FILE, secret))
+    credentials = ShardTlsCredentials(folder, certificate, ca, key, decode_secret(Path(folder) / SECRET_FILE, secret))
     try:
         try_handshake(credentials.make_client_context(), credentials.make_server_context())
     except (ssl.SSLError, ValueError) as error:

@@ -3,7 +3,7 @@
 import pytest
 from test_simulation import make_random_world
 
-from router.scheduler.policies import PausePolicy, PrefillBudget, PrefillTimeAllowance, PrefillTimeLedger
+from router.scheduler.batching_policies import PausePolicy, PrefillBudget, PrefillTimeAllowance, PrefillTimeLedger
 
 SEEDS = (1, 10, 13, *range(40))  # the first three have been short and broke one law each
 

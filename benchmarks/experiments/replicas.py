@@ -38,7 +38,7 @@ from benchmarks.harness.experiment import (
     format_columns,
     run_experiment,
 )
-from benchmarks.harness.front_ends import FRONT_ENDS, run_front_end
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_front_end
 from benchmarks.harness.processes import HOST, find_free_port
 from benchmarks.harness.ray_cluster import RayCluster, run_ray_cluster, wait_until
 from benchmarks.harness.reporting import report_results
@@ -65,7 +65,7 @@ STREAM_FIELDS = {"stream": True, "ignore_eos": True, "stream_options": {"include
 class ReplicasSettings(ExperimentSettings):
     replicas: PositiveInts = (1, 2, 3)
     "Numbers of replicas; one row for each."
-    front_ends: tuple[str, ...] = (DIRECT, *FRONT_ENDS, RAY_SERVE)
+    front_ends: tuple[str, ...] = (DIRECT, *LOAD_BALANCERS, RAY_SERVE)
     "Front ends to measure; those that are not installed are skipped."
     clients: PositiveInt = 12
     "Clients per replica. Each sends one request after the other."
@@ -373,7 +373,7 @@ def measure_front_end(settings: ReplicasSettings, name: str, replicas: Sequence[
     fleet = LocalFleet(replicas)
     if name == DIRECT:
         return uvloop.run(FrontEndMeasurement(settings, fleet, fleet.direct_urls).measure(name))
-    program = os.environ.get(RAY_VARIABLE) if name == RAY_SERVE else FRONT_ENDS[name].find_program()
+    program = os.environ.get(RAY_VARIABLE) if name == RAY_SERVE else LOAD_BALANCERS[name].find_program()
     if program is None:
         print(f"{name} is not installed", file=sys.stderr)
         return None

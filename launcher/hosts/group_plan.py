@@ -11,7 +11,7 @@ from launcher.hosts.layout import HostLayout, read_host_layout
 from launcher.settings import LaunchConfig
 from launcher.supervisor.launch_plan import HostPlacement, address_file
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import CREDENTIALS_FLAG, HostCredentials, format_address, read_credentials
+from shard.credentials import CREDENTIALS_FLAG, ShardTlsCredentials, format_address, read_credentials
 
 RESOLVE_ATTEMPTS, RESOLVE_PAUSE_SECONDS = 10, 1.0  # for node 0's address
 
@@ -21,7 +21,7 @@ class GroupPlan:
     """A group of hosts, as this one sees it."""
 
     layout: HostLayout
-    credentials: HostCredentials
+    credentials: ShardTlsCredentials
     num_shard: int  # of all hosts
     master_host: str  # the number of the first host's address; "" on others, which ask for it whenever they join
     run_name: str  # of this run of the first host's launcher

@@ -90,7 +90,7 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
         return "it is an encoder-decoder"
     if architecture.startswith(STATEFUL_BEGINNINGS):
         return "it keeps a state other than keys and values"
-    known_names = list_language_models()
+    known_names = list_supported_architectures()
     if not known_names or architecture in known_names:
         return ""
     similar_names = get_close_matches(architecture, known_names, n=1, cutoff=0.92)
@@ -102,7 +102,7 @@ def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
     return f"transformers {version('transformers')} has no language model of this name{own_code}"
 
 
-def list_language_models() -> list[str]:
+def list_supported_architectures() -> list[str]:
     """Return the architectures that the shards may serve: those with code in weft, and the language models that
     transformers lists. Empty if its list is not found, which is read as text: its module imports torch."""
     spec = find_spec("transformers")

@@ -53,7 +53,7 @@ from router.http.transport.errors import (
     TgiErrorReply,
     find_error_reply_type,
 )
-from router.validation.bounds import DocumentedBounds
+from router.validation.bounds import OpenApiBounds
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
@@ -306,7 +306,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
         properties = schema.get("properties", {})
         for name in model.model_fields.keys() & properties.keys():
             for bounds in model.model_fields[name].metadata:
-                if isinstance(bounds, DocumentedBounds):
+                if isinstance(bounds, OpenApiBounds):
                     properties[name].update(bounds.keywords)
         for name, field in properties.items():
             field.setdefault("description", describe_field(model, name))

@@ -41,9 +41,9 @@ from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import find_allowed_hosts
 from router.http.transport.connections import (
     Connection,
+    ConnectionDrain,
     ConnectionLimits,
     Connections,
-    KeepAlivePolicy,
     handle_on_connection,
 )
 from router.http.transport.errors import (
@@ -243,7 +243,7 @@ class HttpServer:
                  closes_after_response: bool = False) -> None:
         """With `closes_after_response`, every connection is closed after its next response."""
         self._connections = Connections(ConnectionLimits()) if connections is None else connections
-        self._keep_alive_policy = KeepAlivePolicy(closes_after_response)
+        self._drain = ConnectionDrain(closes_after_response)
         self._listener: asyncio.Server | None = None
         app.middlewares.insert(0, handle_on_connection)
         logger.addFilter(should_log_record)
@@ -256,14 +256,14 @@ class HttpServer:
         http_server = self._runner.server
         assert http_server is not None, "setup creates it"
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Connection(http_server, self._connections, self._keep_alive_policy, access_log=None, logger=logger,
+            lambda: Connection(http_server, self._connections, self._drain, access_log=None, logger=logger,
                                **PROTOCOL_OPTIONS),
             sock=listening_socket.dup(), backlog=BACKLOG)
         return int(listening_socket.getsockname()[1])
 
     async def stop_accepting(self) -> None:
         """Accept no more connections. Open ones may send one more request, which may already be in transit."""
-        self._keep_alive_policy.closes_after_response = True
+        self._drain.is_draining = True
         if self._listener is not None:
             self._listener.close()
 

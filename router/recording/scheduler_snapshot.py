@@ -27,12 +27,12 @@ from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
 from router.scheduler.admission_control import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import StaticPolicy
+from router.scheduler.batching_policies import PoolingPolicy, PrefillTimeLedger
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import CachedResource, LoadableResourceCache, ResourceState
 from router.scheduler.messages import LoadResource, UnloadResource
-from router.scheduler.policies import PoolingPolicy, PrefillTimeLedger
 from router.scheduler.running_sequences import Batch, BlockHasher, RunningSequences
 from router.scheduler.scheduler import POLICIES, Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState

@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf
 
 from router.request import RequestKind
-from router.scheduler.policies import StepPolicy
+from router.scheduler.batching_policies import StepPolicy
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.step import StepDraft
 

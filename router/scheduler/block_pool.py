@@ -91,7 +91,7 @@ class BlockPool:
         num_releases = Counter(block for blocks in block_tables for block in blocks)
         return sum(self._ref_counts[block] == times for block, times in num_releases.items())
 
-    def count_evictable(self, blocks: Iterable[int]) -> int:
+    def count_unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are not held: holding them reduces `num_free`."""
         return sum(not self._ref_counts[block] for block in blocks)
 

@@ -121,7 +121,8 @@ class RunningSequences:
     def num_free_blocks_needed(self, sequence: Sequence) -> int:
         """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
         cached_blocks = self.find_cached_blocks(sequence)
-        return self._num_blocks_at_entry(sequence) - len(cached_blocks) + self.block_pool.count_evictable(cached_blocks)
+        num_cached_to_take = self.block_pool.count_unreferenced(cached_blocks)
+        return self._num_blocks_at_entry(sequence) - len(cached_blocks) + num_cached_to_take
 
     def _is_unpreemptible(self, sequence: Sequence) -> bool:
         """Return whether the sequence, preempted `max_preemptions` times, now enters with all its blocks, to stay."""

@@ -14,12 +14,12 @@ from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
 from router.scheduler.admission_control import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
+from router.scheduler.batching_policies import MixedPolicy, PausePolicy, PoolingPolicy, StepPolicy
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policies import MixedPolicy, PausePolicy, PoolingPolicy, StepPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from router.request import POOLING_KINDS, RequestKind
+from router.scheduler.batching_policies import StepPolicy
 from router.scheduler.fault_isolation import FaultIsolation
-from router.scheduler.policies import StepPolicy
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings

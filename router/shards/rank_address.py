@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from shard.credentials import TLS_NAME, HostCredentials
+from shard.credentials import TLS_NAME, ShardTlsCredentials
 
 FILE_SCHEME = "file:"
 CHECK_ADDRESS_SECONDS = 0.1  # between looks at the file of an address
@@ -42,7 +42,7 @@ class RemoteChannel:
     """Channel with TLS, whose calls carry the secret. gRPC's own credentials of calls would do the same in further
     threads."""
 
-    def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: HostCredentials) -> None:
+    def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: ShardTlsCredentials) -> None:
         tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         self._channel = grpc.aio.secure_channel(target, tls, options=[*options, *REMOTE_OPTIONS])
         self._metadata = (("authorization", f"Bearer {credentials.secret}"),)
@@ -63,7 +63,7 @@ Channel: TypeAlias = grpc.aio.Channel | RemoteChannel
 
 
 def open_channel(address: str, target: str, options: Sequence[tuple[str, Any]],
-                 credentials: HostCredentials | None) -> Channel:
+                 credentials: ShardTlsCredentials | None) -> Channel:
     """Return a channel to the rank of `address`, which listens at `target`: with TLS and the secret if it is on another
     host."""
     if not is_remote(address):

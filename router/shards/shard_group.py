@@ -24,7 +24,7 @@ from router.shards.rank_address import (
 )
 from router.shards.response_watch import wait_until_unresponsive
 from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
-from shard.credentials import HostCredentials
+from shard.credentials import ShardTlsCredentials
 from shard.pb import shard_pb2 as pb
 
 # The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
@@ -61,7 +61,7 @@ class RankConnection:
     """Connection to one shard process: a channel, its unary calls, and a stream for the verbs of steps."""
 
     def __init__(self, address: str, on_disconnect: Callable[[], None], *, use_stream: bool,
-                 credentials: HostCredentials | None = None) -> None:
+                 credentials: ShardTlsCredentials | None = None) -> None:
         self._address = address
         self._target = ""  # at which the shard listens, once that is known
         self._on_disconnect = on_disconnect
@@ -185,7 +185,7 @@ class ShardGroup:
 
     def __init__(self, addresses: Iterable[str], transport: str = "stream",
                  response_timeout: float = DEFAULT_RESPONSE_TIMEOUT_SECONDS,
-                 credentials: HostCredentials | None = None) -> None:
+                 credentials: ShardTlsCredentials | None = None) -> None:
         """A rank whose process does not respond for `response_timeout` seconds is given up, with all others. Ranks on
         other hosts need `credentials`."""
         self.on_disconnect: Callable[[], None] = lambda: None  # called when a rank has gone

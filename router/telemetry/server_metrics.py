@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from router.config import ADAPTER_SOURCES
 from router.request import FinishReason, LoadableResource, Request, Tenant
+from router.scheduler.batching_policies import compute_chunk_load
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import LOADED_STATE, UNLOADED_STATE, UNLOADING_STATE
 from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
-from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
 from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry

@@ -23,7 +23,7 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentedBounds:
+class OpenApiBounds:
     """Range of a field, as keywords of JSON schema, in the `Annotated` type of the field. It only documents: pydantic
     does not check it, so that a value out of range gets the validator's message and not pydantic's. A test compares the
     document with the checks. Limits that are settings are not documented."""
@@ -31,36 +31,36 @@ class DocumentedBounds:
     keywords: dict[str, Any]
 
 
-POSITIVE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": MAX_FLOAT32})
-NOT_NEGATIVE = DocumentedBounds({"minimum": 0, "maximum": MAX_FLOAT32})  # a temperature of which 0 is greedy
-FRACTION = DocumentedBounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1})
-FRACTION_OR_ONE = DocumentedBounds({"exclusiveMinimum": 0, "maximum": 1})  # of candidates, where 1 keeps all
-PENALTY = DocumentedBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
-PRIORITY = DocumentedBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
-AT_LEAST_ONE = DocumentedBounds({"minimum": 1})
-MIN_P = DocumentedBounds({"minimum": 0, "maximum": 1})  # of the best candidate's probability
-TOP_K_OR_ALL = DocumentedBounds({"minimum": -1})  # -1 and 0 keep all candidates
-TOKEN_IDS = DocumentedBounds({"items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LISTED_TOKENS})
-ALLOWED_TOKEN_IDS = DocumentedBounds(TOKEN_IDS.keywords | {"minItems": 1})
-LOGIT_BIAS = DocumentedBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": {
+POSITIVE = OpenApiBounds({"exclusiveMinimum": 0, "maximum": MAX_FLOAT32})
+NOT_NEGATIVE = OpenApiBounds({"minimum": 0, "maximum": MAX_FLOAT32})  # a temperature of which 0 is greedy
+FRACTION = OpenApiBounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1})
+FRACTION_OR_ONE = OpenApiBounds({"exclusiveMinimum": 0, "maximum": 1})  # of candidates, where 1 keeps all
+PENALTY = OpenApiBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
+PRIORITY = OpenApiBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
+AT_LEAST_ONE = OpenApiBounds({"minimum": 1})
+MIN_P = OpenApiBounds({"minimum": 0, "maximum": 1})  # of the best candidate's probability
+TOP_K_OR_ALL = OpenApiBounds({"minimum": -1})  # -1 and 0 keep all candidates
+TOKEN_IDS = OpenApiBounds({"items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LISTED_TOKENS})
+ALLOWED_TOKEN_IDS = OpenApiBounds(TOKEN_IDS.keywords | {"minItems": 1})
+LOGIT_BIAS = OpenApiBounds({"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": {
     "type": "number", "minimum": int(-MAX_BIAS), "maximum": int(MAX_BIAS)}})
-TEMPLATE_VARIABLES = DocumentedBounds({"propertyNames": {"not": {"enum": sorted(RESERVED_TEMPLATE_VARIABLES)}}})
-EXACTLY_ONE = DocumentedBounds({"minimum": 1, "maximum": 1})
-AT_MOST_ZERO = DocumentedBounds({"maximum": 0})
-FALSE = DocumentedBounds({"enum": [False, None]})
-NULL = DocumentedBounds({"type": "null"})  # a field that is refused
-DISABLED = DocumentedBounds({"enum": ["disabled", None]})
-EMPTY_TEXT = DocumentedBounds({"maxLength": 0})
-EMPTY_LIST = DocumentedBounds({"maxItems": 0})
-NON_EMPTY_TEXT = DocumentedBounds({"minLength": 1})
-NON_EMPTY_LIST = DocumentedBounds({"minItems": 1})
-NON_EMPTY_TEXTS = DocumentedBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})
-NON_EMPTY_TEXTS_OR_TOKENS = DocumentedBounds({"minLength": 1, "minItems": 1, "items": {"minLength": 1, "minItems": 1}})
-CACHE_SALT = DocumentedBounds({"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})
-ADAPTER_NAME = DocumentedBounds({"minLength": 1, "maxLength": MAX_NAME_LENGTH})
-STOP_STRINGS = DocumentedBounds({"minLength": 1, "maxLength": MAX_STOP_CHARACTERS, "items": {
+TEMPLATE_VARIABLES = OpenApiBounds({"propertyNames": {"not": {"enum": sorted(RESERVED_TEMPLATE_VARIABLES)}}})
+EXACTLY_ONE = OpenApiBounds({"minimum": 1, "maximum": 1})
+AT_MOST_ZERO = OpenApiBounds({"maximum": 0})
+FALSE = OpenApiBounds({"enum": [False, None]})
+NULL = OpenApiBounds({"type": "null"})  # a field that is refused
+DISABLED = OpenApiBounds({"enum": ["disabled", None]})
+EMPTY_TEXT = OpenApiBounds({"maxLength": 0})
+EMPTY_LIST = OpenApiBounds({"maxItems": 0})
+NON_EMPTY_TEXT = OpenApiBounds({"minLength": 1})
+NON_EMPTY_LIST = OpenApiBounds({"minItems": 1})
+NON_EMPTY_TEXTS = OpenApiBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})
+NON_EMPTY_TEXTS_OR_TOKENS = OpenApiBounds({"minLength": 1, "minItems": 1, "items": {"minLength": 1, "minItems": 1}})
+CACHE_SALT = OpenApiBounds({"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})
+ADAPTER_NAME = OpenApiBounds({"minLength": 1, "maxLength": MAX_NAME_LENGTH})
+STOP_STRINGS = OpenApiBounds({"minLength": 1, "maxLength": MAX_STOP_CHARACTERS, "items": {
     "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}})
-GRAMMAR = DocumentedBounds({"anyOf": [
+GRAMMAR = OpenApiBounds({"anyOf": [
     {"type": "object", "required": ["type"],
      "properties": {"type": {"type": "string", "enum": [*JSON_GRAMMAR_TYPES, "regex", "text"]}}},
     {"type": "null"}]})

@@ -76,7 +76,7 @@ class AdapterShare(NamedTuple):
         return up.shape[0], down.shape[1]
 
 
-class MergeInput(NamedTuple):
+class WeightedTensor(NamedTuple):
     """One adapter's tensor that enters a merged tensor, and its factor."""
 
     tensors: AdapterTensors
@@ -170,21 +170,21 @@ def group_by_module(named_matrices: Iterator[tuple[str, AdapterShare]]) -> list[
 # Merging
 
 
-def plan_tensor_merges(modules: list[list[AdapterShare]]) -> dict[str, list[MergeInput]]:
+def plan_tensor_merges(modules: list[list[AdapterShare]]) -> dict[str, list[WeightedTensor]]:
     """Return the inputs of each merged tensor by tensor name, sorted.
 
     An adapter's weight is multiplied by its scale and split evenly between its two matrices.
     """
-    merges: dict[str, list[MergeInput]] = {}
+    merges: dict[str, list[WeightedTensor]] = {}
     for shares in modules:
         factors = [split_factor(share.weight * share.tensors.config.scale_for_module(share.module)) for share in shares]
         for side, name in enumerate((shares[0].names.lora_a, shares[0].names.lora_b)):
-            merges[name] = [MergeInput(share.tensors, share.names[side], both[side])
+            merges[name] = [WeightedTensor(share.tensors, share.names[side], both[side])
                             for share, both in zip(shares, factors, strict=True)]
     return dict(sorted(merges.items()))
 
 
-def compute_merged_tensors(merges: Mapping[str, list[MergeInput]], request: MergeRequest,
+def compute_merged_tensors(merges: Mapping[str, list[WeightedTensor]], request: MergeRequest,
                            dtype: str) -> Iterator[Tensor]:
     generator = Generator().manual_seed(request.seed)
     for name, inputs in merges.items():

@@ -68,7 +68,7 @@ def merge_slices(slices: Sequence[slice]) -> list[slice]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HostCopy:
+class DeviceToHostCopy:
     """Copy from the device that may be under way."""
 
     host_rows: Tensor
@@ -85,7 +85,7 @@ class HostCopy:
         return rows
 
 
-class HostCopier:
+class DeviceToHostCopier:
     """Copier of numbers from one device buffer to the host while the device computes."""
 
     def __init__(self, source: Tensor) -> None:
@@ -95,17 +95,17 @@ class HostCopier:
                                     for _ in range(MAX_IN_FLIGHT_STEPS)])
         self._copy_stream = cuda.Stream(source.device) if is_cuda else None  # type: ignore[no-untyped-call]  # torch has no types there
 
-    def begin_copy(self, num_rows: int) -> HostCopy:
+    def begin_copy(self, num_rows: int) -> DeviceToHostCopy:
         """Begin to copy the first rows, as they are after all work that was launched before."""
         host_rows = next(self._host_buffers)[:num_rows]
         if self._copy_stream is None:
-            return HostCopy(host_rows.copy_(self._source[:num_rows]), None)
+            return DeviceToHostCopy(host_rows.copy_(self._source[:num_rows]), None)
         self._copy_stream.wait_stream(cuda.current_stream(self._source.device))
         with cuda.stream(self._copy_stream):
             host_rows.copy_(self._source[:num_rows], non_blocking=True)
             done_event = cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
             done_event.record(self._copy_stream)
-        return HostCopy(host_rows, done_event)
+        return DeviceToHostCopy(host_rows, done_event)
 
     def block_stream_until_copied(self) -> None:
         """Make work that is launched from now on wait for the copies under way, so that it may write to the buffer."""

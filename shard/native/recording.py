@@ -106,7 +106,7 @@ class KernelRecording:
         self._phases += phases[:count]
         self._kept_alive += phases, arguments
 
-    def make_phase_array(self) -> PhaseArray:
+    def make_native_phases(self) -> PhaseArray:
         return (Phase * len(self._phases))(*self._phases)
 
     @contextmanager

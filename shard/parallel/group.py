@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import FileStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]  # not in its list
 
-from shard.credentials import HostCredentials
+from shard.credentials import ShardTlsCredentials
 from shard.errors import PeerLost
 from shard.parallel.host_store import HostStore
 from shard.parallel.shared_memory import SharedMemoryAllGather
@@ -35,7 +35,7 @@ class Rendezvous:
 
     meeting_point: str
     host_address: str = ""  # of this host, for the ranks of others; empty: all ranks are on this machine
-    credentials: HostCredentials | None = None
+    credentials: ShardTlsCredentials | None = None
 
     @property
     def spans_hosts(self) -> bool:

@@ -17,14 +17,14 @@ from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its list
 
-from shard.credentials import TLS_NAME, HostCredentials
+from shard.credentials import TLS_NAME, ShardTlsCredentials
 from shard.errors import PeerLost
 
 
 class HostStore(Store):
     """Client of the store, as torch.distributed uses it: keys are texts and values bytes."""
 
-    def __init__(self, meeting_point: str, credentials: HostCredentials, timeout: timedelta) -> None:
+    def __init__(self, meeting_point: str, credentials: ShardTlsCredentials, timeout: timedelta) -> None:
         """Connect to the store of the meeting point `HOST:PORT/NAME`. `timeout` is for every wait for another rank."""
         super().__init__()
         self._arguments = meeting_point, credentials, timeout

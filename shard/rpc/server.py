@@ -23,7 +23,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
-from shard.credentials import UNIX_SCHEME, HostCredentials, format_address, read_credentials
+from shard.credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, read_credentials
 from shard.errors import PeerLost, StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
 from shard.rpc.authentication import SecretInterceptor, check_address_is_protected, make_server_credentials
@@ -100,7 +100,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # sh
 
 @asynccontextmanager
 async def serve_grpc(socket: str, service: ShardService, health_service: HealthService,
-                     credentials: HostCredentials | None = None) -> AsyncIterator[int]:
+                     credentials: ShardTlsCredentials | None = None) -> AsyncIterator[int]:
     """Listen at an address and yield the port, if it has one. Credentials are not needed on a unix socket. Raises
     ValueError for an address that other machines can reach, without credentials."""
     check_address_is_protected(socket, credentials)
@@ -156,7 +156,7 @@ async def serve(config: ShardConfig) -> int:
 async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_executor: ThreadPoolExecutor,
                               stop_event: asyncio.Event, on_progress: OnProgress, *,
                               span_sender: SpanSender | None = None,
-                              credentials: HostCredentials | None = None) -> None:
+                              credentials: ShardTlsCredentials | None = None) -> None:
     """Serve until `stop_event` is set."""
     answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else None
     with open_step_log(config.step_log) as call_verb:

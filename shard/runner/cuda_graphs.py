@@ -16,7 +16,7 @@ from torch import Tensor, cuda
 from shard.attention.backend import CapturableAttentionBackend
 from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs
 from shard.attention.kv_cache import KVCache
-from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
+from shard.hardware.device_transfers import DeviceToHostCopier, DeviceToHostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.models.decoder import RunnableModel
 from shard.sampling.cuda_graph_sampler import CudaGraphSampler, CudaGraphSamples, can_sample_in_cuda_graph
@@ -43,7 +43,7 @@ class GraphOutputs(NamedTuple):
 class InFlightReplay:
     """Step under way whose tokens are chosen on the device."""
 
-    def __init__(self, sequences: list[Sequence], host_copy: HostCopy) -> None:
+    def __init__(self, sequences: list[Sequence], host_copy: DeviceToHostCopy) -> None:
         self.row_by_sequence = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._host_copy = host_copy
 
@@ -91,7 +91,7 @@ class CudaGraphRunner:
         self._last_sampled_tokens = torch.zeros(max_rows, dtype=torch.int64, device=cache.device)
         # token, logprob, whether valid
         self._sampling_results = torch.zeros(max_rows, 3, dtype=torch.float64, device=cache.device)
-        self._result_copier = HostCopier(self._sampling_results)
+        self._result_copier = DeviceToHostCopier(self._sampling_results)
         self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWorkList(max_rows, cache.device)
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))

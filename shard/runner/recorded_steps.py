@@ -100,7 +100,7 @@ class StepRecorder:
             logger.debug("decode steps run piece by piece, because of %s", error)
             self._is_possible = False
             return None
-        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_phase_array(),
+        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_native_phases(),
                             row_slots)
 
     @contextmanager

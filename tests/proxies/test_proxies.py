@@ -24,7 +24,7 @@ from support.metrics_page import get_failure_counts, parse_metrics
 from support.servers.client_environments import make_client_environment
 from support.servers.weft_process import SIMULATED_MODEL, WeftProcess
 
-from benchmarks.harness.front_ends import FRONT_ENDS, run_front_end
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_front_end
 
 pytestmark = [pytest.mark.proxies, pytest.mark.timeout(300)]
 
@@ -37,13 +37,13 @@ LARGE_BODY_BYTES = 1_900_000  # weft takes 2,000,000
 
 
 @pytest.fixture(params=["nginx", "haproxy", "caddy", "envoy", "vllm-router"])
-def front_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def load_balancer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name of a front end that is installed."""
     name = str(request.param)
-    if name in PACKAGES and FRONT_ENDS[name].find_program() is None:
+    if name in PACKAGES and LOAD_BALANCERS[name].find_program() is None:
         python = make_client_environment(name, PACKAGES[name])
         monkeypatch.setenv(name.upper().replace("-", "_"), str(python.parent / name))
-    if FRONT_ENDS[name].find_program() is None:
+    if LOAD_BALANCERS[name].find_program() is None:
         pytest.skip(f"{name} is not installed (Debian, Ubuntu: apt install {name})")
     return name
 
@@ -82,17 +82,17 @@ def lasting_replicas() -> Iterator[list[WeftProcess]]:
 
 
 @pytest.fixture
-def setup(front_end: str, lasting_replicas: list[WeftProcess]) -> Iterator[Setup]:
+def setup(load_balancer: str, lasting_replicas: list[WeftProcess]) -> Iterator[Setup]:
     """Replicas that other tests use as well, behind a front end of their own."""
-    with run_front_end(front_end, [replica.port for replica in lasting_replicas]) as url:
+    with run_front_end(load_balancer, [replica.port for replica in lasting_replicas]) as url:
         yield Setup(lasting_replicas, url)
 
 
 @pytest.fixture
-def mortal_setup(front_end: str) -> Iterator[Setup]:
-    delay = SHUTDOWN_DELAY_SECONDS if front_end == "caddy" else 0
+def mortal_setup(load_balancer: str) -> Iterator[Setup]:
+    delay = SHUTDOWN_DELAY_SECONDS if load_balancer == "caddy" else 0
     with (run_replicas("--shutdown-delay", str(delay)) as replicas,
-          run_front_end(front_end, [replica.port for replica in replicas]) as url):
+          run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
         yield Setup(replicas, url)
 
 
@@ -190,7 +190,7 @@ def test_draining_replica_causes_no_error(mortal_setup: Setup) -> None:
     assert first.wait_for_exit()[0] == 0
 
 
-def test_killed_replica_cuts_only_the_streams_that_it_had_begun(mortal_setup: Setup, front_end: str) -> None:
+def test_killed_replica_cuts_only_the_streams_that_it_had_begun(mortal_setup: Setup, load_balancer: str) -> None:
     first = mortal_setup.replicas[0]
 
     def kill() -> None:
@@ -199,7 +199,7 @@ def test_killed_replica_cuts_only_the_streams_that_it_had_begun(mortal_setup: Se
 
     async def scenario(http: aiohttp.ClientSession) -> None:
         load = await run_load(http, kill)
-        lost = load.failures if front_end == "caddy" else []  # it tries a request again only if it was not sent
+        lost = load.failures if load_balancer == "caddy" else []  # it tries a request again only if it was not sent
         assert load.failures == lost
         assert set(lost) <= {"502 "}
         assert load.num_cut + len(lost) <= NUM_CLIENTS
@@ -207,7 +207,7 @@ def test_killed_replica_cuts_only_the_streams_that_it_had_begun(mortal_setup: Se
     run_scenario(mortal_setup.url, scenario)
 
 
-def test_failing_requests_take_no_replica_out(front_end: str) -> None:
+def test_failing_requests_take_no_replica_out(load_balancer: str) -> None:
     faults = ";".join(f"fail_sequence@prefill:{number}" for number in range(1, 11))
 
     async def scenario(http: aiohttp.ClientSession) -> None:
@@ -217,7 +217,7 @@ def test_failing_requests_take_no_replica_out(front_end: str) -> None:
                 statuses.append(answer.status)
         assert set(statuses) == {200, 500}
     with (run_replicas("--simulated-faults", faults) as replicas,
-          run_front_end(front_end, [replica.port for replica in replicas]) as url):
+          run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
         run_scenario(url, scenario)
 
 
@@ -267,8 +267,8 @@ def test_request_cancelled_by_its_id_is_not_sent_to_another_replica(setup: Setup
     run_scenario(setup.url, scenario)
 
 
-def test_other_dialects_pass(setup: Setup, front_end: str) -> None:
-    if front_end == "vllm-router":
+def test_other_dialects_pass(setup: Setup, load_balancer: str) -> None:
+    if load_balancer == "vllm-router":
         pytest.skip("vLLM's router rewrites /generate and loses its prompt")
 
     async def scenario(http: aiohttp.ClientSession) -> None:

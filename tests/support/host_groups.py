@@ -4,12 +4,12 @@ from pathlib import Path
 
 from launcher.hosts.group_plan import GroupPlan
 from launcher.hosts.layout import HostLayout
-from shard.credentials import HostCredentials
+from shard.credentials import ShardTlsCredentials
 
 FACTS = {"version of weft": "1", "--dtype": "auto"}
 
 
-def make_group(credentials: HostCredentials, port: int, node_rank: int = 0, num_nodes: int = 2) -> GroupPlan:
+def make_group(credentials: ShardTlsCredentials, port: int, node_rank: int = 0, num_nodes: int = 2) -> GroupPlan:
     """Return the plan of a node with one shard."""
     return GroupPlan(HostLayout(node_rank, num_nodes, "127.0.0.1", port, "--nnodes"), credentials, num_nodes,
                      "127.0.0.1", "run")

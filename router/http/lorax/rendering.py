@@ -102,7 +102,7 @@ LORAX_COMPLETION_WORDS = LoraxChunkTemplate(
     "", ',"logprobs":null', '"","logprobs":null', f',"usage":{format_usage(0, 0, USAGE_TEMPLATE)}')
 
 
-class LoraxChunkStreamRenderer(ChunkStreamRenderer):
+class LoraxOpenAiStreamRenderer(ChunkStreamRenderer):
     """Renderer of the chunks of a chat or a completion as LoRAX sends them, with placeholders for id and model."""
 
     __slots__ = ("_num_prompt_tokens", "_words")

@@ -22,7 +22,7 @@ from router.http.lorax.rendering import (
     LORAX_CHAT_WORDS,
     LORAX_COMPLETION_WORDS,
     LORAX_WORDS,
-    LoraxChunkStreamRenderer,
+    LoraxOpenAiStreamRenderer,
     chat_response_json,
     completion_response_json,
     lorax_error_event,
@@ -295,7 +295,7 @@ class LoraxRoutes(ServiceRoutes):
         if chat_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
         parts = [] if parser is None else await process_output(
@@ -315,7 +315,7 @@ class LoraxRoutes(ServiceRoutes):
         if completion_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
 

@@ -40,7 +40,7 @@ class PrefixMatcher:
 
     def __init__(self, string: str) -> None:
         self._string = string
-        self._shorter_lengths = list_shorter_lengths(string)
+        self._shorter_lengths = compute_failure_table(string)
         self._length = 0
 
     def feed(self, text: str) -> int:
@@ -60,7 +60,7 @@ class PrefixMatcher:
 
 
 @lru_cache(maxsize=256)
-def list_shorter_lengths(string: str) -> tuple[int, ...]:
+def compute_failure_table(string: str) -> tuple[int, ...]:
     """Return for each length of a beginning of the string the next shorter one that also ends it."""
     lengths, length = [0, 0], 0
     for character in string[1:]:

@@ -1,5 +1,5 @@
 // Builds the page from sources/ into static/, and static/SHA256SUMS from both. With --check it builds in memory and
-// says which file of static/ differs. `router/http/page/freshness.py` checks the sums without Node.
+// says which file of static/ differs. `router/http/page/stale_build_check.py` checks the sums without Node.
 import { createHash } from "node:crypto";
 import { mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import { dirname, join, relative } from "node:path";

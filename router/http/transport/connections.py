@@ -47,10 +47,10 @@ class ConnectionState(Enum):
 
 
 @dataclass(slots=True)
-class KeepAlivePolicy:
-    """Whether a server closes each connection after its next response."""
+class ConnectionDrain:
+    """Whether a server closes each connection after its next response, as it does once it accepts no more."""
 
-    closes_after_response: bool = False
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,10 @@ def makes_place(evictable: "EvictableConnections") -> bool:
 class Connection(web.RequestHandler):
     """Connection of aiohttp's server, with limits."""
 
-    def __init__(self, server: web.Server, connections: Connections, keep_alive: KeepAlivePolicy,
+    def __init__(self, server: web.Server, connections: Connections, connection_drain: ConnectionDrain,
                  **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self.connections, self.keep_alive_policy = connections, keep_alive
+        self.connections, self.connection_drain = connections, connection_drain
         self._is_lingering = False
         self.address = ""
         self.state = ConnectionState.HEAD
@@ -351,7 +351,7 @@ async def handle_on_connection(request: web.Request, handler: Handler) -> web.St
             headers={"Retry-After": "1"})
     else:
         response = await handler(request)
-    if connection.refusal_reason or connection.keep_alive_policy.closes_after_response or not request.content.is_eof():
+    if connection.refusal_reason or connection.connection_drain.is_draining or not request.content.is_eof():
         response.force_close()
     return response
 

@@ -27,10 +27,10 @@ from shard.models.hf_fallback.model import (
 from shard.models.hf_fallback.probe import (
     META_DEVICE,
     UnsupportedModel,
+    find_layer_attention_specs,
     find_layers_path,
     list_sliding_windows,
     make_probe_mask,
-    probe_attention,
 )
 from shard.parallel.group import RankGroup
 
@@ -67,7 +67,7 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
     reject_unsupported_settings(hf_config)
     name, config_json = (hf_config.get("architectures") or ["none"])[0], json.dumps(hf_config.values)
     config, layers, head = build_meta_model(config_json, name)
-    layer_attentions, width = probe_attention(layers, head)
+    layer_attentions, width = find_layer_attention_specs(layers, head)
     first = layer_attentions[0]
     # the config class maps the family's own name to this attribute
     known = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
@@ -194,7 +194,7 @@ def check_tensor_parallel_split(config: FallbackConfig, group: RankGroup) -> Non
     if not transformers_config.base_model_tp_plan:
         raise ValueError("transformers has no plan for it")
     split_linears(layers, transformers_config.base_model_tp_plan, group, lambda x: x)
-    first = probe_attention(layers, head)[0][0]
+    first = find_layer_attention_specs(layers, head)[0][0]
     if first.num_heads * group.size != config.num_heads or first.num_kv_heads * group.size != config.num_kv_heads:
         raise ValueError("the plan of transformers does not share its attention heads")
 

@@ -83,7 +83,7 @@ def read_sliding_window(mask: object, extra_arguments: dict[str, Any]) -> int:
     return window
 
 
-def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAttentionSpec], int]:
+def find_layer_attention_specs(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAttentionSpec], int]:
     """Run the model on the meta device and return each layer's attention and the width of hidden states."""
     if "position_ids" not in inspect.signature(inspect.unwrap(type(layers).forward)).parameters:
         raise UnsupportedModel("it cannot be told the positions of tokens")

@@ -21,11 +21,11 @@ from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import TLS_NAME, HostCredentials, read_credentials
+from shard.credentials import TLS_NAME, ShardTlsCredentials, read_credentials
 
 
 @pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> HostCredentials:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
     return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
@@ -46,7 +46,7 @@ class RecordingOutput(ConsoleOutput):
 class Harness:
     """A coordinator, and callers on loopback."""
 
-    def __init__(self, credentials: HostCredentials, folder: Path, num_nodes: int) -> None:
+    def __init__(self, credentials: ShardTlsCredentials, folder: Path, num_nodes: int) -> None:
         self.credentials, self.folder, self.output = credentials, folder, RecordingOutput()
         self.group = make_group(credentials, find_free_port(), num_nodes=num_nodes)
         self.coordinator = HostCoordinator(
@@ -54,7 +54,7 @@ class Harness:
             model_label="/model", output=self.output)
         self._connections: list[HostConnection] = []
 
-    async def call(self, hello: dict[str, Any], credentials: HostCredentials | None = None) -> tuple[
+    async def call(self, hello: dict[str, Any], credentials: ShardTlsCredentials | None = None) -> tuple[
             asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect and send a first message, with the secret."""
         used = credentials or self.credentials
@@ -63,7 +63,7 @@ class Harness:
         writer.write(encode_message({"secret": used.secret} | hello))
         return reader, writer
 
-    async def ask(self, hello: dict[str, Any], credentials: HostCredentials | None = None) -> dict[str, Any]:
+    async def ask(self, hello: dict[str, Any], credentials: ShardTlsCredentials | None = None) -> dict[str, Any]:
         """Return the first answer to a first message."""
         reader, writer = await self.call(hello, credentials)
         try:
@@ -90,7 +90,7 @@ class Harness:
 
 
 @pytest.fixture
-def play(credentials: HostCredentials, tmp_path: Path) -> Callable[..., None]:
+def play(credentials: ShardTlsCredentials, tmp_path: Path) -> Callable[..., None]:
     """Return a function that plays a scenario with a coordinator whose server listens."""
     def run(scenario: Callable[[Harness], Awaitable[None]], num_nodes: int = 2) -> None:
         async def run_scenario() -> None:
@@ -101,7 +101,7 @@ def play(credentials: HostCredentials, tmp_path: Path) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def open_harness(credentials: HostCredentials, folder: Path, num_nodes: int) -> AsyncIterator[Harness]:
+async def open_harness(credentials: ShardTlsCredentials, folder: Path, num_nodes: int) -> AsyncIterator[Harness]:
     harness = Harness(credentials, folder, num_nodes)
     harness.coordinator._server = await harness.coordinator._listen()
     try:
@@ -357,7 +357,7 @@ def test_handshake_that_does_not_end_is_ended(play: Callable[..., None], monkeyp
     play(scenario)
 
 
-def test_address_of_another_host_cannot_be_listened_at(credentials: HostCredentials, tmp_path: Path) -> None:
+def test_address_of_another_host_cannot_be_listened_at(credentials: ShardTlsCredentials, tmp_path: Path) -> None:
     harness = Harness(credentials, tmp_path, 2)
     group = replace(harness.group, master_host="192.0.2.1")
     elsewhere = HostCoordinator(group, FACTS, get_address_files=lambda _: [], model_label="", output=harness.output)

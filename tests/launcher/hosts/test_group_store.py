@@ -18,7 +18,7 @@ from benchmarks.harness.processes import find_free_port
 from launcher.console_output import ConsoleOutput
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_store import MAX_VALUE_BYTES, GroupStore
-from shard.credentials import HostCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, read_credentials
 from shard.errors import PeerLost
 from shard.parallel.group import GlooGroup, RankGroup, Rendezvous
 from shard.parallel.host_store import HostStore
@@ -27,11 +27,12 @@ SHORT, LONG = timedelta(seconds=0.1), timedelta(seconds=20)
 
 
 @pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> HostCredentials:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
     return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
-def run_ranks(credentials: HostCredentials, *ranks: Callable[[str], object], ends_store: bool = False) -> list[object]:
+def run_ranks(credentials: ShardTlsCredentials, *ranks: Callable[[str], object],
+              ends_store: bool = False) -> list[object]:
     """Run each rank in a thread with the meeting point `HOST:PORT/run-1`; return what they return. With `ends_store`
     the start ends as soon as a rank waits for a value."""
     async def run() -> list[object]:
@@ -57,7 +58,7 @@ def run_ranks(credentials: HostCredentials, *ranks: Callable[[str], object], end
 
 
 @contextmanager
-def open_store(meeting_point: str, credentials: HostCredentials, timeout: timedelta = LONG) -> Iterator[HostStore]:
+def open_store(meeting_point: str, credentials: ShardTlsCredentials, timeout: timedelta = LONG) -> Iterator[HostStore]:
     store = HostStore(meeting_point, credentials, timeout)
     try:
         yield store
@@ -65,7 +66,7 @@ def open_store(meeting_point: str, credentials: HostCredentials, timeout: timede
         store.close()
 
 
-def test_values_are_bytes_that_every_rank_gets(credentials: HostCredentials) -> None:
+def test_values_are_bytes_that_every_rank_gets(credentials: ShardTlsCredentials) -> None:
     def write(meeting_point: str) -> None:
         with open_store(meeting_point, credentials) as store:
             store.set("a", b"\x00\xff\n")
@@ -78,7 +79,7 @@ def test_values_are_bytes_that_every_rank_gets(credentials: HostCredentials) -> 
     assert run_ranks(credentials, read, write)[0] == (b"\x00\xff\n", b"text", True, False)
 
 
-def test_counters_add_up(credentials: HostCredentials) -> None:
+def test_counters_add_up(credentials: ShardTlsCredentials) -> None:
     def count(meeting_point: str) -> list[int]:
         with open_store(meeting_point, credentials) as store:
             return [store.add("n", 1) for _ in range(5)]
@@ -86,7 +87,7 @@ def test_counters_add_up(credentials: HostCredentials) -> None:
     assert sorted([*first, *second]) == list(range(1, 11))
 
 
-def test_torch_uses_it_as_any_store(credentials: HostCredentials) -> None:
+def test_torch_uses_it_as_any_store(credentials: ShardTlsCredentials) -> None:
     """torch wraps stores, and calls those in Python from C++: methods that it does not find there are errors."""
     def use(meeting_point: str) -> None:
         with open_store(meeting_point, credentials) as store:
@@ -101,7 +102,7 @@ def test_torch_uses_it_as_any_store(credentials: HostCredentials) -> None:
     run_ranks(credentials, use)
 
 
-def test_rank_that_does_not_come_is_an_error(credentials: HostCredentials) -> None:
+def test_rank_that_does_not_come_is_an_error(credentials: ShardTlsCredentials) -> None:
     def wait(meeting_point: str) -> None:
         with (open_store(meeting_point, credentials, SHORT) as store,
               pytest.raises(PeerLost, match="did not come in time")):
@@ -109,7 +110,7 @@ def test_rank_that_does_not_come_is_an_error(credentials: HostCredentials) -> No
     run_ranks(credentials, wait)
 
 
-def test_rank_that_waits_when_the_start_ends_gets_an_error(credentials: HostCredentials) -> None:
+def test_rank_that_waits_when_the_start_ends_gets_an_error(credentials: ShardTlsCredentials) -> None:
     def wait(meeting_point: str) -> None:
         with (open_store(meeting_point, credentials) as store,
               pytest.raises(PeerLost, match="the group of hosts is gone")):
@@ -117,7 +118,7 @@ def test_rank_that_waits_when_the_start_ends_gets_an_error(credentials: HostCred
     run_ranks(credentials, wait, ends_store=True)
 
 
-def test_store_of_another_start_is_gone(credentials: HostCredentials) -> None:
+def test_store_of_another_start_is_gone(credentials: ShardTlsCredentials) -> None:
     def call(meeting_point: str) -> None:
         with (open_store(meeting_point.replace("run-1", "run-0"), credentials) as store,
               pytest.raises(PeerLost, match="the group of hosts is gone")):
@@ -125,7 +126,7 @@ def test_store_of_another_start_is_gone(credentials: HostCredentials) -> None:
     run_ranks(credentials, call)
 
 
-def test_rank_without_the_secret_gets_no_value(credentials: HostCredentials) -> None:
+def test_rank_without_the_secret_gets_no_value(credentials: ShardTlsCredentials) -> None:
     def call(meeting_point: str) -> None:
         with open_store(meeting_point, credentials) as store:
             store.set("a", b"1")
@@ -135,19 +136,19 @@ def test_rank_without_the_secret_gets_no_value(credentials: HostCredentials) -> 
     run_ranks(credentials, call)
 
 
-def test_rank_that_sends_too_much_is_cut_off(credentials: HostCredentials) -> None:
+def test_rank_that_sends_too_much_is_cut_off(credentials: ShardTlsCredentials) -> None:
     def call(meeting_point: str) -> None:
         with open_store(meeting_point, credentials) as store, pytest.raises(PeerLost):
             store.set("a", bytes(MAX_VALUE_BYTES + 1))
     run_ranks(credentials, call)
 
 
-def test_launcher_that_is_not_there_is_an_error(credentials: HostCredentials) -> None:
+def test_launcher_that_is_not_there_is_an_error(credentials: ShardTlsCredentials) -> None:
     with pytest.raises(PeerLost, match=r"cannot reach the first host's launcher at 127\.0\.0\.1:"):
         HostStore(f"127.0.0.1:{find_free_port()}/run-1", credentials, SHORT)
 
 
-def test_gloo_meets_through_the_store(credentials: HostCredentials, tmp_path: Path) -> None:
+def test_gloo_meets_through_the_store(credentials: ShardTlsCredentials, tmp_path: Path) -> None:
     def join(rank: int, meeting_point: str) -> list[float]:
         group: RankGroup = GlooGroup(rank, 2, Rendezvous(meeting_point, "127.0.0.1", credentials))
         total = group.all_reduce_sum(torch.tensor([1.0 + rank])).tolist()

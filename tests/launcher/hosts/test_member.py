@@ -21,7 +21,7 @@ from launcher.hosts.connection import HostConnection, HostConnectionLost, Messag
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import HostCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, read_credentials
 
 PARSE_ARGUMENTS = "import json, os, sys; told = json.loads(sys.argv[1]); "
 READY_PROGRAM = (PARSE_ARGUMENTS + "open(told['file'], 'w').write(sys.argv[1]); "
@@ -32,14 +32,14 @@ PEER_LOST_PROGRAM = PARSE_ARGUMENTS + "sys.exit(70)"
 
 
 @pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> HostCredentials:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
     return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 class FirstHost:
     """The first host as a test plays it, and the member that joins it."""
 
-    def __init__(self, credentials: HostCredentials, folder: Path, program: str, answer: Message) -> None:
+    def __init__(self, credentials: ShardTlsCredentials, folder: Path, program: str, answer: Message) -> None:
         self.credentials, self.file, self._answer = credentials, folder / "told", answer
         self.group = make_group(credentials, find_free_port(), node_rank=1)
         self.hellos: list[Message] = []
@@ -74,10 +74,10 @@ class FirstHost:
 
 
 @pytest.fixture
-def play(credentials: HostCredentials, tmp_path: Path) -> Callable[..., None]:
+def play(credentials: ShardTlsCredentials, tmp_path: Path) -> Callable[..., None]:
     """Return a function that plays a scenario with a member that runs."""
     def run(scenario: Callable[[FirstHost, "asyncio.Task[None]"], Awaitable[None]], program: str = READY_PROGRAM,
-            answer: Message | None = None, server_credentials: HostCredentials | None = None) -> None:
+            answer: Message | None = None, server_credentials: ShardTlsCredentials | None = None) -> None:
         async def run_scenario() -> None:
             first = FirstHost(credentials, tmp_path, program, answer or {"model": "/model"})
             if server_credentials is not None:
@@ -266,7 +266,7 @@ def test_member_joins_with_renewed_credentials(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_member_waits_for_the_first_host(credentials: HostCredentials, tmp_path: Path) -> None:
+def test_member_waits_for_the_first_host(credentials: ShardTlsCredentials, tmp_path: Path) -> None:
     async def scenario() -> None:
         first = FirstHost(credentials, tmp_path, READY_PROGRAM, {"model": ""})
         running = asyncio.create_task(first.member.run())

@@ -33,7 +33,7 @@ def test_every_architecture_with_code_in_weft_passes(tmp_path: Path, architectur
 
 def test_list_of_language_models_is_that_of_transformers_and_of_weft() -> None:
     own = {*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES}
-    assert {*config_check.list_language_models()} == own | {
+    assert {*config_check.list_supported_architectures()} == own | {
         name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     assert own - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()} <= {*config_check.OWN_ARCHITECTURES} <= own
 

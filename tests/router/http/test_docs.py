@@ -18,7 +18,7 @@ from router.http.docs import (
 from router.http.docs_examples import EXAMPLE_BODIES
 from router.http.transport.auth import PUBLIC_PATH_PREFIXES, PUBLIC_PATHS
 from router.http.transport.body import BodyModel, ReportingBodyModel
-from router.validation.bounds import DocumentedBounds
+from router.validation.bounds import OpenApiBounds
 
 ROUTES_BY_METHOD_AND_PATH = {(entry.method, entry.path): entry for section in ROUTE_SECTIONS.values()
                              for entry in section}
@@ -138,7 +138,7 @@ def test_bounds_of_fields_appear_in_their_schemas():
     bounded = [(schemas[model.__name__]["properties"][name], bounds.keywords)
                for model in iter_subclasses(BodyModel) if model.__name__ in schemas
                for name, field in model.model_fields.items() for bounds in field.metadata
-               if isinstance(bounds, DocumentedBounds)]
+               if isinstance(bounds, OpenApiBounds)]
     assert len(bounded) > 50
     for schema, keywords in bounded:
         assert keywords.items() <= schema.items()

@@ -175,7 +175,7 @@ def test_count_evictable_ignores_blocks_in_use():
     blocks = BlockPool(4, 16)
     held, kept = allocate_published(blocks, b"a"), allocate_published(blocks, b"b")
     blocks.free(kept)
-    assert blocks.count_evictable(held + kept) == 1
+    assert blocks.count_unreferenced(held + kept) == 1
 
 
 class BlocksMachine(RuleBasedStateMachine):
@@ -208,7 +208,7 @@ class BlocksMachine(RuleBasedStateMachine):
         prefix = self.blocks.find_cached_prefix([bytes([name]) for name in names])
         assert prefix == [self.published[name] for name in names[:len(prefix)]]
         assert len(prefix) == len(names) or names[len(prefix)] not in self.published
-        assert self.blocks.count_evictable(prefix) == len({*prefix} & {*self.kept})
+        assert self.blocks.count_unreferenced(prefix) == len({*prefix} & {*self.kept})
         self.blocks.acquire(prefix)
         self.kept = [block for block in self.kept if block not in prefix]
         self.held.append(prefix)

@@ -1,11 +1,11 @@
-"""Tests of PrefillBudget and PrefillTimeLedger in router/scheduler/policies.py."""
+"""Tests of PrefillBudget and PrefillTimeLedger in router/scheduler/batching_policies.py."""
 
 from math import inf
 
 import pytest
 
+from router.scheduler.batching_policies import PrefillBudget, PrefillTimeLedger, predict_chunk_seconds
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.policies import PrefillBudget, PrefillTimeLedger, predict_chunk_seconds
 
 
 def make_cost_model(per_token=0.001):

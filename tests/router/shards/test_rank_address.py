@@ -13,7 +13,7 @@ from router.shards.failures import ShardsLost
 from router.shards.rank_address import is_remote, read_address, wait_for_address
 from router.shards.shard_group import ShardGroup
 from shard.config import ShardConfig
-from shard.credentials import HostCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, read_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import HealthService, serve_grpc
 from shard.rpc.service import ShardService
@@ -21,12 +21,12 @@ from shard.simulator.worker import SimulatedWorker
 
 
 @pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> HostCredentials:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
     return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 @asynccontextmanager
-async def run_shard(socket: str, rank: int, credentials: HostCredentials | None = None) -> AsyncIterator[str]:
+async def run_shard(socket: str, rank: int, credentials: ShardTlsCredentials | None = None) -> AsyncIterator[str]:
     """Run a shard of two; yield its address."""
     config = ShardConfig(socket, rank, 2)
     service = ShardService(SimulatedWorker(config, sleep=lambda _: None), config.gap_timeout)
@@ -56,7 +56,7 @@ def test_address_of_a_remote_shard_is_in_its_file_while_there_is_one(tmp_path: P
 
 
 def test_group_reaches_a_shard_on_another_host_wherever_it_listens(
-        tmp_path: Path, credentials: HostCredentials) -> None:
+        tmp_path: Path, credentials: ShardTlsCredentials) -> None:
     async def scenario() -> None:
         file, local = tmp_path / "address-1", f"unix:{tmp_path}/shard-0"
         group = ShardGroup([local, f"file:{file}"], credentials=credentials)
@@ -87,7 +87,7 @@ def test_group_connects_to_a_new_shard_with_renewed_credentials(tmp_path: Path) 
 
 
 def test_address_that_is_withdrawn_before_the_shard_was_reached_is_a_loss(
-        tmp_path: Path, credentials: HostCredentials) -> None:
+        tmp_path: Path, credentials: ShardTlsCredentials) -> None:
     async def scenario() -> None:
         file, local = tmp_path / "address-1", f"unix:{tmp_path}/shard-0"
         file.write_text("127.0.0.1:9")  # where nothing listens
@@ -105,7 +105,7 @@ def test_address_that_is_withdrawn_before_the_shard_was_reached_is_a_loss(
 
 
 def test_local_shard_that_goes_while_a_remote_one_is_awaited_is_a_loss(
-        tmp_path: Path, credentials: HostCredentials) -> None:
+        tmp_path: Path, credentials: ShardTlsCredentials) -> None:
     """Its successor may listen by then; its health would not be watched."""
     async def scenario() -> None:
         file, local = tmp_path / "address-1", f"unix:{tmp_path}/shard-0"

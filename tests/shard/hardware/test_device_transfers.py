@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.hardware import device_transfers
-from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS, HostCopier, StaticDeviceBuffers, to_device_int32
+from shard.hardware.device_transfers import (
+    MAX_IN_FLIGHT_STEPS,
+    DeviceToHostCopier,
+    StaticDeviceBuffers,
+    to_device_int32,
+)
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=5))
@@ -56,7 +61,7 @@ def test_nearby_lists_are_copied_at_once() -> None:
 
 def test_host_copy_holds_the_values_of_its_start() -> None:
     source = torch.arange(6.0).view(3, 2)
-    host_copier = HostCopier(source)
+    host_copier = DeviceToHostCopier(source)
     first = host_copier.begin_copy(2)
     host_copier.block_stream_until_copied()
     source += 1.0

@@ -55,7 +55,7 @@ def test_recorded_kernels_run_with_what_their_inputs_hold_then() -> None:
     recording = KernelRecording(ResultMemory())
     with recording.record():
         result = norm(norm(x, delta).view(2, 140).view(4, 70))
-    phases = recording.make_phase_array()
+    phases = recording.make_native_phases()
     for seed in range(3):
         torch.manual_seed(seed)
         x.normal_()
@@ -97,7 +97,7 @@ def test_a_phase_begins_when_all_parts_of_the_last_are_done(num_threads: int) ->
         for number in range(300):
             results.append(norm(results[-1], results[-2]))
             parts.append(norm(results[-1][number % 7:]))
-    phases = recording.make_phase_array()
+    phases = recording.make_native_phases()
     before = x.clone()
     library.run_phases(phases, len(phases), 1)
     results += parts
@@ -119,7 +119,7 @@ def test_phases_without_parts_are_passed_over() -> None:
         norm(x[:0])
         result = norm(x)
         norm(x[:0])
-    phases = recording.make_phase_array()
+    phases = recording.make_native_phases()
     library.run_phases(phases, len(phases), 2)
     assert torch.equal(result, norm(x))
     assert norm(x[:0]).shape == (0, 16)

@@ -15,7 +15,7 @@ from support.host_credentials import SECRET, make_self_signed, make_signed
 
 from router.shards.rank_address import REMOTE_OPTIONS, open_channel
 from shard.config import ShardConfig
-from shard.credentials import HostCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, read_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.authentication import check_address_is_protected
 from shard.rpc.server import HealthService, serve_grpc
@@ -79,7 +79,7 @@ def test_wrong_secret_is_refused_for_every_method(folder: Path, method: str) -> 
     run_with_shard(folder, scenario)
 
 
-def open_without_secret(credentials: HostCredentials, port: int) -> grpc.aio.Channel:
+def open_without_secret(credentials: ShardTlsCredentials, port: int) -> grpc.aio.Channel:
     tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
     return grpc.aio.secure_channel(f"127.0.0.1:{port}", tls, options=REMOTE_OPTIONS)
 
@@ -91,23 +91,23 @@ def test_call_without_a_secret_is_refused(folder: Path) -> None:
     run_with_shard(folder, scenario)
 
 
-def trust_ours_with_their_certificate(folder: Path) -> HostCredentials:
+def trust_ours_with_their_certificate(folder: Path) -> ShardTlsCredentials:
     ours, theirs = (read_credentials(str(folder / name)) for name in ("ours", "theirs"))
     return replace(theirs, ca=ours.ca)
 
 
-def trust_ours_without_certificate(folder: Path) -> HostCredentials:
+def trust_ours_without_certificate(folder: Path) -> ShardTlsCredentials:
     return replace(read_credentials(str(folder / "ours")), key=None, certificate=None)
 
 
-def trust_theirs(folder: Path) -> HostCredentials:
+def trust_theirs(folder: Path) -> ShardTlsCredentials:
     return read_credentials(str(folder / "theirs"))
 
 
 @pytest.mark.parametrize("make_credentials", [trust_ours_with_their_certificate, trust_ours_without_certificate,
                                               trust_theirs])
 def test_certificate_of_another_ca_gets_no_connection(
-        folder: Path, make_credentials: Callable[[Path], HostCredentials]) -> None:
+        folder: Path, make_credentials: Callable[[Path], ShardTlsCredentials]) -> None:
     async def scenario(port: int, _: SimulatedWorker) -> None:
         channel = open_channel("file:/address", f"127.0.0.1:{port}", (), make_credentials(folder))
         assert await call(channel) is grpc.StatusCode.UNAVAILABLE

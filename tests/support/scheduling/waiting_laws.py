@@ -2,14 +2,14 @@
 
 The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
 seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
-`router.scheduler.policies.PrefillTimeLedger`), and they are left out only while what they earned is less than
+`router.scheduler.batching_policies.PrefillTimeLedger`), and they are left out only while what they earned is less than
 the cost of a block.
 """
 
 from router.request import RequestKind
+from router.scheduler.batching_policies import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.messages import Decode, Prefill, StepPlan
-from router.scheduler.policies import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.scheduler import Scheduler
 
 ROUNDING_SECONDS = 1e-9

@@ -8,10 +8,10 @@ from shard.models.hf_fallback.model import weft_attention_forward
 from shard.models.hf_fallback.probe import (
     META_DEVICE,
     UnsupportedModel,
+    find_layer_attention_specs,
     find_layers_path,
     list_sliding_windows,
     make_probe_mask,
-    probe_attention,
 )
 
 
@@ -48,7 +48,7 @@ class FakeHead(nn.Module):
 
 def test_attention_settings_of_layers_are_detected() -> None:
     layers = FakeLayerModel({"scaling": 0.5, "softcap": 30.0}, {"scaling": 0.5, "softcap": 30.0, "dropout": 0.0})
-    layer_attentions, width = probe_attention(layers, FakeHead())
+    layer_attentions, width = find_layer_attention_specs(layers, FakeHead())
     assert width == 32
     assert [(one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap) for one in layer_attentions] == [
         (4, 2, 8, 0.5, 30.0)] * 2
@@ -57,8 +57,8 @@ def test_attention_settings_of_layers_are_detected() -> None:
 
 
 def test_sliding_windows_are_read_from_masks() -> None:
-    layer_attentions, _ = probe_attention(FakeLayerModel({}, {}, mask=make_probe_mask(q_length=2, local_size=24)),
-                                          FakeHead())
+    layers = FakeLayerModel({}, {}, mask=make_probe_mask(q_length=2, local_size=24))
+    layer_attentions, _ = find_layer_attention_specs(layers, FakeHead())
     assert list_sliding_windows(layer_attentions) == (24, 24)
 
 
@@ -74,7 +74,7 @@ def test_sliding_windows_are_read_from_masks() -> None:
 ])
 def test_unsupported_attention_is_rejected(layers: FakeLayerModel, reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
-        probe_attention(layers, FakeHead())
+        find_layer_attention_specs(layers, FakeHead())
 
 
 def test_combined_masks_are_rejected() -> None:
@@ -84,4 +84,4 @@ def test_combined_masks_are_rejected() -> None:
 
 def test_layers_that_take_no_positions_are_rejected() -> None:
     with pytest.raises(UnsupportedModel, match="cannot be told the positions"):
-        probe_attention(nn.Identity(), FakeHead())
+        find_layer_attention_specs(nn.Identity(), FakeHead())

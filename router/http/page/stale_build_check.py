@@ -1,4 +1,4 @@
-"""Check that the built files of the page belong to its sources: `python -m router.http.page.freshness`.
+"""Check that the built files of the page belong to its sources: `python -m router.http.page.stale_build_check`.
 
 `make page` writes the digests of all sources and built files to `static/SHA256SUMS`, in the format of sha256sum. That
 they agree can be checked without Node.

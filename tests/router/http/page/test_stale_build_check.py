@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from router.http.page.freshness import PAGE_FOLDER, SUMS_FILE, TOOLCHAIN_FILES, find_stale_files
+from router.http.page.stale_build_check import PAGE_FOLDER, SUMS_FILE, TOOLCHAIN_FILES, find_stale_files
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""Front ends before several replicas: the proxies of deploy/proxies with the files that lie there, and vLLM's router.
+"""Load balancers before several replicas: the proxies of deploy/proxies with the files that lie there, and vLLM's
+router.
 
-Each is one entry of FRONT_ENDS. Programs are found on the path, or where a variable says: ENVOY=/path/to/envoy.
+Each is one entry of LOAD_BALANCERS. Programs are found on the path, or where a variable says: ENVOY=/path/to/envoy.
 """
 
 import os
@@ -24,7 +25,7 @@ FIRST_REPLICA, SECOND_REPLICA = (re.compile(rf"\bweft-{number}(:|, port_value: )
 
 
 @dataclass(frozen=True, slots=True)
-class FrontEnd:
+class LoadBalancer:
     """A program that passes requests on to replicas, and how to start it."""
 
     program: str
@@ -44,20 +45,20 @@ def make_router_arguments(port: int, replica_ports: Sequence[int], policy: str) 
             "--prometheus-host", HOST, "--prometheus-port", str(find_free_port()), "--log-level", "error"]
 
 
-def proxy(program: str, config_name: str, *arguments: str) -> FrontEnd:
+def proxy(program: str, config_name: str, *arguments: str) -> LoadBalancer:
     """Return a proxy that is started with these arguments, of which CONFIG stands for its file."""
-    return FrontEnd(program, lambda _, __, config: [str(config) if word == "CONFIG" else word for word in arguments],
-                    config_name)
+    return LoadBalancer(program, lambda _, __, config: [str(config) if word == "CONFIG" else word
+                                                        for word in arguments], config_name)
 
 
-FRONT_ENDS = {
+LOAD_BALANCERS = {
     "nginx": proxy("nginx", "nginx.conf", "-c", "CONFIG", "-g", "daemon off;"),
     "haproxy": proxy("haproxy", "haproxy.cfg", "-q", "-db", "-f", "CONFIG"),
     "caddy": proxy("caddy", "Caddyfile", "run", "--adapter", "caddyfile", "--config", "CONFIG"),
     "envoy": proxy("envoy", "envoy.yaml", "-c", "CONFIG", "--log-level", "error", "--use-dynamic-base-id"),
-    "vllm-router": FrontEnd("vllm-router",
+    "vllm-router": LoadBalancer("vllm-router",
                             lambda port, replicas, _: make_router_arguments(port, replicas, "cache_aware")),
-    "vllm-router, round robin": FrontEnd(
+    "vllm-router, round robin": LoadBalancer(
         "vllm-router", lambda port, replicas, _: make_router_arguments(port, replicas, "round_robin")),
 }
 
@@ -81,18 +82,18 @@ def render_config(text: str, port: int, replica_ports: Sequence[int], folder: Pa
 @contextmanager
 def run_front_end(name: str, replica_ports: Sequence[int]) -> Iterator[str]:
     """Run a front end as long as the block runs, and yield its URL. Raises ProcessStartError."""
-    front_end, port = FRONT_ENDS[name], find_free_port()
-    program = front_end.find_program()
+    load_balancer, port = LOAD_BALANCERS[name], find_free_port()
+    program = load_balancer.find_program()
     if program is None:
-        raise ProcessStartError(f"{front_end.program} is not installed")
+        raise ProcessStartError(f"{load_balancer.program} is not installed")
     with tempfile.TemporaryDirectory(prefix="weft-front-end-") as folder:
-        config = Path(folder, front_end.config_name or "config")
-        if front_end.config_name:
-            text = (PROXY_FOLDER / front_end.config_name).read_text()
+        config = Path(folder, load_balancer.config_name or "config")
+        if load_balancer.config_name:
+            text = (PROXY_FOLDER / load_balancer.config_name).read_text()
             config.write_text(render_config(text, port, replica_ports, Path(folder)))
         with open(log_path := Path(folder, "log"), "wb") as log:
             process = subprocess.Popen(
-                [program, *front_end.make_arguments(port, replica_ports, config)], stdin=subprocess.DEVNULL,
+                [program, *load_balancer.make_arguments(port, replica_ports, config)], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
                 env={**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_DATA_HOME": folder})
         try:

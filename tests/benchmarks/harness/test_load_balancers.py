@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.front_ends import FRONT_ENDS, PROXY_FOLDER, make_router_arguments, render_config
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, PROXY_FOLDER, make_router_arguments, render_config
 from benchmarks.harness.processes import find_free_port
 
-CONFIG_NAMES = sorted({front_end.config_name for front_end in FRONT_ENDS.values()} - {""})
+CONFIG_NAMES = sorted({load_balancer.config_name for load_balancer in LOAD_BALANCERS.values()} - {""})
 
 
 def render(name: str, replica_ports: list[int]) -> str:
@@ -40,5 +40,5 @@ def test_router_gets_every_replica() -> None:
 def test_program_is_named_by_a_variable_or_found_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ROUTER", "/opt/router")
     monkeypatch.setenv("PATH", "")
-    assert FRONT_ENDS["vllm-router"].find_program() == "/opt/router"
-    assert FRONT_ENDS["haproxy"].find_program() is None
+    assert LOAD_BALANCERS["vllm-router"].find_program() == "/opt/router"
+    assert LOAD_BALANCERS["haproxy"].find_program() is None
