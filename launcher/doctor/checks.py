@@ -112,12 +112,12 @@ def check_hub_access(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield make_finding_unless(free >= MIN_FREE_DISK_BYTES, "model cache",
                                   f"{cache}, {format_gib(free)} free", advice)
     if variable := find_offline_variable(environment):
-        yield make_ok_finding("hub", f"is not asked, by {variable}")
+        yield make_ok_finding("hub", f"not used, since {variable} is set")
     else:
         source = find_token_source(environment)
         yield make_ok_finding(
-            "hub", f"may be asked, with the token of {source}" if source
-            else "may be asked, without a token (HF_TOKEN): models that need a permission are out of reach")
+            "hub", f"used for what the cache lacks, with the token of {source}" if source
+            else "used for what the cache lacks, without a token (HF_TOKEN): gated and private models cannot be read")
 
 
 def check_port(hostname: str, port_number: int) -> Finding:

@@ -92,9 +92,9 @@ def test_unwritable_model_cache_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("variables", "words"), [
     ({}, "without a token"),
     ({"HF_TOKEN": "hf_secret"}, "with the token of HF_TOKEN"),
-    ({"HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_secret"}, "is not asked, by HF_HUB_OFFLINE"),
-    ({"TRANSFORMERS_OFFLINE": "yes"}, "is not asked, by TRANSFORMERS_OFFLINE"),
-    ({"HF_HUB_OFFLINE": "0"}, "may be asked"),
+    ({"HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_secret"}, "not used, since HF_HUB_OFFLINE is set"),
+    ({"TRANSFORMERS_OFFLINE": "yes"}, "not used, since TRANSFORMERS_OFFLINE is set"),
+    ({"HF_HUB_OFFLINE": "0"}, "used for what the cache lacks"),
 ])
 def test_hub_finding_never_shows_a_token(
         tmp_path: Path, variables: dict[str, str], words: str) -> None:
@@ -106,7 +106,7 @@ def test_hub_finding_never_shows_a_token(
 def test_token_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_secret")
     _, hub = checks.check_hub_access({"HF_HOME": str(tmp_path)})
-    assert hub.text == f"may be asked, with the token of {tmp_path}/token"
+    assert hub.text == f"used for what the cache lacks, with the token of {tmp_path}/token"
 
 
 def test_port_check_distinguishes_free_and_taken() -> None:
