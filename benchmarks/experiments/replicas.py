@@ -115,7 +115,7 @@ class Replica:
 
 
 @contextmanager
-def run_replicas(number: int) -> Iterator[list[Replica]]:
+def launch_replicas(number: int) -> Iterator[list[Replica]]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         adapter_root = Path(folder, "adapters")
         write_adapters(adapter_root)
@@ -385,7 +385,7 @@ def measure_front_end(settings: ReplicasSettings, name: str, replicas: Sequence[
 
 def measure_ray_serve(settings: ReplicasSettings, python: Path, number: int) -> ReplicasPoint:
     """Return the figures of Ray Serve, with replicas of its own. `python` is that of an environment with Ray."""
-    with run_replicas(1) as [direct], run_ray_cluster(python) as cluster:
+    with launch_replicas(1) as [direct], run_ray_cluster(python) as cluster:
         flags = ("weft/simulated", "--adapter-root", str(direct.adapter_root), *REPLICA_FLAGS)
         url = cluster.start_replicas(number, *flags)
         fleet = RayFleet(cluster, number, flags, f"http://{HOST}:{direct.port}")
@@ -402,7 +402,7 @@ def bench(settings: ReplicasSettings = ReplicasSettings()) -> None:
     """Measure replicas behind each front end."""
     points = []
     for number in settings.replicas:
-        with run_replicas(number) as replicas:
+        with launch_replicas(number) as replicas:
             for name in settings.front_ends:
                 point = measure_front_end(settings, name, replicas)
                 if point is not None:

@@ -68,8 +68,8 @@ async def run_viewers(port: int, num_viewers: int) -> AsyncIterator[list[ViewerC
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedTurn:
-    """A turn without viewers, and the one beside it with them."""
+class EventStreamOverheadPoint:
+    """Measurements of a turn without viewers, and of the one beside it with them."""
 
     unwatched: RouterCostPoint
     watched: RouterCostPoint
@@ -93,9 +93,9 @@ async def measure_watched(server: ServerProcesses, settings: WatchedEngineSettin
     return point, statistics.fmean(viewer.num_bytes for viewer in viewers) / settings.seconds
 
 
-async def measure_turns(server: ServerProcesses, settings: WatchedEngineSettings) -> list[WatchedTurn]:
+async def measure_turns(server: ServerProcesses, settings: WatchedEngineSettings) -> list[EventStreamOverheadPoint]:
     """Measure the turns; that without viewers comes first in every other one."""
-    turns: list[WatchedTurn] = []
+    turns: list[EventStreamOverheadPoint] = []
     for number in range(settings.rounds):
         if number % 2:
             watched, rate = await measure_watched(server, settings)
@@ -103,7 +103,7 @@ async def measure_turns(server: ServerProcesses, settings: WatchedEngineSettings
         else:
             unwatched = await measure_point(server, settings.streams, LOOK_AHEAD, settings.seconds)
             watched, rate = await measure_watched(server, settings)
-        turns.append(WatchedTurn(unwatched, watched, rate))
+        turns.append(EventStreamOverheadPoint(unwatched, watched, rate))
     return turns
 
 
@@ -113,7 +113,7 @@ COLUMNS = (("tokens/s", "{0.unwatched.tokens_per_second:.0f}"), ("watched", "{0.
            ("kB/s", "{1:.0f}"), ("others", "{0.watched.other_cores:.2f}"))
 
 
-def make_summary(settings: WatchedEngineSettings, turns: Sequence[WatchedTurn]) -> dict[str, Any]:
+def make_summary(settings: WatchedEngineSettings, turns: Sequence[EventStreamOverheadPoint]) -> dict[str, Any]:
     """Return the medians of both ratios, with the smallest and the largest."""
     ratios = {"throughput_ratio": [turn.throughput_ratio for turn in turns],
               "router_cpu_ratio": [turn.cpu_ratio for turn in turns]}

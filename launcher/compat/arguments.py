@@ -69,7 +69,7 @@ class ParsedArguments:
 
     def resolve_flags(self, table: ForeignFlagTable) -> list[ResolvedFlag]:
         return [*mark_overridden_flags([item for flag in table.flags for item in self.resolve_flag(flag)
-                                        if self.has_effect(item)])]
+                                        if self.takes_precedence(item)])]
 
     def resolve_flag(self, flag: ForeignFlag) -> Iterator[ResolvedFlag]:
         if values := self.values_by_flag.get(flag.name):
@@ -89,11 +89,9 @@ class ParsedArguments:
         return not flag_name or any((self.values_by_flag.get(flag_name), self.environment.get(variable),
                                      self.environment.get(f"WEFT_{variable}")))
 
-    def has_effect(self, resolved_flag: ResolvedFlag) -> bool:
-        """Whether a value has an effect. A flag always has; a variable or default has none if weft's setting is given.
-
-        It has none either if it would set a variable that is set already.
-        """
+    def takes_precedence(self, resolved_flag: ResolvedFlag) -> bool:
+        """Whether a value counts. A flag always does; a variable or default does not if weft's setting is given, or if
+        it would set a variable that is set already."""
         name = "num_shard" if resolved_flag.effect.action is FlagAction.NUM_SHARDS else resolved_flag.effect.target_name
         if resolved_flag.source == "flag":
             return True

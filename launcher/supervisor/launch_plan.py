@@ -62,7 +62,7 @@ class HostPlacement:
     meeting_prefix: str  # where the shards of all hosts meet, without the number of their start
     host_address: str = ""  # of this host, as others reach it
 
-    def get_machine_settings(self, rank: int) -> dict[str, Any]:
+    def get_multi_host_settings(self, rank: int) -> dict[str, Any]:
         """Return the settings of a shard of this host that one on a single machine does not have."""
         return {"local_rank": self.first_local_rank + rank - self.ranks.start, "credentials": self.credentials,
                 "local_world_size": self.local_world_size, "host_address": self.host_address}
@@ -102,7 +102,7 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{runtime_folder}/shard-{rank}.sock",
                       model=model.folder, adaptable=adapter_store is not None,
                       progress=f"{runtime_folder}/progress-{rank}", logs=logs, traces=traces,
-                      **placement.get_machine_settings(rank) if placement is not None else {})
+                      **placement.get_multi_host_settings(rank) if placement is not None else {})
               for rank in ranks]
     sockets = {item.rank: item.socket for item in shards}
     return LaunchPlan(

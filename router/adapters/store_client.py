@@ -69,7 +69,7 @@ class AdapterStoreClient:
         request_id = next(self._request_ids)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending_answers[request_id] = answer
-        self._start_watch(process)
+        self._start_watchdog(process)
         seconds = MAX_ANSWER_SECONDS_BY_OPERATION.get(request.get("op", ""), MAX_ANSWER_SECONDS)
         try:
             async with asyncio.timeout(seconds):
@@ -117,8 +117,8 @@ class AdapterStoreClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start_watch(self, process: Process) -> None:
-        """Watch the process while questions wait, unless a watch runs."""
+    def _start_watchdog(self, process: Process) -> None:
+        """Start the task that kills the process if it does not respond while questions wait, unless it runs."""
         if self._watch_task is None or self._watch_task.done():
             self._watch_task = asyncio.create_task(self._kill_if_unresponsive(process))
 

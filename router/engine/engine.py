@@ -297,7 +297,7 @@ class Engine:
 
     def _fail_all_requests(self, reason: str) -> None:
         self._client_streams.fail_all(reason)
-        self.resource_controller.fail_waiters(reason)
+        self.resource_controller.stop_loading(reason)
 
     # -- shards
 

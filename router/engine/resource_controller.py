@@ -84,7 +84,7 @@ class ResourceController:
         if (future := self._load_waiters.pop(resource, None)) is not None:
             future.set_result(result)
 
-    def fail_waiters(self, reason: str) -> None:
+    def stop_loading(self, reason: str) -> None:
         self._stop_reason = reason
         for resource in [*self._load_waiters]:
             self._resolve_waiters(resource, make_not_ready_error(reason))

@@ -57,7 +57,7 @@ class Setup:
 
 
 @contextmanager
-def run_replicas(*arguments: str) -> Iterator[list[WeftProcess]]:
+def launch_replicas(*arguments: str) -> Iterator[list[WeftProcess]]:
     """Run two replicas. Their temporary files are removed here, since one that is killed leaves some."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         patch.setenv("TMPDIR", folder)
@@ -77,7 +77,7 @@ def stop_replica(replica: WeftProcess) -> None:
 
 @pytest.fixture(scope="module")
 def lasting_replicas() -> Iterator[list[WeftProcess]]:
-    with run_replicas() as replicas:
+    with launch_replicas() as replicas:
         yield replicas
 
 
@@ -91,7 +91,7 @@ def setup(load_balancer: str, lasting_replicas: list[WeftProcess]) -> Iterator[S
 @pytest.fixture
 def mortal_setup(load_balancer: str) -> Iterator[Setup]:
     delay = SHUTDOWN_DELAY_SECONDS if load_balancer == "caddy" else 0
-    with (run_replicas("--shutdown-delay", str(delay)) as replicas,
+    with (launch_replicas("--shutdown-delay", str(delay)) as replicas,
           run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
         yield Setup(replicas, url)
 
@@ -216,7 +216,7 @@ def test_failing_requests_take_no_replica_out(load_balancer: str) -> None:
             async with http.post("/v1/completions", json=make_body(1, f"{number}", stream=False)) as answer:
                 statuses.append(answer.status)
         assert set(statuses) == {200, 500}
-    with (run_replicas("--simulated-faults", faults) as replicas,
+    with (launch_replicas("--simulated-faults", faults) as replicas,
           run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
         run_scenario(url, scenario)
 

@@ -81,7 +81,8 @@ class LoraxGenerationInput:
     prompt: str | Conversation
     parameters: LoraxParameters
     find_grammar: Callable[[], tuple[str, Grammar] | None]  # which finds the parameter that holds one, and the grammar
-    token_parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of GenerationInput that LoRAX lacks
+    # fields of GenerationInput that LoRAX lacks
+    extra_sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_characters(self) -> int | None:
@@ -158,7 +159,7 @@ class LoraxChatRequest(ChatRequest):
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
         conversation = replace(self.conversation, may_reason=False)
-        return LoraxGenerationInput(conversation, parameters, self._find_grammar, self.token_parameters)
+        return LoraxGenerationInput(conversation, parameters, self._find_grammar, self.extra_sampling_parameters)
 
     def _find_grammar(self) -> tuple[str, Grammar] | None:
         response_format = self.response_format
@@ -186,7 +187,8 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, lambda: self.find_grammar(None), self.token_parameters)
+        return LoraxGenerationInput(self.prompt, parameters, lambda: self.find_grammar(None),
+                                    self.extra_sampling_parameters)
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
@@ -356,7 +358,7 @@ class LoraxRoutes(ServiceRoutes):
             raise InvalidRequest(fault)  # LoRAX reports the first
         return await validator.validate(replace(generation_request.parameters.to_generation_input(
             generation_request.prompt, context, generation_request.find_grammar()),
-            **generation_request.token_parameters))
+            **generation_request.extra_sampling_parameters))
 
     def _headers(self, request: web.Request, num_characters: int | None,
                  adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:

@@ -32,7 +32,7 @@ class EchoedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionDetails:
+class CompletionOutputOptions:
     """Optional parts of one completion."""
 
     tokenizer: Tokenizer
@@ -102,7 +102,7 @@ def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutp
 
 
 def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                       trimmed_stop_strings: Sequence[str], details: CompletionDetails | None) -> str:
+                       trimmed_stop_strings: Sequence[str], details: CompletionOutputOptions | None) -> str:
     """Render one choice of a whole response."""
     text, logprobs_json, ids_fields = trim_stop_string(output.final_event, trimmed_stop_strings), "null", ""
     if details is not None:
@@ -115,7 +115,7 @@ def output_choice_json(metadata: ResponseMetadata, index: int, output: Generatio
     return completion_choice_json(index, text, reason, logprobs_json, ids_fields)
 
 
-def output_logprobs_json(output: GenerationOutput, details: CompletionDetails) -> str:
+def output_logprobs_json(output: GenerationOutput, details: CompletionOutputOptions) -> str:
     logprobs = CompletionLogprobs(details.tokenizer)
     if details.prompt is not None:
         logprobs.add_prompt(details.prompt, output.prompt_logprobs, output.prompt_top_logprobs)
@@ -166,7 +166,7 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
     __slots__ = ("_has_prompt_logprobs", "_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], details: CompletionDetails) -> None:
+                 trimmed_stop_strings: Sequence[str], details: CompletionOutputOptions) -> None:
         super().__init__(metadata, index, num_prompt_tokens, trimmed_stop_strings)
         self._prompt = details.prompt  # None once it is sent
         self._logprobs = CompletionLogprobs(details.tokenizer) if details.has_logprobs else None

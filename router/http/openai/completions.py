@@ -16,7 +16,7 @@ from router.grammars.parameters import parse_grammar
 from router.http.openai.chat import StreamedChoices, compute_max_concurrent_prompts, stream_choices
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
-    CompletionDetails,
+    CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
     OpenAICompletionStreamRenderer,
@@ -134,14 +134,15 @@ class CompletionRequest(OpenAIBaseRequest):
         return InfillPrompt(prompt, self.suffix) if self.suffix else prompt
 
     def completion_details(self, index: int, token_ids: tuple[int, ...],
-                           tokenizer: Tokenizer) -> CompletionDetails | None:
+                           tokenizer: Tokenizer) -> CompletionOutputOptions | None:
         """Return the optional parts of a completion of the prompt at `index`, of these tokens; None without any."""
         has_ids = bool(self.return_token_ids) and not self.stream  # a stream has them beside the other details
         if not self.echo and self.logprobs is None and not has_ids:
             return None
         prompt = self.prompt[index]
         echoed_prompt = EchoedPrompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(token_ids))
-        return CompletionDetails(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None, has_ids)
+        return CompletionOutputOptions(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None,
+                                       has_ids)
 
 
 class CompletionRoutes(ServiceRoutes):
@@ -195,8 +196,9 @@ class CompletionRoutes(ServiceRoutes):
             COMPLETION_TYPE if completion_request.should_include_usage else "",
             completion_request.has_continuous_usage, bool(completion_request.return_token_ids)))
 
-    async def _validate_prompts(self, completion_request: CompletionRequest, context: RequestContext,
-                                num_choices: int) -> tuple[list[ValidatedRequest], list[CompletionDetails | None]]:
+    async def _validate_prompts(
+            self, completion_request: CompletionRequest, context: RequestContext,
+            num_choices: int) -> tuple[list[ValidatedRequest], list[CompletionOutputOptions | None]]:
         """Return the choices of all prompts, prompt by prompt, and the optional parts of each. Raises InvalidRequest
         and AdapterNotFound."""
         services, prompts = self._services, completion_request.prompt
@@ -210,7 +212,7 @@ class CompletionRoutes(ServiceRoutes):
         generation_input = completion_request.to_generation_input(
             context, num_choices, services.validator.prompt_encoder.infill, is_tgi=services.is_tgi)
         choices: list[ValidatedRequest] = []
-        all_details: list[CompletionDetails | None] = []
+        all_details: list[CompletionOutputOptions | None] = []
         for index, prompt in enumerate(prompts):
             if index:  # short prompts are tokenized on the event loop: other tasks may run after each
                 await asyncio.sleep(0)

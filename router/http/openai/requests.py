@@ -149,7 +149,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
 
     @property
-    def token_parameters(self) -> dict[str, Any]:
+    def extra_sampling_parameters(self) -> dict[str, Any]:
         """Fields of GenerationInput that TGI's and LoRAX's parameters do not have."""
         return {"min_p": self.min_p, "logit_bias": self.logit_bias or {}, "min_tokens": self.min_tokens or 0,
                 "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
@@ -178,7 +178,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
             stop_strings=tuple(self.stop),
             repetition_penalty=self.repetition_penalty,
             top_k=None if self.top_k in KEEPS_ALL_CANDIDATES else self.top_k,
-            **self.token_parameters,
+            **self.extra_sampling_parameters,
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,

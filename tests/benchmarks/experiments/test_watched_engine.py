@@ -3,12 +3,13 @@
 import pytest
 
 from benchmarks.experiments.router_cost import RouterCostPoint
-from benchmarks.experiments.watched_engine import COLUMNS, WatchedEngineSettings, WatchedTurn, make_summary
+from benchmarks.experiments.watched_engine import COLUMNS, EventStreamOverheadPoint, WatchedEngineSettings, make_summary
 from benchmarks.harness.experiment import format_columns
 
 
-def make_turn(unwatched: float, watched: float, cpu: float = 20.0, watched_cpu: float = 21.0) -> WatchedTurn:
-    return WatchedTurn(*(RouterCostPoint(64, 2, rate, microseconds, 0.1, 5.0, 5.0, 9.0, 1.5, 0.2)
+def make_turn(unwatched: float, watched: float, cpu: float = 20.0,
+              watched_cpu: float = 21.0) -> EventStreamOverheadPoint:
+    return EventStreamOverheadPoint(*(RouterCostPoint(64, 2, rate, microseconds, 0.1, 5.0, 5.0, 9.0, 1.5, 0.2)
                          for rate, microseconds in ((unwatched, cpu), (watched, watched_cpu))), 250_000.0)
 
 

@@ -35,7 +35,7 @@ def test_first_node_meets_the_others_at_its_address(folder: str) -> None:
     placement = plan.placement
     assert (placement.ranks, placement.host_address, placement.credentials) == (range(2), "127.0.0.1", folder)
     assert placement.meeting_prefix == f"127.0.0.1:29500/{plan.run_name}-"
-    assert placement.get_machine_settings(1) == {"local_rank": 1, "local_world_size": 2, "credentials": folder,
+    assert placement.get_multi_host_settings(1) == {"local_rank": 1, "local_world_size": 2, "credentials": folder,
                                                  "host_address": "127.0.0.1"}
     assert plan.list_address_files("/run", 1) == [Path("/run/address-2"), Path("/run/address-3")]
 
@@ -44,7 +44,7 @@ def test_other_nodes_have_the_next_ranks(folder: str) -> None:
     plan = make_group_plan(make_launch(folder, 1), {})
     assert plan is not None
     assert plan.placement.ranks == range(2, 4)
-    assert plan.placement.get_machine_settings(3)["local_rank"] == 1
+    assert plan.placement.get_multi_host_settings(3)["local_rank"] == 1
     assert plan.describe() == "node 1 of 2 (--nnodes) has shards 2 to 3 of 4"
 
 
@@ -52,7 +52,7 @@ def test_nodes_of_torchrun_share_the_gpus_of_their_machine(folder: str) -> None:
     plan = make_group_plan(LaunchConfig(num_shard=8, shard_credentials=folder), TORCHRUN)
     assert plan is not None
     assert plan.placement.ranks == range(6, 8)
-    settings = plan.placement.get_machine_settings(7)
+    settings = plan.placement.get_multi_host_settings(7)
     assert (settings["local_rank"], settings["local_world_size"]) == (3, 4)
 
 

@@ -399,7 +399,7 @@ def test_stopped_server_fails_waiting_and_later_callers() -> None:
     async def scenario(setup: ControllerSetup) -> None:
         adapter = setup.make_adapter()
         [waiting] = await setup.start_loading(adapter)
-        setup.controller.fail_waiters("the server stops")
+        setup.controller.stop_loading("the server stops")
         for call in (waiting, setup.controller.load(adapter)):
             with pytest.raises(NotReady, match="the server stops"):
                 await call

@@ -18,7 +18,7 @@ from router.http.ollama.rendering import OllamaResponse, OllamaStreamRenderer, o
 from router.http.openai.answers import AnswerStreamRenderer, read_answer
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
-    CompletionDetails,
+    CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
     OpenAICompletionStreamRenderer,
@@ -214,9 +214,9 @@ class ChatRendering(OpenAIRendering):
 class CompletionRendering(OpenAIRendering):
     chunk_type = COMPLETION_TYPE
 
-    def _create_details(self, generation: Generation) -> CompletionDetails | None:
+    def _create_details(self, generation: Generation) -> CompletionOutputOptions | None:
         prompt = EchoedPrompt(generation.output.validated_request.request.prompt, PROMPT_TEXT)
-        return (CompletionDetails(generation.tokenizer, self.has_logprobs, prompt if self.echoes_prompt else None)
+        return (CompletionOutputOptions(generation.tokenizer, self.has_logprobs, prompt if self.echoes_prompt else None)
                 if self.has_logprobs or self.echoes_prompt else None)
 
     def render_whole(self, generation: Generation) -> str:

@@ -12,8 +12,8 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed
 from router.http.openai.completion_rendering import (
-    CompletionDetails,
     CompletionLogprobs,
+    CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
     completion_json,
@@ -61,7 +61,7 @@ def render_whole(output, details):
 def test_stream_has_the_content_of_the_whole_completion(rows, has_logprobs, echoes, size):
     with_prompt = has_logprobs and echoes
     output = make_output(rows, with_prompt=with_prompt)
-    details = CompletionDetails(TOKENIZER, has_logprobs, EchoedPrompt(PROMPT_TOKENS, PROMPT) if echoes else None)
+    details = CompletionOutputOptions(TOKENIZER, has_logprobs, EchoedPrompt(PROMPT_TOKENS, PROMPT) if echoes else None)
     renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
     events = [*output.tokens, output.final_event]
     if with_prompt:
@@ -85,7 +85,7 @@ def test_stream_has_the_content_of_the_whole_completion(rows, has_logprobs, echo
 
 def test_prompt_and_tokens_have_logprobs_candidates_and_offsets():
     output = make_output([(97, -2, 2), (END_TOKEN, -1, 1)], with_prompt=True)
-    details = CompletionDetails(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
+    details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
     choice = render_whole(output, details)
     assert choice["text"] == "h\u00e9a"
     assert choice["logprobs"] == {
@@ -134,7 +134,7 @@ def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
 
     monkeypatch.setattr(CompletionLogprobs, "add_prompt", add_prompt_and_record_thread)
     output = make_output([(97, -4, 1), (98, -4, 1)], with_prompt=True)
-    details = CompletionDetails(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
+    details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
     renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
 
     async def render():
@@ -159,7 +159,7 @@ def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
 
 @pytest.mark.parametrize("error", [GenerationFailed("broken"), Cancelled("left")])
 def test_failure_before_the_end_of_the_prompt_is_kept(error):
-    details = CompletionDetails(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
+    details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
     renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
 
     async def render():
