@@ -8,7 +8,7 @@ from typing import Any
 from launcher.adapters.sources.local import LocalSource
 from launcher.hub.resolve import ResolvedModel
 from launcher.settings import LaunchConfig
-from router.config import RouterConfig
+from router.config import LOCAL_SOURCE, RouterConfig
 
 GENERATE_BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
 POOLING_BODY = """'{"inputs": "Ada Lovelace was born in London"}'"""
@@ -64,7 +64,7 @@ def describe_adapters(launch: LaunchConfig, router: RouterConfig) -> str:
     """Return which adapters requests may name, or "" if adapters are not served."""
     if not serves_adapters(launch, router):
         return ""
-    if router.adapter_source == "local" and launch.adapter_root:
+    if router.adapter_source == LOCAL_SOURCE and launch.adapter_root:
         return f"{join_names(LocalSource(launch.adapter_root).list_names()) or 'none yet'}, in {launch.adapter_root}"
     preloaded_names = join_names(dict.fromkeys((router.adapter_id, *router.preloaded_adapter_ids)))
     return "; ".join(part for part in (

@@ -80,7 +80,7 @@ from launcher.settings import (
 from launcher.supervisor.launch_plan import AdapterStoreConfig, LaunchPlan, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, LaunchError, bind_listener, serve
-from router.config import RouterConfig
+from router.config import LOCAL_SOURCE, RouterConfig
 from shard.config import ShardConfig
 from shard.credentials import CREDENTIALS_FLAG, list_exposed_files
 
@@ -242,7 +242,7 @@ def add_default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for condition, preset in CONDITIONAL_DEFAULTS:
         defaults |= preset if condition.items() <= settings.items() else {}
     if settings.get("adapter_root") and settings.get("compat") != "lorax":
-        defaults["adapter_source"] = "local"
+        defaults["adapter_source"] = LOCAL_SOURCE
     return {**defaults, **settings}
 
 

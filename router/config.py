@@ -10,7 +10,7 @@ LOCAL_SOURCE = "local"  # its names are paths of folders below --adapter-root
 ADAPTER_SOURCES = ("hub", LOCAL_SOURCE, "s3", "pbase")  # of adapters
 HUB_TOKEN_ENV = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
 ADAPTER_TOKEN_ENV = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
-MAX_MODEL_NAME_LENGTH = 512  # characters, as for an adapter's name
+MAX_NAME_LENGTH = 512  # characters in the name of a model or an adapter
 API_KEY_ENV = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
 
 
@@ -207,13 +207,13 @@ class RouterConfig:
 def check_served_model_names(config: RouterConfig) -> None:
     """Raise ValueError for names that no request can use, or that would hide an adapter."""
     names = config.served_model_name
+    adapters = {adapter_id.partition("=")[0] for adapter_id in config.preloaded_adapter_ids} | {config.adapter_id}
     for name in names:
-        if not name or len(name) > MAX_MODEL_NAME_LENGTH or not name.isprintable():
-            raise ValueError(f"--served-model-name must be 1 to {MAX_MODEL_NAME_LENGTH} characters that can be "
+        if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            raise ValueError(f"--served-model-name must be 1 to {MAX_NAME_LENGTH} characters that can be "
                              f"printed, got {len(name)} characters")
         if names.count(name) > 1:
             raise ValueError(f"--served-model-name {name} is given twice")
-        adapters = {adapter_id.partition("=")[0] for adapter_id in config.preloaded_adapter_ids} | {config.adapter_id}
         if name in adapters:
             raise ValueError(f"--served-model-name {name} is also the name of an adapter that is loaded at start; "
                              "choose another")

@@ -25,6 +25,7 @@ IMAGE_PATTERNS: Mapping[str, re.Pattern[str]] = {
     TGI_FLAG_TABLE.program: re.compile(r"([^-].*/)?text-generation-inference([:@].*)?"),
     LORAX_FLAG_TABLE.program: re.compile(r"([^-].*/)?lorax([:@].*)?")}
 ENVIRONMENT_FLAGS = ("-e", "--env")
+ENVIRONMENT_FLAG_PATTERN = re.compile(r"--env[= ]|-e ?")  # at the beginning of `-e A=b`, `-eA=b`, `--env=A=b`
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -88,16 +89,14 @@ def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str], li
 
 def split_container_options(options: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the assignments of variables, and the other options, among them variables without a value."""
-    assignments, others, previous = list[str](), list[str](), ""
-    for option in options:
-        assignment = option if previous in ENVIRONMENT_FLAGS else option.removeprefix("--env=").removeprefix("-e")
-        if ASSIGNMENT_PATTERN.fullmatch(assignment):
-            assignments.append(assignment)
-            if previous in ENVIRONMENT_FLAGS:
-                others.pop()
+    assignments, others, remaining = list[str](), list[str](), iter(options)
+    for option in remaining:
+        words = [option, next(remaining, "")] if option in ENVIRONMENT_FLAGS else [option]
+        flag = ENVIRONMENT_FLAG_PATTERN.match(text := " ".join(words))
+        if flag and ASSIGNMENT_PATTERN.fullmatch(text, flag.end()):
+            assignments.append(text[flag.end():])
         else:
-            others.append(option)
-        previous = option
+            others += words
     return assignments, others
 
 

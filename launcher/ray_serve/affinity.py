@@ -34,8 +34,8 @@ class AffinityKey:
 
 
 def make_affinity_key(body: bytes, model_names: tuple[str, ...] = ()) -> AffinityKey:
-    """Return the key of a request's body, empty for one without a prompt. `model_names`: those of
-    the model, which are no adapter's."""
+    """Return the key of a request's body, empty for one without a prompt. `model_names`: those of the
+    model, which are no adapter's."""
     fields = parse_object(body)
     prompt = "".join(json.dumps(fields[name]) for name in PROMPT_FIELDS if fields.get(name))
     if not prompt:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Self
 
-from router.config import LOCAL_SOURCE
+from router.config import LOCAL_SOURCE, MAX_NAME_LENGTH
 from router.errors import InvalidRequest
 from router.request import LoadableResource
 
-MAX_NAME_LENGTH = 512
 MAX_MERGED_ADAPTERS = 16
 MERGE_STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
 MAJORITY_SIGN_METHODS = ("total", "frequency")

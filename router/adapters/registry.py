@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from router.adapters.reference import (
-    MAX_NAME_LENGTH,
     AdapterReference,
     FetchedAdapter,
     MergedAdapterReference,
@@ -25,7 +24,7 @@ from router.adapters.reference import (
     normalize_name,
 )
 from router.adapters.store_client import AdapterStoreClient
-from router.config import LOCAL_SOURCE, RouterConfig
+from router.config import LOCAL_SOURCE, MAX_NAME_LENGTH, RouterConfig
 from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,

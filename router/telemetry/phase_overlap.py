@@ -40,7 +40,7 @@ def measure_overlaps(timeline: RequestTimeline, others: Iterable[RequestTimeline
     return overlaps
 
 
-def measure_prefill_interference(timeline: RequestTimeline, other: RequestTimeline, now: float) -> float:
+def sum_prefill_overlap_seconds(timeline: RequestTimeline, other: RequestTimeline, now: float) -> float:
     """Return the seconds of the request's life in which the prompt of another request was computed."""
     lifetime = (timeline.submitted_at, now if timeline.ended_at is None else timeline.ended_at)
     return sum_overlap([lifetime], [(start, end) for phase, start, end in other.intervals(now)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.adapters.reference import MAX_NAME_LENGTH
+from router.config import MAX_NAME_LENGTH
 from router.errors import InvalidRequest
 from router.grammars.parameters import JSON_GRAMMAR_TYPES
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
-from router.adapters.reference import MAX_NAME_LENGTH, AdapterReference, check_adapter_name
+from router.adapters.reference import AdapterReference, check_adapter_name
+from router.config import MAX_NAME_LENGTH
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
 from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest

@@ -179,7 +179,7 @@ class AdapterRoutes(ServiceRoutes):
         for reference, entry in entries:
             version = entry.version
             resource = self._registry.get_resource_in_use(version)
-            state = UNLOADED_ADAPTER if resource is None else adapter_states.get(resource, UNLOADED_ADAPTER)
+            adapter_state = UNLOADED_ADAPTER if resource is None else adapter_states.get(resource, UNLOADED_ADAPTER)
             yield {
                 "id": reference.name,
                 "object": "adapter",
@@ -188,11 +188,11 @@ class AdapterRoutes(ServiceRoutes):
                 "source": reference.source,
                 "digest": version.digest,
                 "base": version.base_model,
-                "state": state.state,
+                "state": adapter_state.state,
                 "bytes_on_disk": version.disk_bytes,
                 "bytes_on_shard": version.max_shard_bytes,
                 "last_used": int(time.time() - (time.monotonic() - entry.last_used_at)),
-                "requests": state.num_users,
+                "requests": adapter_state.num_users,
                 "loads": self._services.engine.resource_controller.loader.num_loads(version.folder),
                 "private": version.is_private,
                 "stays": self._registry.is_pinned(reference),

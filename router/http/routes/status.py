@@ -37,7 +37,7 @@ from router.telemetry.phase_overlap import (
     Overlaps,
     measure_mean_other_decodes,
     measure_overlaps,
-    measure_prefill_interference,
+    sum_prefill_overlap_seconds,
 )
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, MAX_REFUSED_RECORDS, RequestRecord
 
@@ -298,7 +298,7 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
     prompts: list[dict[str, Any]] = [
         {"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
         if other.tenant_name == record.tenant_name
-        and (ms := round_ms(measure_prefill_interference(record.timeline, other.timeline, now)))]
+        and (ms := round_ms(sum_prefill_overlap_seconds(record.timeline, other.timeline, now)))]
     prompts.sort(key=lambda prompt: -prompt["ms"])
     # Several prompts or choices came in one HTTP request, which the record of the first has.
     exchange = next((other.http_exchange for other in (record, *others) if other.http_exchange is not None and (

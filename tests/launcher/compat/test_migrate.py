@@ -60,6 +60,9 @@ def test_lorax_line_is_migrated_and_known_variables_are_kept() -> None:
      r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*"),
     ("docker container run -e HF_TOKEN -eMODEL_ID=org/name -it lorax",
      r"# (.*\n# )*options of the container are left out: -e HF_TOKEN -it\. (.*\n)+weft serve --model-id org/name .*"),
+    ("docker run --gpus device=0 --ulimit memlock=-1 -e HF_TOKEN=a lorax --model-id org/name",
+     r"# (.*\n# )*options of the container are left out: --gpus device=0 --ulimit memlock=-1\. (.*\n)+"
+     r"HF_TOKEN=a weft serve --model-id org/name .*"),
     ("docker run -p 80:80 lorax --model-id org/name --download-only", "weft download org/name"),
     ("podman run --env=MODEL_ID=org/name ghcr.io/predibase/lorax:main", r"(# .*\n)*weft serve --model-id org/name .*"),
     ("docker run --env MODEL_ID=org/name -d lorax", r"(# .*\n)*weft serve --model-id org/name .*")])

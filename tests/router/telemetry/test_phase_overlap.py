@@ -7,9 +7,9 @@ from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.phase_overlap import (
     measure_mean_other_decodes,
     measure_overlaps,
-    measure_prefill_interference,
     merge_intervals,
     sum_overlap,
+    sum_prefill_overlap_seconds,
 )
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
@@ -68,7 +68,7 @@ def test_requests_that_generate_at_the_same_time_are_counted_by_how_long_they_do
 def test_prefill_of_another_request_counts_as_long_as_this_one_lives() -> None:
     own = make_timeline((2.0, RequestPhase.QUEUE), (4.0, RequestPhase.DECODE), ended_at=8.0)
     other = make_timeline((0.0, RequestPhase.PREFILL), (3.0, RequestPhase.PREEMPTED), (6.0, RequestPhase.PREFILL))
-    assert measure_prefill_interference(own, other, 20.0) == 1.0 + 2.0
+    assert sum_prefill_overlap_seconds(own, other, 20.0) == 1.0 + 2.0
 
 
 @given(INTERVALS, INTERVALS)
