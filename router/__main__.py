@@ -43,7 +43,7 @@ from router.text.renderer_client import isolate_template
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.text.transformers_parser import preload_chat_parsing
 from router.validation.validator import RequestValidator
-from shard.credentials import read_credentials
+from shard.credentials import load_credentials
 from shard.telemetry.logs import start_logging
 from shard.telemetry.tracing import SpanSender, make_span_sender
 
@@ -101,7 +101,7 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
         shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout,
-                            read_credentials(args.shard_credentials) if args.shard_credentials else None)
+                            load_credentials(args.shard_credentials) if args.shard_credentials else None)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
                         recording_folder,

@@ -37,7 +37,7 @@ class ShardTlsCredentials:
     def reload(self) -> "ShardTlsCredentials":
         """Return what the files hold now, for connections from now on, or these if the files do not work."""
         try:
-            return read_credentials(self.folder)
+            return load_credentials(self.folder)
         except ValueError:
             return self
 
@@ -59,8 +59,8 @@ class ShardTlsCredentials:
         return context
 
 
-def read_credentials(folder: str) -> ShardTlsCredentials:
-    """Read and check the files of a folder. Raises ValueError that names the file and what is wrong with it."""
+def load_credentials(folder: str) -> ShardTlsCredentials:
+    """Load and check the files of a folder. Raises ValueError that names the file and what is wrong with it."""
     certificate, key, ca, secret = (
         read_file(Path(folder) / name) for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE, SECRET_FILE))
     credentials = ShardTlsCredentials(folder, certificate, ca, key, decode_secret(Path(folder) / SECRET_FILE, secret))

@@ -9,7 +9,7 @@ import yaml
 
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS
-from shard.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, list_exposed_files, read_credentials
+from shard.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, list_exposed_files, load_credentials
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 PAGE = (REPOSITORY_ROOT / "docs/guides/several-hosts.md").read_text()
@@ -31,7 +31,7 @@ def read_pod_specs() -> tuple[dict[str, Any], dict[str, Any]]:
 def test_credentials_made_by_the_page_are_accepted(tmp_path: Path) -> None:
     [block] = [block for block in find_shell_blocks() if "openssl" in block]
     subprocess.run(["bash", "-euc", block], cwd=tmp_path, check=True, capture_output=True)
-    assert len(read_credentials(str(tmp_path / "group")).secret) == 48
+    assert len(load_credentials(str(tmp_path / "group")).secret) == 48
     assert list_exposed_files(str(tmp_path / "group")) == []
 
 

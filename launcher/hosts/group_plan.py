@@ -11,7 +11,7 @@ from launcher.hosts.layout import HostLayout, read_host_layout
 from launcher.settings import LaunchConfig
 from launcher.supervisor.launch_plan import HostPlacement, address_file
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import CREDENTIALS_FLAG, ShardTlsCredentials, format_address, read_credentials
+from shard.credentials import CREDENTIALS_FLAG, ShardTlsCredentials, format_address, load_credentials
 
 RESOLVE_ATTEMPTS, RESOLVE_PAUSE_SECONDS = 10, 1.0  # for node 0's address
 
@@ -63,7 +63,7 @@ def make_group_plan(launch: LaunchConfig, environment: Mapping[str, str]) -> Gro
                                  "reached over a network only with TLS and a secret")
     num_shard = layout.num_nodes if launch.num_shard == 1 else launch.num_shard
     layout.count_local_shards(num_shard)
-    return GroupPlan(layout, read_credentials(launch.shard_credentials), num_shard,
+    return GroupPlan(layout, load_credentials(launch.shard_credentials), num_shard,
                      resolve_host(layout.master_address) if layout.is_first else "", secrets.token_hex(8))
 
 

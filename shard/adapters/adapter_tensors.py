@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.config import AdapterConfig, read_adapter_config
+from shard.adapters.config import AdapterConfig, load_adapter_config
 from shard.checkpoint.reader import COMPUTE_DTYPES
 from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
 
@@ -136,7 +136,7 @@ class AdapterTensors:
 @contextmanager
 def open_adapter(folder: Path) -> Iterator[AdapterTensors]:
     """Open the adapter in `folder` for reading. Raises ValueError."""
-    config, path = read_adapter_config(folder), folder / WEIGHTS_FILE
+    config, path = load_adapter_config(folder), folder / WEIGHTS_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise ValueError(f"{folder} has its weights in {PICKLE_FILE}, which is a program as much as it is data; "
                          f"convert it to {WEIGHTS_FILE}")

@@ -74,12 +74,12 @@ def find_matching_pattern(module: str, patterns: Mapping[str, Any]) -> str:
     return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), "")
 
 
-def read_adapter_config(folder: Path) -> AdapterConfig:
+def load_adapter_config(folder: Path) -> AdapterConfig:
     path = folder / CONFIG_FILE
-    return parse_adapter_config(JsonConfig(read_json_object(path), str(path)))
+    return parse_adapter_config(JsonConfig(load_json_object(path), str(path)))
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def load_json_object(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from torch import Generator, Tensor
 
 from shard.adapters.adapter_tensors import LORA_A_SUFFIXES, PEFT_PREFIX, AdapterTensors, ModuleTensorNames, open_adapter
-from shard.adapters.config import CONFIG_FILE, read_json_object
+from shard.adapters.config import CONFIG_FILE, load_json_object
 from shard.adapters.export import write_adapter_config, write_adapter_tensors
 from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
 from shard.checkpoint.reader import COMPUTE_DTYPES
@@ -210,7 +210,7 @@ def merge_adapters(request: MergeRequest) -> None:
         shapes = {name: inputs[0].tensors.header_entry(inputs[0].name).shape for name, inputs in merges.items()}
         write_adapter_tensors(request.output_folder, dtype, shapes, compute_merged_tensors(merges, request, dtype))
     # Settings but ranks and scales are copied from the first adapter.
-    first = read_json_object(request.folders[0] / CONFIG_FILE)
+    first = load_json_object(request.folders[0] / CONFIG_FILE)
     copied: dict[str, Any] = {name: first[name] for name in ("base_model_name_or_path", "task_type")
                               if isinstance(first.get(name), str)}
     copied["fan_in_fan_out"] = bool(first.get("fan_in_fan_out"))

@@ -39,7 +39,7 @@ class CheckpointFiles(NamedTuple):
 
 def list_checkpoint_files(folder: Path) -> CheckpointFiles:
     """Return the files of a model; raises ValueError if one is missing."""
-    indexed_files = read_index(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else {}
+    indexed_files = load_weight_map(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else {}
     files = sorted(set(indexed_files.values())) or [SINGLE_FILE]
     missing = [name for name in files if not (folder / name).is_file()]
     if not missing:
@@ -55,9 +55,9 @@ def join_first_names(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES_IN_ERROR]) + (" and others" if len(names) > MAX_NAMES_IN_ERROR else "")
 
 
-def read_index(path: Path) -> dict[str, str]:
+def load_weight_map(path: Path) -> dict[str, str]:
     """Return the file of every tensor."""
-    index = read_bounded_json(path)
+    index = load_size_limited_json(path)
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not files:
         raise ValueError(f"{path} must have a weight_map that names the file of each tensor, got {shown(files)}")
@@ -72,8 +72,8 @@ def read_index(path: Path) -> dict[str, str]:
     return files
 
 
-def read_bounded_json(path: Path) -> Any:
-    """Read a JSON file. A text that could become large in memory is rejected before it is parsed."""
+def load_size_limited_json(path: Path) -> Any:
+    """Load a JSON file. A text that could become large in memory is rejected before it is parsed."""
     if (size := path.stat().st_size) > MAX_INDEX_BYTES:
         raise ValueError(f"{path} must have at most {MAX_INDEX_BYTES} bytes, it has {size}")
     text = path.read_bytes()

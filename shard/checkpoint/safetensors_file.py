@@ -64,7 +64,7 @@ class TensorEntry(NamedTuple):
 def read_file_header(file: BinaryIO, file_size: int) -> dict[str, TensorEntry]:
     """Read and check the header of a file of `file_size` bytes, from its beginning."""
     length = read_header_length(file.read(HEADER_LENGTH_STRUCT.size), file_size)
-    return read_tensor_entries(file.read(length), file_size)
+    return parse_tensor_entries(file.read(length), file_size)
 
 
 def read_header_length(text: HeaderText, file_size: int) -> int:
@@ -81,10 +81,10 @@ def read_header_length(text: HeaderText, file_size: int) -> int:
     return int(length)
 
 
-def read_tensor_entries(text: HeaderText, file_size: int) -> dict[str, TensorEntry]:
-    """Read and check the entries of the header's text. The tensors' data follows directly behind it."""
+def parse_tensor_entries(text: HeaderText, file_size: int) -> dict[str, TensorEntry]:
+    """Parse and check the entries of the header's text. The tensors' data follows directly behind it."""
     data_start = HEADER_LENGTH_STRUCT.size + len(text)
-    entries = {name: read_tensor_entry(name, entry_text, data_start, file_size)
+    entries = {name: parse_tensor_entry(name, entry_text, data_start, file_size)
                for name, entry_text in split_entry_texts(text)}
     check_data_has_no_gaps(entries, data_start, file_size)
     return entries
@@ -103,7 +103,7 @@ def split_entry_texts(text: HeaderText) -> Iterator[tuple[str, HeaderText]]:
     position = object_start.end()
     object_end = OBJECT_END_REGEX.fullmatch(text, position)
     while not object_end:
-        name, position = read_entry_name(text, position)
+        name, position = parse_entry_name(text, position)
         if name in names:
             raise ValueError(f"{name} has two entries")
         names.add(name)
@@ -140,7 +140,7 @@ def match_object_of_strings(text: HeaderText, position: int) -> re.Match[bytes] 
     return pair
 
 
-def read_entry_name(text: HeaderText, position: int) -> tuple[str, int]:
+def parse_entry_name(text: HeaderText, position: int) -> tuple[str, int]:
     """Return the name at `position`, and where its value begins."""
     match = NAME_REGEX.match(text, position)
     if not match:
@@ -167,8 +167,8 @@ def make_damaged_header_error(position: int, reason: str) -> ValueError:
 # One entry
 
 
-def read_tensor_entry(name: str, entry_text: HeaderText, data_start: int, file_size: int) -> TensorEntry:
-    """Read and check one entry, whose offsets count from `data_start`."""
+def parse_tensor_entry(name: str, entry_text: HeaderText, data_start: int, file_size: int) -> TensorEntry:
+    """Parse and check one entry, whose offsets count from `data_start`."""
     fields = parse_entry_fields(name, entry_text)
     dtype = fields["dtype"]
     if not isinstance(dtype, str) or dtype not in BITS_BY_DTYPE:
@@ -298,7 +298,7 @@ class SafetensorsFile:
             length = read_header_length(first, size)
         text = self._read_header_bytes(HEADER_LENGTH_STRUCT.size, length)
         with self._add_path_to_errors():
-            return read_tensor_entries(text, size)
+            return parse_tensor_entries(text, size)
 
     def _read_header_bytes(self, offset: int, length: int) -> bytearray:
         text = bytearray(length)

@@ -87,26 +87,26 @@ class LMHead:
         return wide if self.logits_transform is None else self.logits_transform(wide)
 
 
-def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
+def load_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
                  tied_embedding: VocabParallelEmbedding | None = None) -> LMHead:
-    """Read the head `name`. `tied_embedding`: embedding whose weight is the head's, too."""
+    """Load the head `name`. `tied_embedding`: embedding whose weight is the head's, too."""
     id_range = padded_rank_range(shape[0], group.rank, group.size)
     head_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
     stored_slice = head_slice if tied_embedding is None else replace(head_slice, weight_name=tied_embedding.name)
-    linear: Linear | None = read_int8_head(weights, stored_slice)
+    linear: Linear | None = load_int8_head(weights, stored_slice)
     if linear is None:
-        linear = read_float_head(weights, stored_slice, tied_embedding)
+        linear = load_float_head(weights, stored_slice, tied_embedding)
     return LMHead(weights.lora_targets.wrap_linear(linear, [head_slice], is_head=True), group, shape[0])
 
 
-def read_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | None:
+def load_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | None:
     """Return the head with int8 weights; None if it is not to be quantized, or if there are no compiled kernels."""
     library = load_library() if weights.device.type == "cpu" else None
     quantized_slice = None if library is None else weights.read_head_as_int8(stored_slice)
     return None if library is None or quantized_slice is None else NativeInt8Linear([quantized_slice], None, library)
 
 
-def read_float_head(weights: CheckpointReader, stored_slice: MatrixSlice,
+def load_float_head(weights: CheckpointReader, stored_slice: MatrixSlice,
                     tied_embedding: VocabParallelEmbedding | None) -> Linear:
     """Return the head with its own weights. Those of the tied embedding are shared if they have the compute dtype; a
     packed linear copies them."""

@@ -67,7 +67,7 @@ def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> T
                                       for part in linear_rows])
 
 
-def read_quantized_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
+def load_quantized_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
                      bias: Tensor | None) -> QuantizedLinear | None:
     """Return a linear that keeps its weights quantized; None if they are not to be kept so."""
     library = load_library() if weights.device.type == "cpu" else None
@@ -80,15 +80,15 @@ def read_quantized_linear(weights: CheckpointReader, matrix_slices: Sequence[Mat
     return native_linear(quantized_slices, bias, library)
 
 
-def read_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
+def load_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one linear for several of the checkpoint, without adapters."""
     bias = read_bias(weights, linear_rows)
-    quantized_linear = read_quantized_linear(weights, [part.matrix_slice for part in linear_rows], bias)
-    return read_float_linear(weights, linear_rows, bias) if quantized_linear is None else quantized_linear
+    quantized_linear = load_quantized_linear(weights, [part.matrix_slice for part in linear_rows], bias)
+    return load_float_linear(weights, linear_rows, bias) if quantized_linear is None else quantized_linear
 
 
-def read_float_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows], bias: Tensor | None) -> Linear:
-    """Return one linear like `read_linear`, of weights that are not kept quantized."""
+def load_float_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows], bias: Tensor | None) -> Linear:
+    """Return one linear like `load_linear`, of weights that are not kept quantized."""
     weight_rows = [part.weight_rows for part in linear_rows]
     return make_float_linear(weights, [rows.name for rows in weight_rows],
                              partial(weights.read_stacked_rows, weight_rows), bias)
@@ -113,17 +113,17 @@ def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRo
     return weights.lora_targets.wrap_linear(linear, [part.matrix_slice for part in linear_rows])
 
 
-def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
+def load_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one fused linear for several of the checkpoint, their outputs concatenated."""
-    return wrap_with_adapters(weights, linear_rows, read_linear(weights, linear_rows))
+    return wrap_with_adapters(weights, linear_rows, load_linear(weights, linear_rows))
 
 
-def read_gelu_linear(
+def load_gelu_linear(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
 ) -> GeluLinear | PackedGeluLinear | SeparateGeluLinear:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
     if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
-        linear = without_rounding(read_linear(weights, [linear_rows]))
+        linear = without_rounding(load_linear(weights, [linear_rows]))
         return SeparateGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
     linear_class = PackedGeluLinear if packed else GeluLinear
@@ -131,15 +131,15 @@ def read_gelu_linear(
                         read_bias(weights, [linear_rows]), approximate)
 
 
-def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRows,
+def load_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRows,
                       activation: str = "silu") -> GatedLinear | NativeGatedLinear | PackedGatedLinear:
     """`activation` is a key in GATED_ACTIVATIONS."""
     variants = GATED_ACTIVATIONS[activation]
     exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=variants.exact)
     bias = read_bias(weights, [gate, up])
-    unwrapped: Linear | None = read_quantized_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
+    unwrapped: Linear | None = load_quantized_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
     if unwrapped is None and has_native_products(weights.dtype, weights.device):
-        unwrapped = read_float_linear(weights, [gate, up], bias)
+        unwrapped = load_float_linear(weights, [gate, up], bias)
     if unwrapped is not None:
         linear = wrap_with_adapters(weights, [gate, up], without_rounding(unwrapped))
         if weights.device.type == "cpu" and (library := load_library()) is not None:
@@ -148,11 +148,11 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     if not should_pack(weights.dtype, weights.device):
         fused_kernels = import_kernels(weights.device)
         activate = variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
-        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activate)
+        return GatedLinear(load_column_parallel_linear(weights, [gate, up]), activate)
     if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_activations.py
-        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), variants.exact)
+        return GatedLinear(load_column_parallel_linear(weights, [gate, up]), variants.exact)
     if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
-        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), exact_and_rounded)
+        return GatedLinear(load_column_parallel_linear(weights, [gate, up]), exact_and_rounded)
     gate_weight, up_weight = (weights.read_stacked_rows([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
     return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, variants.onednn_fused)
@@ -169,7 +169,7 @@ class RowParallelLinear:
         return self.group.all_reduce_sum(self.linear(x))
 
 
-def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
+def load_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
                              columns: range, *, bias: bool, transposed: bool = False) -> RowParallelLinear:
     """Return a row-parallel linear. Only rank 0 holds the bias, so that it is added once.
 
@@ -178,7 +178,7 @@ def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: 
     full_bias = weights.read_tensor(f"{name}.bias", shape[:1]) if bias else None
     rank_bias = full_bias if group.rank == 0 else None
     matrix_slice = MatrixSlice(f"{name}.weight", shape, range(shape[0]), columns)
-    linear: Linear | None = None if transposed else read_quantized_linear(weights, [matrix_slice], rank_bias)
+    linear: Linear | None = None if transposed else load_quantized_linear(weights, [matrix_slice], rank_bias)
     if linear is None:
         name = matrix_slice.weight_name
         linear = make_float_linear(weights, [name], partial(weights.read_columns, name, shape, columns,

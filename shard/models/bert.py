@@ -6,8 +6,8 @@ from typing import Any
 
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config
-from shard.models.encoder import EncoderConfig, EncoderModuleNames, parse_labels, read_encoder
-from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation
+from shard.models.encoder import EncoderConfig, EncoderModuleNames, load_bert_encoder, parse_labels
+from shard.models.gpt_layers import compute_head_dim, parse_gelu_approximation
 
 BERT_NAMES = EncoderModuleNames(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -27,7 +27,7 @@ def parse_encoder_config(hf_config: JsonConfig, hidden_key: str, heads_key: str,
         "head_dim": compute_head_dim(hf_config, hidden_size, num_heads), "rotary": None, "attention_bias": True,
         "mlp_bias": True, "max_positions": hf_config.get_positive_int("max_position_embeddings", 512),
         "labels": parse_labels(hf_config),
-        "gelu_approximate": read_gelu_approximation(hf_config, activation_key, "gelu")} | overrides)
+        "gelu_approximate": parse_gelu_approximation(hf_config, activation_key, "gelu")} | overrides)
 
 
 def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
@@ -57,6 +57,6 @@ def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
                              num_token_types=hf_config.get_positive_int("type_vocab_size", 1))
 
 
-read_bert = partial(read_encoder, prefix="bert.", module_names=BERT_NAMES)
-read_distilbert = partial(read_encoder, prefix="distilbert.", module_names=DISTILBERT_NAMES)
-read_xlm_roberta = partial(read_encoder, prefix="roberta.", module_names=BERT_NAMES)
+load_bert = partial(load_bert_encoder, prefix="bert.", module_names=BERT_NAMES)
+load_distilbert = partial(load_bert_encoder, prefix="distilbert.", module_names=DISTILBERT_NAMES)
+load_xlm_roberta = partial(load_bert_encoder, prefix="roberta.", module_names=BERT_NAMES)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, check_activation, parse_common_config, read_rotary_config
-from shard.models.decoder import Decoder, LayerInputs, ModelReader, read_decoder
-from shard.models.llama import GatedMlp, SelfAttention, read_attention
+from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_rotary_config
+from shard.models.decoder import Decoder, LayerInputs, ModelLoader, load_decoder
+from shard.models.llama import GatedMlp, SelfAttention, load_attention
 from shard.ops.norm import LayerNorm, ResidualStream
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,
@@ -24,8 +24,8 @@ class CohereConfig(ModelConfig):
 class CohereLayer:
     """Decoder layer with attention and MLP in parallel after one norm."""
 
-    def __init__(self, source: ModelReader[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
-        self._input_norm = read_cohere_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
+    def __init__(self, source: ModelLoader[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+        self._input_norm = load_cohere_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
         self._attention, self._mlp = attention, mlp
         self.linears = attention.linears + mlp.linears
 
@@ -38,7 +38,7 @@ class CohereLayer:
 def parse_cohere_config(hf_config: JsonConfig) -> CohereConfig:
     check_activation(hf_config, "silu")
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
-    rotary = replace(read_rotary_config(settings, settings.get_positive_int("max_position_embeddings")),
+    rotary = replace(parse_rotary_config(settings, settings.get_positive_int("max_position_embeddings")),
                      is_interleaved=True)
     return parse_common_config(
         settings, CohereConfig, rotary=rotary, norm_epsilon=settings.get_positive_number("layer_norm_eps"),
@@ -46,11 +46,11 @@ def parse_cohere_config(hf_config: JsonConfig) -> CohereConfig:
         attention_bias=settings.get_bool("attention_bias"))
 
 
-def read_cohere_norm(source: ModelReader[Any], name: str) -> LayerNorm:
+def load_cohere_norm(source: ModelLoader[Any], name: str) -> LayerNorm:
     return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon)
 
 
-def read_layer(source: ModelReader[CohereConfig], layer: int) -> CohereLayer:
+def load_layer(source: ModelLoader[CohereConfig], layer: int) -> CohereLayer:
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
     norm: LayerNorm | None = None
     if config.has_qk_norm:  # one norm for queries and keys together; every head has weights of its own
@@ -58,9 +58,9 @@ def read_layer(source: ModelReader[CohereConfig], layer: int) -> CohereLayer:
         weights = [source.weights.read_rows(f"{name}.{norm_name}.weight", (number, config.head_dim), head_range)
                    for norm_name, number, head_range in heads]
         norm = LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
-    return CohereLayer(source, layer, read_attention(source, layer, qk_norm=norm), GatedMlp(source, layer))
+    return CohereLayer(source, layer, load_attention(source, layer, qk_norm=norm), GatedMlp(source, layer))
 
 
-def read_cohere(source: ModelReader[CohereConfig]) -> Decoder:
-    decoder, scale = read_decoder(source, read_layer, read_cohere_norm), source.config.logit_scale
+def load_cohere(source: ModelLoader[CohereConfig]) -> Decoder:
+    decoder, scale = load_decoder(source, load_layer, load_cohere_norm), source.config.logit_scale
     return replace(decoder, head=decoder.head.with_logits_transform(lambda logits: logits.mul_(scale)))

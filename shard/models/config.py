@@ -69,11 +69,11 @@ def parse_common_config(hf_config: JsonConfig, config_class: type[AnyConfig], **
 
 
 def parse_common_fields(hf_config: JsonConfig, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Read the settings under their usual names. Fields in `overrides` are not read."""
+    """Parse the settings under their usual names. Fields in `overrides` are not read."""
     num_heads = overrides.get("num_heads") or hf_config.get_positive_int("num_attention_heads")
     hidden_size = overrides.get("hidden_size") or hf_config.get_positive_int("hidden_size")
     positions = overrides.get("max_positions") or hf_config.get_positive_int("max_position_embeddings", 2048)
-    rotary = overrides["rotary"] if "rotary" in overrides else read_rotary_config(hf_config, positions)
+    rotary = overrides["rotary"] if "rotary" in overrides else parse_rotary_config(hf_config, positions)
     return {
         "architecture": hf_config.get("architectures")[0], "hidden_size": hidden_size, "num_heads": num_heads,
         "num_layers": overrides.get("num_layers") or hf_config.get_positive_int("num_hidden_layers"),
@@ -83,17 +83,18 @@ def parse_common_fields(hf_config: JsonConfig, overrides: dict[str, Any]) -> dic
         "head_dim": overrides.get("head_dim") or hf_config.get_positive_int("head_dim", hidden_size // num_heads),
         "norm_epsilon": overrides.get("norm_epsilon") or hf_config.get_positive_number("rms_norm_eps", 1e-6),
         "rotary": rotary, "max_positions": compute_max_positions(rotary, positions) if rotary else positions,
-        "tie_word_embeddings": hf_config.get_bool("tie_word_embeddings", default=False), "dtype": read_dtype(hf_config)}
+        "tie_word_embeddings": hf_config.get_bool("tie_word_embeddings", default=False),
+        "dtype": parse_dtype(hf_config)}
 
 
-def read_dtype(hf_config: JsonConfig) -> torch.dtype:
+def parse_dtype(hf_config: JsonConfig) -> torch.dtype:
     """Return the checkpoint's dtype; float32, torch's default, if config.json has none."""
     dtype = hf_config.get("dtype", "torch_dtype") or "float32"
     hf_config.require_supported("dtype", dtype, DTYPES)
     return DTYPES[dtype]
 
 
-def read_sliding_windows(hf_config: JsonConfig, num_layers: int, *, enabled_by_default: bool) -> tuple[int, ...]:
+def parse_sliding_windows(hf_config: JsonConfig, num_layers: int, *, enabled_by_default: bool) -> tuple[int, ...]:
     """Return the window sizes by layer, none if no layer has a window.
 
     Without `layer_types`, all layers have one if that is `enabled_by_default` and `sliding_window` is set.
@@ -121,9 +122,9 @@ def check_activation(hf_config: JsonConfig, *supported: str) -> None:
 # The rotary embedding
 
 
-def read_rotary_config(hf_config: JsonConfig, max_positions: int, *,
+def parse_rotary_config(hf_config: JsonConfig, max_positions: int, *,
                        rope_type_aliases: Mapping[str, str] = MappingProxyType({})) -> RotaryConfig:
-    """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. If settings differ by type of layer,
+    """Parse `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. If settings differ by type of layer,
     those of layers with full attention are read. `rope_type_aliases`: a model's own names of kinds."""
     values = hf_config.get_subconfig("rope_parameters", "rope_scaling")
     if values.get("full_attention") is not None:
@@ -136,14 +137,14 @@ def read_rotary_config(hf_config: JsonConfig, max_positions: int, *,
                                               hf_config.get_positive_number("partial_rotary_factor", 1.0))
     theta = rope_settings.get_positive_number("rope_theta", hf_config.get_positive_number("rope_theta", 10000.0))
     if kind == "longrope":
-        return read_longrope_config(hf_config, rope_settings, max_positions,
+        return parse_longrope_config(hf_config, rope_settings, max_positions,
                                     RotaryConfig(kind, theta, rotated_fraction=share))
     required = {name: rope_settings.get_positive_number(name) for name in ROPE_TYPE_SETTINGS[kind]}
     if not required:
         return RotaryConfig(kind, theta, rotated_fraction=share)
     return RotaryConfig(
         kind, theta, scaling_factor=required["factor"],
-        original_max_positions=read_original_max_positions(hf_config, rope_settings, max_positions),
+        original_max_positions=parse_original_max_positions(hf_config, rope_settings, max_positions),
         low_frequency_factor=rope_settings.get_positive_number("low_freq_factor", 1.0),
         high_frequency_factor=rope_settings.get_positive_number("high_freq_factor", 4.0),
         beta_fast=rope_settings.get_positive_number("beta_fast", 32.0),
@@ -153,12 +154,12 @@ def read_rotary_config(hf_config: JsonConfig, max_positions: int, *,
         rotated_fraction=share)
 
 
-def read_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int,
+def parse_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int,
                          rotary_config: RotaryConfig) -> RotaryConfig:
     """Return the longrope settings. If the model supports more than its original context, the long factors are used
     for all sequences: with the short factors for short sequences, as in the authors' code, a token's keys would change
     as its sequence grows."""
-    original = read_original_max_positions(hf_config, rope_settings, max_positions)
+    original = parse_original_max_positions(hf_config, rope_settings, max_positions)
     factor = rope_settings.get_positive_number("factor", max_positions / original)
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     name = "long_factor" if max_positions > original else "short_factor"
@@ -170,7 +171,7 @@ def read_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_p
                    attention_factor=rope_settings.get_positive_number("attention_factor", grown))
 
 
-def read_original_max_positions(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int) -> int:
+def parse_original_max_positions(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int) -> int:
     """Return the context length before rope scaling. A top-level setting takes precedence over one in
     `rope_settings`."""
     return hf_config.get_positive_int("original_max_position_embeddings",

@@ -12,7 +12,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
-from shard.layers.embedding import LMHead, VocabParallelEmbedding, read_lm_head
+from shard.layers.embedding import LMHead, VocabParallelEmbedding, load_lm_head
 from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.models.config import ModelConfig
 from shard.ops.norm import Norm, ResidualStream, RMSNorm
@@ -92,8 +92,8 @@ class DecoderLayer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReader(Generic[Config_co]):
-    """Reader of one rank's part of a model: its config, the checkpoint, and the group of ranks that share the model."""
+class ModelLoader(Generic[Config_co]):
+    """Loader of one rank's part of a model: its config, the checkpoint, and the group of ranks that share the model."""
 
     config: Config_co
     weights: CheckpointReader
@@ -119,14 +119,14 @@ class ModelReader(Generic[Config_co]):
         assert used_config is not None
         return RotaryTable(used_config, self.config.head_dim, self.config.max_positions, self.weights.device)
 
-    def read_norm(self, name: str) -> Norm:
+    def load_norm(self, name: str) -> Norm:
         return RMSNorm(self.read_norm_weight(name), self.config.norm_epsilon)
 
     def read_norm_weight(self, name: str, tensor: str = "weight") -> Tensor:
         return self.weights.read_tensor(f"{name}.{tensor}", (self.config.hidden_size,))
 
 
-NormReader = Callable[[ModelReader[Any], str], Norm]
+NormLoader = Callable[[ModelLoader[Any], str], Norm]
 
 
 class DecoderNames(NamedTuple):
@@ -176,10 +176,10 @@ class Decoder(BaseLanguageModel):
         return replace(self, layers=self.layers[:num_layers])
 
 
-def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
-                 read_norm: NormReader = ModelReader.read_norm, *, names: DecoderNames = LLAMA_NAMES,
+def load_decoder(source: ModelLoader[Any], load_layer: Callable[[ModelLoader[Any], int], DecoderLayer],
+                 load_norm: NormLoader = ModelLoader.load_norm, *, names: DecoderNames = LLAMA_NAMES,
                  select_positions: SelectPositions | None = None) -> Decoder:
-    """Read a decoder. `select_positions`: by default that of the rotary embedding in the config."""
+    """Load a decoder. `select_positions`: by default that of the rotary embedding in the config."""
     config, weights, group, prefix = source.config, source.weights, source.group, f"{source.prefix}."
     check_attention_head_split(config, group.size)
     if weights.has_tensor(f"{names.embedding}.weight"):  # saved without the head
@@ -189,11 +189,11 @@ def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any
     embedding = VocabParallelEmbedding(weights, group, f"{prefix}{names.embedding}.weight", shape)
     if config.tie_word_embeddings:
         weights.ignore_tensor(head_name)
-    head = read_lm_head(weights, group, head_name, shape, embedding if config.tie_word_embeddings else None)
-    layers = [read_layer(source, number) for number in range(config.num_layers)]
+    head = load_lm_head(weights, group, head_name, shape, embedding if config.tie_word_embeddings else None)
+    layers = [load_layer(source, number) for number in range(config.num_layers)]
     return Decoder(config, len(source.kv_head_range), embedding,
                    select_positions or source.make_rotary_table().select_positions, layers,
-                   read_norm(source, f"{prefix}{names.norm}"), head)
+                   load_norm(source, f"{prefix}{names.norm}"), head)
 
 
 def check_attention_head_split(config: ModelConfig, world_size: int) -> None:

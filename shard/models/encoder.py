@@ -12,8 +12,8 @@ from shard.attention.encoder import bidirectional_attention
 from shard.attention.kv_cache import make_int64_tensor
 from shard.json_config import JsonConfig
 from shard.layers.embedding import VocabParallelEmbedding
-from shard.layers.parallel_linear import LinearRows, read_column_parallel_linear, read_row_parallel_linear
-from shard.models.decoder import ModelReader, check_attention_head_split
+from shard.layers.parallel_linear import LinearRows, load_column_parallel_linear, load_row_parallel_linear
+from shard.models.decoder import ModelLoader, check_attention_head_split
 from shard.models.gpt_layers import GeluMlp, GptConfig
 from shard.models.llama import compute_head_rows
 from shard.ops.norm import LayerNorm, Norm
@@ -75,7 +75,7 @@ def build_encoder_inputs(texts: Sequence[PoolingText], config: EncoderConfig, de
 class EncoderEmbedding:
     """Sum of word, position and token type embeddings, and a norm."""
 
-    def __init__(self, source: ModelReader[EncoderConfig], name: str) -> None:
+    def __init__(self, source: ModelLoader[EncoderConfig], name: str) -> None:
         config, weights, hidden = source.config, source.weights, source.config.hidden_size
         self._word_embedding = VocabParallelEmbedding(weights, source.group, f"{name}.word_embeddings.weight",
                                                       (config.vocabulary_size, hidden))
@@ -84,7 +84,7 @@ class EncoderEmbedding:
         self._token_type_embedding = (
             weights.read_tensor(f"{name}.token_type_embeddings.weight", (config.num_token_types, hidden))[0]
             if config.num_token_types else None)
-        self._norm = read_encoder_layer_norm(source, f"{name}.LayerNorm")
+        self._norm = load_encoder_layer_norm(source, f"{name}.LayerNorm")
         weights.ignore_tensor(f"{name}.position_ids")  # older files have it, and it follows from the config
 
     def __call__(self, inputs: EncoderInputs) -> Tensor:
@@ -98,19 +98,19 @@ class EncoderEmbedding:
 class EncoderLayer:
     """Encoder layer: bidirectional attention and MLP, each followed by a norm."""
 
-    def __init__(self, source: ModelReader[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
+    def __init__(self, source: ModelLoader[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
         config, hidden = source.config, source.config.hidden_size
         head_rows = compute_head_rows(source.head_range, config.head_dim)
         self._head_dim = config.head_dim
-        self._qkv = read_column_parallel_linear(source.weights, [
+        self._qkv = load_column_parallel_linear(source.weights, [
             LinearRows(f"{name}.{part}", (hidden, hidden), head_rows, has_bias=True)
             for part in (module_names.queries, module_names.keys, module_names.values)])
-        self._attention_output = read_row_parallel_linear(source.weights, source.group,
+        self._attention_output = load_row_parallel_linear(source.weights, source.group,
                                                           f"{name}.{module_names.attention_output}", (hidden, hidden),
                                                           head_rows, bias=True)
-        self._attention_norm = read_encoder_layer_norm(source, f"{name}.{module_names.attention_norm}")
+        self._attention_norm = load_encoder_layer_norm(source, f"{name}.{module_names.attention_norm}")
         self._mlp = GeluMlp(source, f"{name}.{module_names.mlp_up}", f"{name}.{module_names.mlp_down}")
-        self._output_norm = read_encoder_layer_norm(source, f"{name}.{module_names.output_norm}")
+        self._output_norm = load_encoder_layer_norm(source, f"{name}.{module_names.output_norm}")
 
     def __call__(self, x: Tensor, text_lengths: Sequence[int]) -> Tensor:
         """`x: [tokens, hidden]`, added to in place"""
@@ -145,16 +145,16 @@ class Encoder:
         return replace(self, layers=self.layers[:num_layers])
 
 
-def read_encoder_layer_norm(source: ModelReader[EncoderConfig], name: str) -> Norm:
-    """Read a layer norm. In old files its tensors are named gamma and beta."""
+def load_encoder_layer_norm(source: ModelLoader[EncoderConfig], name: str) -> Norm:
+    """Load a layer norm. In old files its tensors are named gamma and beta."""
     weight, bias = ("weight", "bias") if source.weights.has_tensor(f"{name}.weight") else ("gamma", "beta")
     shape = (source.config.hidden_size,)
     return LayerNorm(source.weights.read_tensor(f"{name}.{weight}", shape), source.config.norm_epsilon,
                      source.weights.read_tensor(f"{name}.{bias}", shape))
 
 
-def read_encoder(source: ModelReader[EncoderConfig], prefix: str, module_names: EncoderModuleNames) -> Encoder:
-    """Read an encoder. All tensor names but the classifier's begin with `prefix`, unless only the encoder was saved."""
+def load_bert_encoder(source: ModelLoader[EncoderConfig], prefix: str, module_names: EncoderModuleNames) -> Encoder:
+    """Load an encoder. All tensor names but the classifier's begin with `prefix`, unless only the encoder was saved."""
     config, weights = source.config, source.weights
     check_attention_head_split(config, source.group.size)
     found_prefix = prefix if weights.has_tensor(f"{prefix}embeddings.word_embeddings.weight") else ""

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config
-from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelReader, read_decoder
+from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelLoader, load_decoder
 from shard.models.gpt_layers import (
     GeluMlp,
     GptConfig,
     ParallelResidualLayer,
     compute_head_dim,
-    read_gelu_approximation,
-    read_grouped_attention,
-    read_layer_norm,
+    load_grouped_attention,
+    load_layer_norm,
+    parse_gelu_approximation,
 )
 from shard.models.llama import PreNormLayer
 
@@ -44,7 +44,7 @@ def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
         intermediate_size=hf_config.get_positive_int("ffn_hidden_size", 4 * hidden_size),
         norm_epsilon=hf_config.get_positive_number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True),
-        attention_bias=bias, mlp_bias=bias, gelu_approximate=read_gelu_approximation(hf_config, "activation", "gelu"),
+        attention_bias=bias, mlp_bias=bias, gelu_approximate=parse_gelu_approximation(hf_config, "activation", "gelu"),
         parallel_residual=parallel,
         num_layer_norms=count_layer_norms(hf_config, new_architecture=new_architecture) if parallel else 2)
 
@@ -60,20 +60,20 @@ def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:
     return count
 
 
-def read_layer(source: ModelReader[FalconConfig], layer: int) -> DecoderLayer:
+def load_layer(source: ModelLoader[FalconConfig], layer: int) -> DecoderLayer:
     config, name = source.config, f"{source.prefix}.h.{layer}"
-    attention = read_grouped_attention(source, layer, f"{name}.self_attention", "rotary_emb.inv_freq")
+    attention = load_grouped_attention(source, layer, f"{name}.self_attention", "rotary_emb.inv_freq")
     mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h")
     if not config.parallel_residual:
-        return PreNormLayer(read_layer_norm(source, f"{name}.input_layernorm"), attention,
-                            read_layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
+        return PreNormLayer(load_layer_norm(source, f"{name}.input_layernorm"), attention,
+                            load_layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
     if config.num_layer_norms == 1:
-        return ParallelResidualLayer(source.group, read_layer_norm(source, f"{name}.input_layernorm"), attention,
+        return ParallelResidualLayer(source.group, load_layer_norm(source, f"{name}.input_layernorm"), attention,
                                      None, mlp)
-    return ParallelResidualLayer(source.group, read_layer_norm(source, f"{name}.ln_attn"), attention,
-                                 read_layer_norm(source, f"{name}.ln_mlp"), mlp)
+    return ParallelResidualLayer(source.group, load_layer_norm(source, f"{name}.ln_attn"), attention,
+                                 load_layer_norm(source, f"{name}.ln_mlp"), mlp)
 
 
-def read_falcon(source: ModelReader[FalconConfig]) -> Decoder:
-    return read_decoder(replace(source, prefix="transformer"), read_layer, read_layer_norm,
+def load_falcon(source: ModelLoader[FalconConfig]) -> Decoder:
+    return load_decoder(replace(source, prefix="transformer"), load_layer, load_layer_norm,
                         names=DecoderNames("word_embeddings", "ln_f"))

@@ -22,19 +22,19 @@ from shard.models.config import (
     ModelConfig,
     check_activation,
     parse_common_config,
-    read_rotary_config,
-    read_sliding_windows,
+    parse_rotary_config,
+    parse_sliding_windows,
 )
 from shard.models.decoder import (
     Decoder,
     DecoderLayer,
     LayerInputs,
-    ModelReader,
+    ModelLoader,
     SelectPositions,
     TokenEmbedding,
-    read_decoder,
+    load_decoder,
 )
-from shard.models.llama import GatedMlp, PreNormLayer, SelfAttention, read_attention, read_pre_norm_layer
+from shard.models.llama import GatedMlp, PreNormLayer, SelfAttention, load_attention, load_pre_norm_layer
 from shard.models.qwen import read_qk_norm_weights
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
@@ -83,7 +83,7 @@ def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[AnyConfi
                                attention_bias=hf_config.get_bool("attention_bias"), **overrides)
 
 
-def read_gemma_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
+def load_gemma_norm(source: ModelLoader[Any], name: str) -> Fp32WeightRMSNorm:
     return Fp32WeightRMSNorm(add_one_to_weight(source.read_norm_weight(name)), source.config.norm_epsilon)
 
 
@@ -97,13 +97,13 @@ def with_scaled_embedding(decoder: Decoder, dtype: torch.dtype) -> Decoder:
     return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, scale))
 
 
-def read_gemma_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
-    return read_pre_norm_layer(source, layer, read_attention(source, layer),
-                               GatedMlp(source, layer, activation=ACTIVATION), read_gemma_norm)
+def load_gemma_layer(source: ModelLoader[ModelConfig], layer: int) -> PreNormLayer:
+    return load_pre_norm_layer(source, layer, load_attention(source, layer),
+                               GatedMlp(source, layer, activation=ACTIVATION), load_gemma_norm)
 
 
-def read_gemma(source: ModelReader[ModelConfig]) -> Decoder:
-    return with_scaled_embedding(read_decoder(source, read_gemma_layer, read_gemma_norm), source.weights.dtype)
+def load_gemma(source: ModelLoader[ModelConfig]) -> Decoder:
+    return with_scaled_embedding(load_decoder(source, load_gemma_layer, load_gemma_norm), source.weights.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,13 +118,13 @@ class Gemma2Config(ModelConfig):
 class Gemma2Layer:
     """Decoder layer with norms before and after attention and MLP."""
 
-    def __init__(self, source: ModelReader[Any], layer: int, attention: SelfAttention) -> None:
+    def __init__(self, source: ModelLoader[Any], layer: int, attention: SelfAttention) -> None:
         name, mlp = f"{source.prefix}.layers.{layer}", GatedMlp(source, layer, activation=ACTIVATION)
         self._attention, self._mlp = attention, mlp
-        self._pre_attention_norm = read_gemma_norm(source, f"{name}.input_layernorm")
-        self._post_attention_norm = read_gemma_norm(source, f"{name}.post_attention_layernorm")
-        self._pre_mlp_norm = read_gemma_norm(source, f"{name}.pre_feedforward_layernorm")
-        self._post_mlp_norm = read_gemma_norm(source, f"{name}.post_feedforward_layernorm")
+        self._pre_attention_norm = load_gemma_norm(source, f"{name}.input_layernorm")
+        self._post_attention_norm = load_gemma_norm(source, f"{name}.post_attention_layernorm")
+        self._pre_mlp_norm = load_gemma_norm(source, f"{name}.pre_feedforward_layernorm")
+        self._post_mlp_norm = load_gemma_norm(source, f"{name}.post_feedforward_layernorm")
         self.linears = attention.linears + mlp.linears
 
     def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
@@ -136,27 +136,27 @@ class Gemma2Layer:
 def parse_gemma2_config(hf_config: JsonConfig) -> Gemma2Config:
     check_activation(hf_config, ACTIVATION)
     settings = hf_config.with_defaults_for_absent_keys(**GEMMA2_DEFAULTS)
-    return parse_common_gemma_config(settings, Gemma2Config, sliding_windows=read_alternating_windows(settings, 2),
-                                     attention_scale=read_attention_scale(settings),
-                                     attention_softcap=read_softcap(settings, "attn_logit_softcapping"),
-                                     logit_softcap=read_softcap(settings, "final_logit_softcapping"))
+    return parse_common_gemma_config(settings, Gemma2Config, sliding_windows=parse_alternating_windows(settings, 2),
+                                     attention_scale=parse_attention_scale(settings),
+                                     attention_softcap=parse_softcap(settings, "attn_logit_softcapping"),
+                                     logit_softcap=parse_softcap(settings, "final_logit_softcapping"))
 
 
-def read_softcap(hf_config: JsonConfig, name: str) -> float:
+def parse_softcap(hf_config: JsonConfig, name: str) -> float:
     return 0.0 if hf_config.get(name) is None else hf_config.get_positive_number(name)
 
 
-def read_attention_scale(hf_config: JsonConfig) -> float:
+def parse_attention_scale(hf_config: JsonConfig) -> float:
     return 1 / math.sqrt(hf_config.get_positive_number("query_pre_attn_scalar"))
 
 
-def read_alternating_windows(hf_config: JsonConfig, period: int) -> tuple[int, ...]:
+def parse_alternating_windows(hf_config: JsonConfig, period: int) -> tuple[int, ...]:
     """Return the window sizes by layer: as in `layer_types`, or a window in all layers but the last of each period."""
     num_layers = hf_config.get_positive_int("num_hidden_layers")
     kinds = hf_config.get("layer_types") or [
         "full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
     size = hf_config.get_positive_int("sliding_window") if "sliding_attention" in kinds else None
-    return read_sliding_windows(JsonConfig({"layer_types": kinds, "sliding_window": size}, hf_config.source),
+    return parse_sliding_windows(JsonConfig({"layer_types": kinds, "sliding_window": size}, hf_config.source),
                                 num_layers, enabled_by_default=True)
 
 
@@ -165,17 +165,17 @@ def with_logit_softcap(head: LMHead, softcap: float) -> LMHead:
     return head.with_logits_transform(lambda logits: logits.div_(softcap).tanh_().mul_(softcap)) if softcap else head
 
 
-def read_softcapped_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
+def load_softcapped_decoder(source: ModelLoader[Any], load_layer: Callable[[ModelLoader[Any], int], DecoderLayer],
                             select_positions: SelectPositions | None = None) -> Decoder:
-    """Read a decoder with a scaled embedding and soft-capped logits."""
+    """Load a decoder with a scaled embedding and soft-capped logits."""
     decoder = with_scaled_embedding(
-        read_decoder(source, read_layer, read_gemma_norm, select_positions=select_positions), source.weights.dtype)
+        load_decoder(source, load_layer, load_gemma_norm, select_positions=select_positions), source.weights.dtype)
     return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))
 
 
-def read_gemma2(source: ModelReader[Gemma2Config]) -> Decoder:
-    return read_softcapped_decoder(
-        source, lambda source, layer: Gemma2Layer(source, layer, read_attention(source, layer)))
+def load_gemma2(source: ModelLoader[Gemma2Config]) -> Decoder:
+    return load_softcapped_decoder(
+        source, lambda source, layer: Gemma2Layer(source, layer, load_attention(source, layer)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Gemma3Config(Gemma2Config):
 class Gemma3Layer(Gemma2Layer):
     """Gemma 2's layer that picks the rotary embedding of its kind of attention."""
 
-    def __init__(self, source: ModelReader[Gemma3Config], layer: int, attention: SelfAttention) -> None:
+    def __init__(self, source: ModelLoader[Gemma3Config], layer: int, attention: SelfAttention) -> None:
         super().__init__(source, layer, attention)
         windows = source.config.sliding_windows
         self._rotary_index = int(bool(windows and windows[layer]))  # 0: global attention, 1: with a window
@@ -210,10 +210,11 @@ def parse_gemma3_config(hf_config: JsonConfig) -> Gemma3Config:
                   "rope_theta": settings.get_positive_number("rope_local_base_freq")}
     return parse_common_gemma_config(
         settings, Gemma3Config,
-        sliding_windows=read_alternating_windows(settings, settings.get_positive_int("sliding_window_pattern")),
-        attention_scale=read_attention_scale(settings), logit_softcap=read_softcap(settings, "final_logit_softcapping"),
-        max_positions=positions, rotary=read_rotary_config(settings, positions),
-        local_rotary=read_rotary_config(JsonConfig(local_rope, settings.source), positions))
+        sliding_windows=parse_alternating_windows(settings, settings.get_positive_int("sliding_window_pattern")),
+        attention_scale=parse_attention_scale(settings),
+        logit_softcap=parse_softcap(settings, "final_logit_softcapping"), max_positions=positions,
+        rotary=parse_rotary_config(settings, positions),
+        local_rotary=parse_rotary_config(JsonConfig(local_rope, settings.source), positions))
 
 
 def parse_multimodal_text_config(hf_config: JsonConfig) -> Gemma3Config:
@@ -228,21 +229,21 @@ def parse_multimodal_text_config(hf_config: JsonConfig) -> Gemma3Config:
     return config
 
 
-def read_gemma3_layer(source: ModelReader[Gemma3Config], layer: int) -> Gemma3Layer:
+def load_gemma3_layer(source: ModelLoader[Gemma3Config], layer: int) -> Gemma3Layer:
     norm = Fp32WeightRMSNorm(add_one_to_weight(read_qk_norm_weights(source, layer)), source.config.norm_epsilon)
-    return Gemma3Layer(source, layer, read_attention(source, layer, qk_norm=norm))
+    return Gemma3Layer(source, layer, load_attention(source, layer, qk_norm=norm))
 
 
-def read_gemma3(source: ModelReader[Gemma3Config]) -> Decoder:
+def load_gemma3(source: ModelLoader[Gemma3Config]) -> Decoder:
     tables = source.make_rotary_table(), source.make_rotary_table(source.config.local_rotary)
-    return read_softcapped_decoder(
-        source, read_gemma3_layer, lambda positions: [table.select_positions(positions) for table in tables])
+    return load_softcapped_decoder(
+        source, load_gemma3_layer, lambda positions: [table.select_positions(positions) for table in tables])
 
 
-def read_multimodal_text_model(source: ModelReader[Gemma3Config]) -> Decoder:
+def load_multimodal_text_model(source: ModelLoader[Gemma3Config]) -> Decoder:
     logger.info("only the text's part of this model is read: it is served without images")
     for prefix in VISION_PREFIXES:
         source.weights.ignore_prefix(prefix)
     source.weights.ignore_tensor(TIED_HEAD_NAME)
     held = (prefix for prefix in LANGUAGE_MODEL_PREFIXES if source.weights.has_tensor(f"{prefix}.embed_tokens.weight"))
-    return read_gemma3(replace(source, prefix=next(held, LANGUAGE_MODEL_PREFIXES[0])))
+    return load_gemma3(replace(source, prefix=next(held, LANGUAGE_MODEL_PREFIXES[0])))

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.layers.parallel_linear import LinearRows, read_gelu_linear, read_row_parallel_linear
+from shard.layers.parallel_linear import LinearRows, load_gelu_linear, load_row_parallel_linear
 from shard.models.config import ModelConfig
-from shard.models.decoder import LayerInputs, ModelReader, SizedLinear
+from shard.models.decoder import LayerInputs, ModelLoader, SizedLinear
 from shard.models.llama import SelfAttention, compute_head_rows
 from shard.ops.norm import LayerNorm, Norm, ResidualStream
 from shard.parallel.group import RankGroup
@@ -33,15 +33,15 @@ class GptConfig(ModelConfig):
 class GeluMlp:
     """MLP of two linears with GELU between."""
 
-    def __init__(self, source: ModelReader[GptConfig], up_name: str, down_name: str, *,
+    def __init__(self, source: ModelLoader[GptConfig], up_name: str, down_name: str, *,
                  transposed: bool = False) -> None:
         """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
         wide, narrow, bias = source.config.intermediate_size, source.config.hidden_size, source.config.mlp_bias
         intermediate_range = source.intermediate_range
-        self._up_gelu = read_gelu_linear(source.weights,
+        self._up_gelu = load_gelu_linear(source.weights,
                                          LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
                                          source.config.gelu_approximate)
-        self._down = read_row_parallel_linear(source.weights, source.group, down_name, (narrow, wide),
+        self._down = load_row_parallel_linear(source.weights, source.group, down_name, (narrow, wide),
                                               intermediate_range, bias=bias, transposed=transposed)
         self.linears: list[SizedLinear] = [(self._up_gelu, narrow), (self._down, len(intermediate_range))]
 
@@ -72,17 +72,17 @@ class ParallelResidualLayer:
         x.add_deferred(self._group.all_reduce_sum(partial_sum))
 
 
-def read_layer_norm(source: ModelReader[Any], name: str) -> LayerNorm:
+def load_layer_norm(source: ModelLoader[Any], name: str) -> LayerNorm:
     return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon, source.read_norm_weight(name, "bias"))
 
 
-def read_grouped_attention(source: ModelReader[GptConfig], layer: int, name: str, *unused: str) -> SelfAttention:
-    """Read attention with one tensor that holds queries, keys and values by KV head. `unused`: tensors that older
+def load_grouped_attention(source: ModelLoader[GptConfig], layer: int, name: str, *unused: str) -> SelfAttention:
+    """Load attention with one tensor that holds queries, keys and values by KV head. `unused`: tensors that older
     files have."""
     config = source.config
     for tensor in unused:
         source.weights.ignore_tensor(f"{name}.{tensor}")
-    output_linear = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
+    output_linear = load_row_parallel_linear(source.weights, source.group, f"{name}.dense",
                                              (config.hidden_size, config.hidden_size),
                                              compute_head_rows(source.head_range, config.head_dim),
                                              bias=config.attention_bias)
@@ -90,7 +90,7 @@ def read_grouped_attention(source: ModelReader[GptConfig], layer: int, name: str
     return SelfAttention(source, layer, qkv_rows, output_linear)
 
 
-def list_grouped_qkv_rows(source: ModelReader[GptConfig], name: str, *, bias: bool) -> list[LinearRows]:
+def list_grouped_qkv_rows(source: ModelLoader[GptConfig], name: str, *, bias: bool) -> list[LinearRows]:
     """Return this rank's parts of a tensor that holds, for every KV head, its queries, then its key, then its value:
 
         | query 0 .. query group-1 | key 0 | value 0 | query group .. | key 1 | value 1 | ...
@@ -109,7 +109,7 @@ def list_grouped_qkv_rows(source: ModelReader[GptConfig], name: str, *, bias: bo
     return queries + keys + values
 
 
-def read_gelu_approximation(hf_config: JsonConfig, key: str, default_activation: str) -> str:
+def parse_gelu_approximation(hf_config: JsonConfig, key: str, default_activation: str) -> str:
     """Return torch's `approximate` for the activation that config.json has under `key`; `default_activation` is the
     default."""
     activation = hf_config.get(key) or default_activation

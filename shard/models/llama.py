@@ -9,27 +9,27 @@ from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import (
     LinearRows,
     RowParallelLinear,
-    read_column_parallel_linear,
-    read_gated_linear,
-    read_row_parallel_linear,
+    load_column_parallel_linear,
+    load_gated_linear,
+    load_row_parallel_linear,
 )
 from shard.layers.rotary import QKNorm
 from shard.models.config import ModelConfig, check_activation, parse_common_config
-from shard.models.decoder import Decoder, LayerInputs, ModelReader, NormReader, SizedLinear, read_decoder
+from shard.models.decoder import Decoder, LayerInputs, ModelLoader, NormLoader, SizedLinear, load_decoder
 from shard.ops.norm import Norm, ResidualStream
 
 
 class SelfAttention:
     """Self-attention with rotary embedding and an optional QK norm."""
 
-    def __init__(self, source: ModelReader[ModelConfig], layer: int, qkv_rows: Sequence[LinearRows],
+    def __init__(self, source: ModelLoader[ModelConfig], layer: int, qkv_rows: Sequence[LinearRows],
                  output_linear: RowParallelLinear, *, qk_norm: QKNorm | None = None,
                  query_factor: float = 1.0) -> None:
         """`qkv_rows`: this rank's queries, then its keys, then its values. `query_factor`: factor of this layer's
         queries, in addition to the scale of all layers."""
         self._layer, self._qk_norm, self._query_factor = layer, qk_norm, query_factor
         self._head_dim = source.config.head_dim
-        self._qkv = read_column_parallel_linear(source.weights, qkv_rows)
+        self._qkv = load_column_parallel_linear(source.weights, qkv_rows)
         self._output_linear = output_linear
         self.linears: list[SizedLinear] = [
             (self._qkv, source.config.hidden_size), (self._output_linear, len(source.head_range) * self._head_dim)]
@@ -54,15 +54,15 @@ class SelfAttention:
 class GatedMlp:
     """MLP with a gate, up and down projection (SwiGLU or GeGLU)."""
 
-    def __init__(self, source: ModelReader[ModelConfig], layer: int, *, activation: str = "silu",
+    def __init__(self, source: ModelLoader[ModelConfig], layer: int, *, activation: str = "silu",
                  gate_up_rows: Sequence[LinearRows] = ()) -> None:
         """`gate_up_rows`: gate and up, if the checkpoint has them in one tensor."""
         config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
         wide, narrow, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
         gate, up = gate_up_rows or (LinearRows(f"{name}.{projection}", (wide, narrow), source.intermediate_range, bias)
                                     for projection in ("gate_proj", "up_proj"))
-        self._gate_up = read_gated_linear(source.weights, gate, up, activation)
-        self._down = read_row_parallel_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
+        self._gate_up = load_gated_linear(source.weights, gate, up, activation)
+        self._down = load_row_parallel_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
                                               source.intermediate_range, bias=bias)
         self.linears: list[SizedLinear] = [(self._gate_up.linear, narrow), (self._down, len(source.intermediate_range))]
 
@@ -111,13 +111,13 @@ def reject_sliding_windows(hf_config: JsonConfig) -> None:
             f"supported: full_attention in every layer")
 
 
-def read_attention(source: ModelReader[Any], layer: int, *, qk_norm: QKNorm | None = None,
+def load_attention(source: ModelLoader[Any], layer: int, *, qk_norm: QKNorm | None = None,
                    qkv_rows: Sequence[LinearRows] = (), output_bias: bool | None = None) -> SelfAttention:
-    """Read attention whose tensors are named as in Llama. `qkv_rows`: queries, keys and values, if the checkpoint has
+    """Load attention whose tensors are named as in Llama. `qkv_rows`: queries, keys and values, if the checkpoint has
     them in one tensor. `output_bias`: by default as the config's `attention_bias`."""
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
     source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")  # older files have it, and it follows from the config
-    output_linear = read_row_parallel_linear(
+    output_linear = load_row_parallel_linear(
         source.weights, source.group, f"{name}.o_proj", (config.hidden_size, config.num_heads * config.head_dim),
         compute_head_rows(source.head_range, config.head_dim),
         bias=config.attention_bias if output_bias is None else output_bias)
@@ -130,17 +130,17 @@ def read_attention(source: ModelReader[Any], layer: int, *, qk_norm: QKNorm | No
     return SelfAttention(source, layer, rows, output_linear, qk_norm=qk_norm)
 
 
-def read_pre_norm_layer(source: ModelReader[Any], layer: int, attention: SelfAttention, mlp: FeedForward,
-                        read_norm: NormReader = ModelReader.read_norm) -> PreNormLayer:
-    """Read the norms of a layer and return the layer. Its tensors are named as in Llama."""
+def load_pre_norm_layer(source: ModelLoader[Any], layer: int, attention: SelfAttention, mlp: FeedForward,
+                        load_norm: NormLoader = ModelLoader.load_norm) -> PreNormLayer:
+    """Load the norms of a layer and return the layer. Its tensors are named as in Llama."""
     name = f"{source.prefix}.layers.{layer}"
-    return PreNormLayer(read_norm(source, f"{name}.input_layernorm"), attention,
-                        read_norm(source, f"{name}.post_attention_layernorm"), mlp)
+    return PreNormLayer(load_norm(source, f"{name}.input_layernorm"), attention,
+                        load_norm(source, f"{name}.post_attention_layernorm"), mlp)
 
 
-def read_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
-    return read_pre_norm_layer(source, layer, read_attention(source, layer), GatedMlp(source, layer))
+def load_layer(source: ModelLoader[ModelConfig], layer: int) -> PreNormLayer:
+    return load_pre_norm_layer(source, layer, load_attention(source, layer), GatedMlp(source, layer))
 
 
-def read_llama(source: ModelReader[ModelConfig]) -> Decoder:
-    return read_decoder(source, read_layer)
+def load_llama(source: ModelLoader[ModelConfig]) -> Decoder:
+    return load_decoder(source, load_layer)

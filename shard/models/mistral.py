@@ -9,10 +9,10 @@ DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_posit
 def parse_mistral_config(hf_config: JsonConfig) -> ModelConfig:
     check_activation(hf_config, "silu")
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
-    return parse_common_config(settings, ModelConfig, sliding_windows=read_uniform_window(settings))
+    return parse_common_config(settings, ModelConfig, sliding_windows=parse_uniform_window(settings))
 
 
-def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
+def parse_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
     """Return the window sizes by layer, which must all be the same."""
     size = hf_config.get("sliding_window")
     kinds = set(hf_config.get("layer_types") or ())

@@ -10,13 +10,13 @@ from shard.json_config import JsonConfig
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts
 from shard.layers.parallel_linear import (
     LinearRows,
-    read_column_parallel_linear,
-    read_gated_linear,
-    read_row_parallel_linear,
+    load_column_parallel_linear,
+    load_gated_linear,
+    load_row_parallel_linear,
 )
-from shard.models.config import ModelConfig, check_activation, parse_common_config, read_sliding_windows
-from shard.models.decoder import Decoder, ModelReader, SizedLinear, read_decoder
-from shard.models.llama import PreNormLayer, read_attention, read_pre_norm_layer
+from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_sliding_windows
+from shard.models.decoder import Decoder, ModelLoader, SizedLinear, load_decoder
+from shard.models.llama import PreNormLayer, load_attention, load_pre_norm_layer
 from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 
@@ -45,22 +45,22 @@ MODULE_NAMES = MoeModuleNames("block_sparse_moe", "w1", "w3", "w2")
 class MoeBlock:
     """Mixture of experts of one layer, read from a checkpoint."""
 
-    def __init__(self, source: ModelReader[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
+    def __init__(self, source: ModelLoader[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
         config, weights, name = source.config, source.weights, f"model.layers.{layer}.{module_names.moe_block}"
         wide, narrow = config.expert_intermediate_size, config.hidden_size
         expert_range = uneven_rank_range(wide, source.group.rank, source.group.size)
 
-        def read_expert(expert_name: str) -> Expert:
+        def load_expert(expert_name: str) -> Expert:
             gate_rows, up_rows = (LinearRows(f"{expert_name}.{projection}", (wide, narrow), expert_range,
                                              has_bias=False) for projection in (module_names.gate, module_names.up))
             # Ranks sum once for all experts of a layer.
-            down = read_row_parallel_linear(weights, SingleRankGroup(), f"{expert_name}.{module_names.down}",
+            down = load_row_parallel_linear(weights, SingleRankGroup(), f"{expert_name}.{module_names.down}",
                                             (narrow, wide), expert_range, bias=False)
-            return Expert(read_gated_linear(weights, gate_rows, up_rows), down)
+            return Expert(load_gated_linear(weights, gate_rows, up_rows), down)
 
-        gate = read_column_parallel_linear(weights, [LinearRows(f"{name}.gate", (config.num_experts, narrow),
+        gate = load_column_parallel_linear(weights, [LinearRows(f"{name}.gate", (config.num_experts, narrow),
                                                                 range(config.num_experts), has_bias=False)])
-        experts = [read_expert(f"{name}.experts.{number}") for number in range(config.num_experts)]
+        experts = [load_expert(f"{name}.experts.{number}") for number in range(config.num_experts)]
         self._experts = RoutedExperts(ExpertGate(gate, config.num_experts_per_token,
                                                  config.normalize_routing_weights),
                                       experts, source.group, weights.lora_targets.adapter_routing)
@@ -75,7 +75,7 @@ class MoeBlock:
 
 def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
     return parse_moe_config(
-        hf_config, sliding_windows=read_sliding_windows(
+        hf_config, sliding_windows=parse_sliding_windows(
             hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
         num_experts=hf_config.get_positive_int("num_local_experts", 8),
         num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
@@ -91,8 +91,8 @@ def parse_moe_config(hf_config: JsonConfig, **overrides: Any) -> MoeConfig:
     return config
 
 
-def read_layer(source: ModelReader[MoeConfig], layer: int) -> PreNormLayer:
-    return read_pre_norm_layer(source, layer, read_attention(source, layer), MoeBlock(source, layer, MODULE_NAMES))
+def load_layer(source: ModelLoader[MoeConfig], layer: int) -> PreNormLayer:
+    return load_pre_norm_layer(source, layer, load_attention(source, layer), MoeBlock(source, layer, MODULE_NAMES))
 
 
 def mark_not_capturable(decoder: Decoder) -> Decoder:
@@ -100,5 +100,5 @@ def mark_not_capturable(decoder: Decoder) -> Decoder:
     return replace(decoder, is_capturable=False)
 
 
-def read_mixtral(source: ModelReader[MoeConfig]) -> Decoder:
-    return mark_not_capturable(read_decoder(source, read_layer))
+def load_mixtral(source: ModelLoader[MoeConfig]) -> Decoder:
+    return mark_not_capturable(load_decoder(source, load_layer))

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config
-from shard.models.decoder import Decoder, LayerInputs, ModelReader, read_decoder
-from shard.models.llama import GatedMlp, compute_head_rows, read_attention, reject_sliding_windows
+from shard.models.decoder import Decoder, LayerInputs, ModelLoader, load_decoder
+from shard.models.llama import GatedMlp, compute_head_rows, load_attention, reject_sliding_windows
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
 
 class GlobalQKNorm:
     """Two RMS norms at once: over all queries and over all keys of a token, including those on other ranks."""
 
-    def __init__(self, source: ModelReader[ModelConfig], layer: int) -> None:
+    def __init__(self, source: ModelLoader[ModelConfig], layer: int) -> None:
         config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
         projections = (("q_norm", config.num_heads, source.head_range),
                        ("k_norm", config.num_kv_heads, source.kv_head_range))
@@ -50,12 +50,12 @@ class GlobalQKNorm:
 class Olmo2Layer:
     """Decoder layer with norms after attention and MLP."""
 
-    def __init__(self, source: ModelReader[ModelConfig], layer: int) -> None:
+    def __init__(self, source: ModelLoader[ModelConfig], layer: int) -> None:
         name = f"{source.prefix}.layers.{layer}"
-        self._attention = read_attention(source, layer, qk_norm=GlobalQKNorm(source, layer))
+        self._attention = load_attention(source, layer, qk_norm=GlobalQKNorm(source, layer))
         self._mlp = GatedMlp(source, layer)
-        self._post_attention_norm = read_olmo2_norm(source, f"{name}.post_attention_layernorm")
-        self._post_mlp_norm = read_olmo2_norm(source, f"{name}.post_feedforward_layernorm")
+        self._post_attention_norm = load_olmo2_norm(source, f"{name}.post_attention_layernorm")
+        self._post_mlp_norm = load_olmo2_norm(source, f"{name}.post_feedforward_layernorm")
         self.linears = self._attention.linears + self._mlp.linears
 
     def __call__(self, x: ResidualStream, context: LayerInputs) -> None:
@@ -70,9 +70,9 @@ def parse_olmo2_config(hf_config: JsonConfig) -> ModelConfig:
                                attention_bias=hf_config.get_bool("attention_bias"))
 
 
-def read_olmo2_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
+def load_olmo2_norm(source: ModelLoader[Any], name: str) -> Fp32WeightRMSNorm:
     return Fp32WeightRMSNorm(source.read_norm_weight(name).float(), source.config.norm_epsilon)
 
 
-def read_olmo2(source: ModelReader[ModelConfig]) -> Decoder:
-    return read_decoder(source, Olmo2Layer, read_olmo2_norm)
+def load_olmo2(source: ModelLoader[ModelConfig]) -> Decoder:
+    return load_decoder(source, Olmo2Layer, load_olmo2_norm)

@@ -1,4 +1,4 @@
-"""Registry of architectures, and the reader of a model folder's config.json, which dispatches on the architecture.
+"""Registry of architectures, and the loader of a model folder's config.json, which dispatches on the architecture.
 To add an architecture, add a file to this package and a line here. A setting that would be computed wrongly is rejected
 by name."""
 
@@ -26,7 +26,7 @@ from shard.models import (
     starcoder2,
 )
 from shard.models.config import AnyConfig, ModelConfig
-from shard.models.decoder import BaseLanguageModel, ModelReader
+from shard.models.decoder import BaseLanguageModel, ModelLoader
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
 from shard.models.hf_fallback.probe import UnsupportedModel
@@ -37,40 +37,40 @@ AnyModel = TypeVar("AnyModel")
 
 
 class Architecture(NamedTuple, Generic[AnyConfig, AnyModel]):
-    """Functions that parse the config and read the weights of an architecture."""
+    """Functions that parse the config and load the model of an architecture."""
 
     parse_config: Callable[[JsonConfig], AnyConfig]
-    read_model: Callable[[ModelReader[Any]], AnyModel]
+    load_model: Callable[[ModelLoader[Any]], AnyModel]
 
 
 DECODER_ARCHITECTURES: dict[str, Architecture[ModelConfig, BaseLanguageModel]] = {
-    "CohereForCausalLM": Architecture(cohere.parse_cohere_config, cohere.read_cohere),
-    "FalconForCausalLM": Architecture(falcon.parse_falcon_config, falcon.read_falcon),
-    "GPT2LMHeadModel": Architecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
-    "GPTNeoXForCausalLM": Architecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
-    "Gemma2ForCausalLM": Architecture(gemma.parse_gemma2_config, gemma.read_gemma2),
-    "Gemma3ForCausalLM": Architecture(gemma.parse_gemma3_config, gemma.read_gemma3),
+    "CohereForCausalLM": Architecture(cohere.parse_cohere_config, cohere.load_cohere),
+    "FalconForCausalLM": Architecture(falcon.parse_falcon_config, falcon.load_falcon),
+    "GPT2LMHeadModel": Architecture(gpt2.parse_gpt2_config, gpt2.load_gpt2),
+    "GPTNeoXForCausalLM": Architecture(gpt_neox.parse_gpt_neox_config, gpt_neox.load_gpt_neox),
+    "Gemma2ForCausalLM": Architecture(gemma.parse_gemma2_config, gemma.load_gemma2),
+    "Gemma3ForCausalLM": Architecture(gemma.parse_gemma3_config, gemma.load_gemma3),
     "Gemma3ForConditionalGeneration": Architecture(gemma.parse_multimodal_text_config,
-                                                   gemma.read_multimodal_text_model),
-    "GemmaForCausalLM": Architecture(gemma.parse_gemma_config, gemma.read_gemma),
-    "LlamaForCausalLM": Architecture(llama.parse_llama_config, llama.read_llama),
-    "MistralForCausalLM": Architecture(mistral.parse_mistral_config, llama.read_llama),
-    "MixtralForCausalLM": Architecture(mixtral.parse_mixtral_config, mixtral.read_mixtral),
-    "Olmo2ForCausalLM": Architecture(olmo2.parse_olmo2_config, olmo2.read_olmo2),
-    "Phi3ForCausalLM": Architecture(phi3.parse_phi3_config, phi3.read_phi3),
-    "Qwen2ForCausalLM": Architecture(qwen.parse_qwen2_config, qwen.read_qwen2),
-    "Qwen3ForCausalLM": Architecture(qwen.parse_qwen3_config, qwen.read_qwen3),
-    "Qwen3MoeForCausalLM": Architecture(qwen.parse_qwen3_moe_config, qwen.read_qwen3_moe),
-    "Starcoder2ForCausalLM": Architecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),
+                                                   gemma.load_multimodal_text_model),
+    "GemmaForCausalLM": Architecture(gemma.parse_gemma_config, gemma.load_gemma),
+    "LlamaForCausalLM": Architecture(llama.parse_llama_config, llama.load_llama),
+    "MistralForCausalLM": Architecture(mistral.parse_mistral_config, llama.load_llama),
+    "MixtralForCausalLM": Architecture(mixtral.parse_mixtral_config, mixtral.load_mixtral),
+    "Olmo2ForCausalLM": Architecture(olmo2.parse_olmo2_config, olmo2.load_olmo2),
+    "Phi3ForCausalLM": Architecture(phi3.parse_phi3_config, phi3.load_phi3),
+    "Qwen2ForCausalLM": Architecture(qwen.parse_qwen2_config, qwen.load_qwen2),
+    "Qwen3ForCausalLM": Architecture(qwen.parse_qwen3_config, qwen.load_qwen3),
+    "Qwen3MoeForCausalLM": Architecture(qwen.parse_qwen3_moe_config, qwen.load_qwen3_moe),
+    "Starcoder2ForCausalLM": Architecture(starcoder2.parse_starcoder2_config, starcoder2.load_starcoder2),
 }
 
 ENCODER_ARCHITECTURES: dict[str, Architecture[EncoderConfig, Encoder]] = {
-    "BertForTokenClassification": Architecture(bert.parse_bert_config, bert.read_bert),
-    "BertModel": Architecture(bert.parse_bert_config, bert.read_bert),
-    "DistilBertForTokenClassification": Architecture(bert.parse_distilbert_config, bert.read_distilbert),
-    "DistilBertModel": Architecture(bert.parse_distilbert_config, bert.read_distilbert),
-    "XLMRobertaForTokenClassification": Architecture(bert.parse_xlm_roberta_config, bert.read_xlm_roberta),
-    "XLMRobertaModel": Architecture(bert.parse_xlm_roberta_config, bert.read_xlm_roberta),
+    "BertForTokenClassification": Architecture(bert.parse_bert_config, bert.load_bert),
+    "BertModel": Architecture(bert.parse_bert_config, bert.load_bert),
+    "DistilBertForTokenClassification": Architecture(bert.parse_distilbert_config, bert.load_distilbert),
+    "DistilBertModel": Architecture(bert.parse_distilbert_config, bert.load_distilbert),
+    "XLMRobertaForTokenClassification": Architecture(bert.parse_xlm_roberta_config, bert.load_xlm_roberta),
+    "XLMRobertaModel": Architecture(bert.parse_xlm_roberta_config, bert.load_xlm_roberta),
 }
 
 
@@ -84,7 +84,7 @@ def parse_unlisted_config(hf_config: JsonConfig) -> ModelConfig:
 
 
 FALLBACK_ARCHITECTURE: Architecture[ModelConfig, BaseLanguageModel] = Architecture(
-    parse_unlisted_config, loader.read_fallback_model)
+    parse_unlisted_config, loader.load_fallback_model)
 
 
 def read_architecture_name(hf_config: JsonConfig) -> str:
@@ -95,7 +95,7 @@ def read_architecture_name(hf_config: JsonConfig) -> str:
     return names[0]
 
 
-def read_model_config(model_folder: Path) -> ModelConfig:
+def load_model_config(model_folder: Path) -> ModelConfig:
     path = model_folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{model_folder} holds no model: there is no config.json")
@@ -123,8 +123,8 @@ def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
 def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> BaseLanguageModel:
     """Load this rank's part of the model, in the dtype and on the device of `weights`."""
     architecture = DECODER_ARCHITECTURES.get(config.architecture, FALLBACK_ARCHITECTURE)
-    return architecture.read_model(ModelReader(config, weights, group))
+    return architecture.load_model(ModelLoader(config, weights, group))
 
 
 def load_encoder(config: EncoderConfig, weights: CheckpointReader, group: RankGroup) -> Encoder:
-    return ENCODER_ARCHITECTURES[config.architecture].read_model(ModelReader(config, weights, group))
+    return ENCODER_ARCHITECTURES[config.architecture].load_model(ModelLoader(config, weights, group))

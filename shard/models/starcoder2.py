@@ -1,10 +1,10 @@
 """StarCoder2: Llama's attention with layer norms and a sliding window, and an MLP with GELU."""
 
 from shard.json_config import JsonConfig
-from shard.models.config import parse_common_config, read_sliding_windows
-from shard.models.decoder import Decoder, ModelReader, read_decoder
-from shard.models.gpt_layers import GeluMlp, GptConfig, read_gelu_approximation, read_layer_norm
-from shard.models.llama import PreNormLayer, read_attention, read_pre_norm_layer
+from shard.models.config import parse_common_config, parse_sliding_windows
+from shard.models.decoder import Decoder, ModelLoader, load_decoder
+from shard.models.gpt_layers import GeluMlp, GptConfig, load_layer_norm, parse_gelu_approximation
+from shard.models.llama import PreNormLayer, load_attention, load_pre_norm_layer
 
 
 def parse_starcoder2_config(hf_config: JsonConfig) -> GptConfig:
@@ -14,16 +14,16 @@ def parse_starcoder2_config(hf_config: JsonConfig) -> GptConfig:
     return parse_common_config(
         hf_config, GptConfig, norm_epsilon=hf_config.get_positive_number("norm_epsilon", 1e-5),
         tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True), attention_bias=bias, mlp_bias=bias,
-        sliding_windows=read_sliding_windows(hf_config, hf_config.get_positive_int("num_hidden_layers"),
+        sliding_windows=parse_sliding_windows(hf_config, hf_config.get_positive_int("num_hidden_layers"),
                                              enabled_by_default=True),
-        gelu_approximate=read_gelu_approximation(hf_config, "hidden_act", "gelu_pytorch_tanh"))
+        gelu_approximate=parse_gelu_approximation(hf_config, "hidden_act", "gelu_pytorch_tanh"))
 
 
-def read_layer(source: ModelReader[GptConfig], layer: int) -> PreNormLayer:
+def load_layer(source: ModelLoader[GptConfig], layer: int) -> PreNormLayer:
     mlp_name = f"{source.prefix}.layers.{layer}.mlp"
-    return read_pre_norm_layer(source, layer, read_attention(source, layer),
-                               GeluMlp(source, f"{mlp_name}.c_fc", f"{mlp_name}.c_proj"), read_layer_norm)
+    return load_pre_norm_layer(source, layer, load_attention(source, layer),
+                               GeluMlp(source, f"{mlp_name}.c_fc", f"{mlp_name}.c_proj"), load_layer_norm)
 
 
-def read_starcoder2(source: ModelReader[GptConfig]) -> Decoder:
-    return read_decoder(source, read_layer, read_layer_norm)
+def load_starcoder2(source: ModelLoader[GptConfig]) -> Decoder:
+    return load_decoder(source, load_layer, load_layer_norm)

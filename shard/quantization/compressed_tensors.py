@@ -15,7 +15,7 @@ from shard.quantization.fp8 import (
     ACTIVATION_SCALE_SUFFIXES,
     FLOAT8_DTYPES,
     BlockShape,
-    read_block_shape,
+    parse_block_shape,
     read_float8_slice,
     read_scales,
 )
@@ -160,4 +160,4 @@ def parse_weight_group(quant_config: JsonConfig, default_format: str) -> tuple[s
     return (quant_config.require_supported("format", quant_config.get("format") or default_format, SUPPORTED_FORMATS),
             weights.require_supported("num_bits", weights.get("num_bits"),
                                       SUPPORTED_BITS if number_type == "int" else (8,)),
-            read_block_shape(weights, "block_structure"))
+            parse_block_shape(weights, "block_structure"))

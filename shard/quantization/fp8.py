@@ -48,10 +48,10 @@ class Fp8Format:
 
 def parse_fp8_config(quant_config: JsonConfig) -> Fp8Format:
     quant_config.require_supported("fmt", quant_config.get("fmt") or "e4m3", ("e4m3", "e5m2"))
-    return Fp8Format(read_block_shape(quant_config, "weight_block_size"))
+    return Fp8Format(parse_block_shape(quant_config, "weight_block_size"))
 
 
-def read_block_shape(quant_config: JsonConfig, key: str) -> BlockShape | None:
+def parse_block_shape(quant_config: JsonConfig, key: str) -> BlockShape | None:
     """Return the rows and columns of a block, or None without blocks."""
     value = quant_config.get(key)
     match value:

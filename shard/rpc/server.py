@@ -23,7 +23,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
-from shard.credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, read_credentials
+from shard.credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, load_credentials
 from shard.errors import PeerLost, StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
 from shard.rpc.authentication import SecretInterceptor, check_address_is_protected, make_server_credentials
@@ -130,7 +130,7 @@ async def serve(config: ShardConfig) -> int:
     with open_progress_file(config.progress) as on_progress:
         on_progress(LOAD_PHASE, 0, 0)
         try:
-            credentials = read_credentials(config.credentials) if config.credentials else None
+            credentials = load_credentials(config.credentials) if config.credentials else None
             check_address_is_protected(config.socket, credentials)
             worker = await load_worker(partial(make_worker, config, ProgressPipe(config.ready_fd, on_progress)),
                                        compute_executor, stop_event)

@@ -49,8 +49,8 @@ class Pooling:
         return functional.normalize(vector, dim=0) if self.normalizes else vector
 
 
-def read_pooling(folder: Path, default_reduction: str, hidden_size: int, embedding_dim: int) -> Pooling:
-    """Read the pooling of a model. `default_reduction` is the kind if the folder has none; `embedding_dim` is the
+def load_pooling(folder: Path, default_reduction: str, hidden_size: int, embedding_dim: int) -> Pooling:
+    """Load the pooling of a model. `default_reduction` is the kind if the folder has none; `embedding_dim` is the
     setting."""
     if embedding_dim > hidden_size:
         raise ValueError(f"--embedding-dim must be at most {hidden_size}, which is what the model has, got "
@@ -58,7 +58,7 @@ def read_pooling(folder: Path, default_reduction: str, hidden_size: int, embeddi
     module_folders = read_module_folders(folder)
     path, reduction = folder / (module_folders.get("Pooling") or POOLING_FOLDER) / "config.json", default_reduction
     if path.is_file():
-        config = JsonConfig(read_json(path, dict), str(path))
+        config = JsonConfig(load_json(path, dict), str(path))
         modes = [name.removeprefix(MODE_KEY_PREFIX) for name, value in config.values.items()
                  if value is True and MODE_KEY_PREFIX in name]
         if len(modes) != 1:
@@ -73,7 +73,7 @@ def read_module_folders(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     module_folders = {}
-    for module in read_json(path, list):
+    for module in load_json(path, list):
         if not isinstance(module, Mapping):
             raise ValueError(f"{path}: a module must be an object, got {module!r}")
         module_config = JsonConfig(dict(module), str(path))
@@ -83,7 +83,7 @@ def read_module_folders(folder: Path) -> dict[str, str]:
     return module_folders
 
 
-def read_json(path: Path, expected_type: type) -> Any:
+def load_json(path: Path, expected_type: type) -> Any:
     try:
         value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:

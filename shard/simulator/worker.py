@@ -137,7 +137,7 @@ class SimulatedWorker:
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         faults = self._apply_faults("embed")
-        self._step_started_at, texts = monotonic(), self.shard_state.read_embed_texts(request)
+        self._step_started_at, texts = monotonic(), self.shard_state.parse_embed_texts(request)
         for text in texts:
             if (fault := self._find_poison(text.tokens)) is not None:
                 fault.has_fired = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.block_reference_counts import BlockReferenceCounts
-from shard.state.sequence import Sequence, parse_column, read_distinct, split_by_counts
+from shard.state.sequence import Sequence, parse_column, parse_distinct_ids, split_by_counts
 from shard.state.step import PrefillChunk, Step
 
 if TYPE_CHECKING:  # ShardState makes transactions, and each changes its ShardState
@@ -49,7 +49,7 @@ class BatchTransaction:
 
     def keep_sequences(self, sequence_ids: Iterable[int]) -> None:
         self._check_batches_exist([self._batch_id])
-        kept_ids = dict.fromkeys(read_distinct(sequence_ids, "kept sequences"))
+        kept_ids = dict.fromkeys(parse_distinct_ids(sequence_ids, "kept sequences"))
         self._check_in_batch(kept_ids)
         self._dropped_sequences = {i: sequence for i, sequence in self._sequences.items() if i not in kept_ids}
         self._sequences = {i: sequence for i, sequence in self._sequences.items() if i in kept_ids}
@@ -57,7 +57,7 @@ class BatchTransaction:
             self._block_claims.release(sequence.blocks)
 
     def join_batches(self, batch_ids: Iterable[int]) -> None:
-        self._joined_batch_ids = read_distinct(batch_ids, "batches")
+        self._joined_batch_ids = parse_distinct_ids(batch_ids, "batches")
         if not self._joined_batch_ids or self._batch_id in self._joined_batch_ids:
             raise MalformedMessage("at least two different batches are joined")
         self._check_batches_exist([self._batch_id, *self._joined_batch_ids])
@@ -68,7 +68,7 @@ class BatchTransaction:
             self._sequences |= self._shard_state.batches[batch]
 
     def _grant_blocks(self, grants: pb.Grants) -> None:
-        ids = read_distinct(grants.sequences, "granted sequences")
+        ids = parse_distinct_ids(grants.sequences, "granted sequences")
         self._check_in_batch(ids)
         blocks = split_by_counts(grants.blocks, parse_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
         if max(grants.blocks, default=0) >= self._shard_state.block_usage.num_blocks:
@@ -109,7 +109,7 @@ class BatchTransaction:
         self._sequences = self._sequences | {sequence.id: sequence for sequence in new_sequences}
 
     def add_chunks(self, chunks: pb.Chunks) -> None:
-        ids = read_distinct(chunks.sequences, "sequences with chunks")
+        ids = parse_distinct_ids(chunks.sequences, "sequences with chunks")
         starts, lengths = (parse_column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
         parse_column(chunks.traceparents, len(ids), "", "traceparents")
         self._check_in_batch(ids)

@@ -139,15 +139,15 @@ def split_by_counts(values: Iterable[Value], counts: list[int], name: str) -> li
     return [flat_values[start:end] for start, end in pairwise(ends)]
 
 
-def read_distinct(values: Iterable[int], name: str) -> list[int]:
+def parse_distinct_ids(values: Iterable[int], name: str) -> list[int]:
     entries = list(values)
     if len(set(entries)) != len(entries):
         raise MalformedMessage(f"{name} are named twice")
     return entries
 
 
-def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, num_blocks: int) -> list[Sequence]:
-    ids = read_distinct(message.ids, "sequences")
+def parse_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, num_blocks: int) -> list[Sequence]:
+    ids = parse_distinct_ids(message.ids, "sequences")
     num_tokens = parse_column(message.num_tokens, len(ids), 0, "num_tokens")
     tokens = split_by_counts(message.tokens, num_tokens, "tokens")
     blocks = split_by_counts(message.blocks, parse_column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
@@ -155,7 +155,7 @@ def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, 
     rows = zip(
         ids, tokens, parse_column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"),
         num_tokens, cached, cached, blocks, parse_column(message.keys, len(ids), 0, "keys"),
-        read_sampling_params(message.sampling, len(ids)),
+        parse_sampling_params(message.sampling, len(ids)),
         parse_column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
         parse_column(message.adapters, len(ids), 0, "adapters"),
         parse_column(message.grammars, len(ids), 0, "grammars"),
@@ -167,19 +167,19 @@ def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, 
     return sequences
 
 
-def read_sampling_params(message: pb.Sampling, num_rows: int) -> list[SamplingParams]:
+def parse_sampling_params(message: pb.Sampling, num_rows: int) -> list[SamplingParams]:
     names = SamplingParams.__dataclass_fields__
-    sampling_params = [SamplingParams(*row)
-                       for row in zip(*(_read_sampling_column(message, name, num_rows) for name in names), strict=True)]
+    columns = [_parse_sampling_column(message, name, num_rows) for name in names]
+    sampling_params = [SamplingParams(*row) for row in zip(*columns, strict=True)]
     for sampling in sampling_params:
         if len(sampling.biases) != len(sampling.biased_tokens):
             raise MalformedMessage(f"{len(sampling.biases)} biases for {len(sampling.biased_tokens)} biased_tokens")
-        read_distinct(sampling.biased_tokens, "biased_tokens")
+        parse_distinct_ids(sampling.biased_tokens, "biased_tokens")
     return sampling_params
 
 
-def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
-    """Read a column of numbers, or of tuples for a field that holds tuples."""
+def _parse_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
+    """Parse a column of numbers, or of tuples for a field that holds tuples."""
     values, default = getattr(message, name), getattr(DEFAULT_SAMPLING_PARAMS, name)
     if not all(map(isfinite, values)) or (name not in SIGNED_PARAMS and min(values, default=0) < 0):
         raise MalformedMessage(f"{name} has an entry that is negative or not a number")
@@ -206,7 +206,7 @@ def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, nu
     })
 
 
-def read_pooling_inputs(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
+def parse_pooling_texts(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
     if message.wanted not in pb.Wanted.values() or not message.wanted:
         raise MalformedMessage(f"wanted must be VECTORS or LABELS, got {message.wanted}")
     tokens = split_by_counts(message.tokens, list(message.num_tokens), "tokens")

@@ -16,8 +16,8 @@ from shard.state.sequence import (
     ModelLimits,
     PoolingText,
     Sequence,
-    read_pooling_inputs,
-    read_sequences,
+    parse_pooling_texts,
+    parse_sequences,
 )
 from shard.state.step import Step
 
@@ -113,7 +113,7 @@ class ShardState:
         transaction.add_piggybacked_changes(request)
         if request.alongside:
             transaction.add_decodes()
-        transaction.add_sequences(read_sequences(request.sequences, self.limits, self.block_usage.block_size,
+        transaction.add_sequences(parse_sequences(request.sequences, self.limits, self.block_usage.block_size,
                                                  self.block_usage.num_blocks))
         transaction.add_chunks(request.chunks)
         return transaction.apply_step()
@@ -125,9 +125,9 @@ class ShardState:
         transaction.add_decodes()
         return transaction.apply_step()
 
-    def read_embed_texts(self, request: pb.EmbedRequest) -> list[PoolingText]:
+    def parse_embed_texts(self, request: pb.EmbedRequest) -> list[PoolingText]:
         """Check and return the texts of a step, which leaves no state behind."""
-        texts = read_pooling_inputs(request, self.limits)
+        texts = parse_pooling_texts(request, self.limits)
         if not self.block_usage.num_blocks:
             raise RejectedMessage("Warmup comes first")
         if request.wanted not in self.limits.supported_wanted:

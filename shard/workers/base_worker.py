@@ -73,7 +73,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
     def _run_texts(self, request: pb.EmbedRequest, run: Callable[[list[PoolingText]], Result],
                    write: Callable[[pb.EmbedAnswer, Result], None]) -> pb.EmbedAnswer:
         """Return the answer that `write` fills on rank 0 with the results of `run`. No state of the texts is kept."""
-        texts = self.shard_state.read_embed_texts(request)
+        texts = self.shard_state.parse_embed_texts(request)
         started_at = perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         results = self._run_collective(partial(run, texts))

@@ -23,7 +23,7 @@ from shard.hardware.cache_budget import (
 from shard.hardware.cgroups import count_usable_cores
 from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
-from shard.models.registry import read_model_config
+from shard.models.registry import load_model_config
 from shard.native.library import load_library_or_reason
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.unquantized_linear import can_pack
@@ -61,7 +61,7 @@ def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_sh
                          quantize: str = "", max_cache_tokens: int | None = None) -> dict[str, Any]:
     """Return a model's needs; raises ValueError or OSError if it cannot be served. `max_cache_tokens` is the limit that
     the user sets (--max-batch-total-tokens)."""
-    model_config = read_model_config(folder)
+    model_config = load_model_config(folder)
     # the faster number type by the processor's features; a shard measures it
     dtype = choose_dtype(requested_dtype, model_config.dtype, device,
                          lambda: torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32).dtype

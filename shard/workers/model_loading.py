@@ -25,7 +25,7 @@ from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.attention.native import can_use_native_attention
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
-from shard.credentials import read_credentials
+from shard.credentials import load_credentials
 from shard.hardware.cache_budget import (
     AvailableMemory,
     CacheBudget,
@@ -50,7 +50,7 @@ from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import BaseLanguageModel
 from shard.models.encoder import EncoderConfig
 from shard.models.hf_fallback.loader import FallbackConfig
-from shard.models.registry import load_encoder, load_model, read_model_config
+from shard.models.registry import load_encoder, load_model, load_model_config
 from shard.native.compiler import library_file_name
 from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_library_or_reason, log_use_of_kernels
 from shard.ops.native_linear import count_stored_bytes
@@ -66,7 +66,7 @@ from shard.runner.batch_invariance_check import (
 )
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.model_runner import ModelRunner
-from shard.runner.pooling import read_pooling
+from shard.runner.pooling import load_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
 from shard.runner.recorded_steps import make_step_recorder
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
@@ -198,14 +198,14 @@ class LoadedEncoder(LoadContext):
 
 def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedDecoder:
     folder = Path(config.model)
-    model_config = read_model_config(folder)
+    model_config = load_model_config(folder)
     context = prepare_loading(config, model_config)
     device, group, dtype = context.device, context.group, context.dtype
     num_heads_per_kv_head = model_config.num_heads // model_config.num_kv_heads
     backend = choose_attention_backend(
         config.attention, device.type,
         is_native_possible=can_use_native_attention(dtype, num_heads_per_kv_head, model_config.head_dim))
-    pooling = read_pooling(folder, "last", model_config.hidden_size, config.embedding_dim)
+    pooling = load_pooling(folder, "last", model_config.hidden_size, config.embedding_dim)
     model = context.load_from_weights(model_config, on_progress, load_model)
     attention = make_attention_backend(backend, model_config.num_heads // group.size, model.num_kv_heads,
                                        model_config.head_dim,
@@ -235,9 +235,9 @@ def make_cache(model: BaseLanguageModel, block_size: int, num_blocks: int, dtype
 
 def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedEncoder:
     folder = Path(config.model)
-    model_config = read_model_config(folder)
+    model_config = load_model_config(folder)
     assert isinstance(model_config, EncoderConfig)
-    pooling = read_pooling(folder, "mean", model_config.hidden_size, config.embedding_dim)
+    pooling = load_pooling(folder, "mean", model_config.hidden_size, config.embedding_dim)
     context = prepare_loading(config, model_config)
     model = context.load_from_weights(model_config, on_progress, load_encoder)
     inexact_reason = context.check_exactness(model_config, on_progress,
@@ -265,7 +265,7 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     set_up_device(device, config)
     check_quantization_on_load(config.quantize, device.type)
     rendezvous = Rendezvous(config.meeting_point, config.host_address,
-                            read_credentials(config.credentials) if config.credentials else None)
+                            load_credentials(config.credentials) if config.credentials else None)
     group = join_group(config.rank, config.world_size,
                        choose_dist_backend(config.dist_backend, device.type, config.machine_world_size, num_gpus,
                                            spans_hosts=rendezvous.spans_hosts), rendezvous)

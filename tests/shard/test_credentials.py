@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 from support.host_credentials import SECRET, make_self_signed, make_signed
 
-from shard.credentials import format_address, is_local_address, list_exposed_files, read_credentials
+from shard.credentials import format_address, is_local_address, list_exposed_files, load_credentials
 
 
 def test_credentials_hold_the_secret_without_its_line_end(tmp_path: Path) -> None:
-    credentials = read_credentials(make_self_signed(tmp_path))
+    credentials = load_credentials(make_self_signed(tmp_path))
     assert credentials.secret == SECRET
     assert credentials.accepts(SECRET)
     assert not any(credentials.accepts(wrong) for wrong in ("", SECRET[:-1], "\ud800", None, 1))
@@ -24,11 +24,11 @@ def test_key_and_secret_that_any_user_may_read_are_named(tmp_path: Path) -> None
 
 def test_certificate_of_another_ca_of_the_operator_is_taken(tmp_path: Path) -> None:
     make_self_signed(tmp_path / "ca")
-    assert read_credentials(make_signed(tmp_path / "host", tmp_path / "ca")).secret == SECRET
+    assert load_credentials(make_signed(tmp_path / "host", tmp_path / "ca")).secret == SECRET
 
 
 def test_renewed_files_are_loaded_unless_they_do_not_work(tmp_path: Path) -> None:
-    credentials = read_credentials(make_self_signed(tmp_path))
+    credentials = load_credentials(make_self_signed(tmp_path))
     make_self_signed(tmp_path, secret="another-secret-of-the-hosts")
     renewed = credentials.reload()
     assert renewed.accepts("another-secret-of-the-hosts")
@@ -38,7 +38,7 @@ def test_renewed_files_are_loaded_unless_they_do_not_work(tmp_path: Path) -> Non
 
 
 def test_secret_and_key_are_not_shown(tmp_path: Path) -> None:
-    shown = repr(read_credentials(make_self_signed(tmp_path)))
+    shown = repr(load_credentials(make_self_signed(tmp_path)))
     assert SECRET not in shown
     assert "PRIVATE" not in shown
 
@@ -48,7 +48,7 @@ def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
     make_self_signed(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=rf"cannot read {tmp_path}/{name} \(--shard-credentials\): No such file"):
-        read_credentials(str(tmp_path))
+        load_credentials(str(tmp_path))
 
 
 @pytest.mark.parametrize(("secret", "rule"), [
@@ -58,7 +58,7 @@ def test_unusable_secret_is_rejected(tmp_path: Path, secret: str, rule: str) -> 
     make_self_signed(tmp_path)
     (tmp_path / "secret").write_text(secret)
     with pytest.raises(ValueError, match=rule):
-        read_credentials(str(tmp_path))
+        load_credentials(str(tmp_path))
 
 
 def break_name(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_credentials_that_no_host_would_accept_are_rejected_at_once(tmp_path: Pa
     make_self_signed(tmp_path)
     spoil(tmp_path)
     with pytest.raises(ValueError, match=f"tls.crt must be a certificate for weft-shard.*({cause})"):
-        read_credentials(str(tmp_path))
+        load_credentials(str(tmp_path))
 
 
 @pytest.mark.parametrize(("address", "is_local"), [

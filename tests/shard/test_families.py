@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from router.request import Request, SamplingParams
 from shard.attention.backend import AttentionOptions, make_attention_backend
-from shard.models.registry import read_model_config
+from shard.models.registry import load_model_config
 from shard.ops.unquantized_linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.batch_invariance_check import ExactnessGate
@@ -69,7 +69,7 @@ def scheduler_with_workers(checkpoint: Path, ranks: int) -> Iterator[SchedulerWi
 @pytest.mark.parametrize("family", MODEL_FAMILIES)
 def test_old_and_new_config_formats_are_equivalent(
         tmp_path_factory: pytest.TempPathFactory, family: str) -> None:
-    new, old = (read_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older))
+    new, old = (load_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older))
                 for older in (False, True))
     assert new == old
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, read_dtype
-from shard.models.decoder import ModelReader
+from shard.models.config import ModelConfig, parse_dtype
+from shard.models.decoder import ModelLoader
 from shard.models.hf_fallback.model import (
     FallbackModel,
     IdentityDecoder,
@@ -76,7 +76,7 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
         num_layers=len(layer_attentions), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim, norm_epsilon=0.0,
         max_positions=JsonConfig(known, hf_config.source).get_positive_int("max_position_embeddings"),
-        dtype=read_dtype(hf_config), sliding_windows=list_sliding_windows(layer_attentions),
+        dtype=parse_dtype(hf_config), sliding_windows=list_sliding_windows(layer_attentions),
         attention_scale=first.scale, attention_softcap=first.softcap, config_json=config_json,
         layers_path=find_layers_path(layers, first.module))
 
@@ -156,19 +156,19 @@ def separate_layers_from_head(model: Any) -> tuple[nn.Module, nn.Module]:
 # Weights
 
 
-def read_fallback_model(source: ModelReader[FallbackConfig]) -> FallbackModel:
-    """Read the model, one rank after the other, because each rank holds the whole model for a while."""
+def load_fallback_model(source: ModelLoader[FallbackConfig]) -> FallbackModel:
+    """Load the model, one rank after the other, because each rank holds the whole model for a while."""
     group = source.group
     for _ in range(group.rank):
         group.all_reduce_min(0)
     try:
-        return read_rank_part(source)
+        return load_rank_part(source)
     finally:
         for _ in range(group.rank, group.size):
             group.all_reduce_min(0)
 
 
-def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
+def load_rank_part(source: ModelLoader[FallbackConfig]) -> FallbackModel:
     config, weights, group = source.config, source.weights, source.group
     if group.size > 1:
         try:  # on the meta device, without the other ranks

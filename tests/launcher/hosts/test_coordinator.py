@@ -21,12 +21,12 @@ from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import TLS_NAME, ShardTlsCredentials, read_credentials
+from shard.credentials import TLS_NAME, ShardTlsCredentials, load_credentials
 
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
-    return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
+    return load_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 class RecordingOutput(ConsoleOutput):
@@ -245,8 +245,8 @@ def test_of_two_processes_that_join_at_once_after_a_loss_one_waits(play: Callabl
 
 
 def test_host_with_renewed_credentials_joins_at_the_next_start(tmp_path: Path) -> None:
-    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
-    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+    credentials = load_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = load_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
 
     async def scenario() -> None:
         async with open_harness(credentials, tmp_path, 2) as harness:
@@ -284,7 +284,7 @@ def test_caller_without_the_secret_learns_nothing_and_changes_nothing(
 
 
 def test_caller_with_a_certificate_of_another_ca_gets_no_answer(play: Callable[..., None], tmp_path: Path) -> None:
-    other = read_credentials(make_self_signed(tmp_path / "other"))
+    other = load_credentials(make_self_signed(tmp_path / "other"))
 
     async def scenario(harness: Harness) -> None:
         with pytest.raises(ssl.SSLCertVerificationError):

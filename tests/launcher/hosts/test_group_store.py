@@ -18,7 +18,7 @@ from benchmarks.harness.processes import find_free_port
 from launcher.console_output import ConsoleOutput
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_store import MAX_VALUE_BYTES, GroupStore
-from shard.credentials import ShardTlsCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, load_credentials
 from shard.errors import PeerLost
 from shard.parallel.group import GlooGroup, RankGroup, Rendezvous
 from shard.parallel.host_store import HostStore
@@ -28,7 +28,7 @@ SHORT, LONG = timedelta(seconds=0.1), timedelta(seconds=20)
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
-    return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
+    return load_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 def run_ranks(credentials: ShardTlsCredentials, *ranks: Callable[[str], object],

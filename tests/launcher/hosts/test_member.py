@@ -21,7 +21,7 @@ from launcher.hosts.connection import HostConnection, HostConnectionLost, Messag
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import ShardTlsCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, load_credentials
 
 PARSE_ARGUMENTS = "import json, os, sys; told = json.loads(sys.argv[1]); "
 READY_PROGRAM = (PARSE_ARGUMENTS + "open(told['file'], 'w').write(sys.argv[1]); "
@@ -33,7 +33,7 @@ PEER_LOST_PROGRAM = PARSE_ARGUMENTS + "sys.exit(70)"
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
-    return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
+    return load_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 class FirstHost:
@@ -209,7 +209,7 @@ def test_secret_is_not_sent_to_a_host_with_a_certificate_of_another_ca(
         assert error.value.exit_code == 1
         assert "(--shard-credentials): self-signed certificate" in str(error.value)
         assert first.hellos == []
-    play(scenario, server_credentials=read_credentials(make_self_signed(tmp_path / "other")))
+    play(scenario, server_credentials=load_credentials(make_self_signed(tmp_path / "other")))
 
 
 @pytest.mark.parametrize(("code", "text"), [(9, "certificate is not yet valid"), (10, "certificate has expired")])
@@ -248,8 +248,8 @@ def test_member_says_that_its_certificate_may_be_the_reason_of_the_end(
 
 
 def test_member_joins_with_renewed_credentials(tmp_path: Path) -> None:
-    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
-    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+    credentials = load_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = load_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
 
     async def scenario() -> None:
         first = FirstHost(credentials, tmp_path, READY_PROGRAM, {"model": ""})

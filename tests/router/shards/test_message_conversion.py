@@ -22,7 +22,7 @@ from router.scheduler.messages import (
 from router.shards.message_conversion import InvalidShardAnswer, decode_answer, encode_plan
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import SamplingParams as ShardSamplingParams
-from shard.state.sequence import read_sampling_params
+from shard.state.sequence import parse_sampling_params
 
 MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2, labels=("O", "B-PER"))
 
@@ -251,7 +251,7 @@ def test_shard_reads_what_the_router_writes():
     values = {f.name: {float: 0.5, int: 3, bool: True}.get(type(f.default), (5, 6)) for f in fields(SamplingParams)}
     request = Request("a", (1,), 3, sampling=SamplingParams(**values | {"biases": (0.5, -1.0)}))
     encoded = encode_sampling(Request("b", (1,), 3), request)
-    plain, full = read_sampling_params(encoded, 2)
+    plain, full = parse_sampling_params(encoded, 2)
     assert plain == ShardSamplingParams()
     assert [getattr(full, name) for name in values] == [getattr(request.sampling, name) for name in values]
 

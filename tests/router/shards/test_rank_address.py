@@ -13,7 +13,7 @@ from router.shards.failures import ShardsLost
 from router.shards.rank_address import is_remote, read_address, wait_for_address
 from router.shards.shard_group import ShardGroup
 from shard.config import ShardConfig
-from shard.credentials import ShardTlsCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, load_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import HealthService, serve_grpc
 from shard.rpc.service import ShardService
@@ -22,7 +22,7 @@ from shard.simulator.worker import SimulatedWorker
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> ShardTlsCredentials:
-    return read_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
+    return load_credentials(make_self_signed(tmp_path_factory.mktemp("credentials")))
 
 
 @asynccontextmanager
@@ -72,8 +72,8 @@ def test_group_reaches_a_shard_on_another_host_wherever_it_listens(
 
 
 def test_group_connects_to_a_new_shard_with_renewed_credentials(tmp_path: Path) -> None:
-    credentials = read_credentials(make_self_signed(tmp_path / "credentials"))
-    renewed = read_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
+    credentials = load_credentials(make_self_signed(tmp_path / "credentials"))
+    renewed = load_credentials(make_self_signed(tmp_path / "credentials", secret="another-secret-of-the-hosts"))
 
     async def scenario() -> None:
         file, local = tmp_path / "address-1", f"unix:{tmp_path}/shard-0"

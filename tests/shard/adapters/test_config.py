@@ -12,8 +12,8 @@ from shard.adapters.config import (
     SUPPORTED_SETTINGS,
     UNSUPPORTED_SETTINGS,
     AdapterConfig,
+    load_adapter_config,
     parse_adapter_config,
-    read_adapter_config,
 )
 from shard.json_config import JsonConfig
 
@@ -99,9 +99,9 @@ def test_initializations_that_keep_the_base_weights_are_accepted(start: object) 
 def test_invalid_config_file_is_rejected(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(ValueError, match=reason):
-        read_adapter_config(tmp_path)
+        load_adapter_config(tmp_path)
 
 
 def test_folder_without_config_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"adapter_config.json cannot be read: No such file or directory"):
-        read_adapter_config(tmp_path)
+        load_adapter_config(tmp_path)

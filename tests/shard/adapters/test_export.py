@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from shard.adapters.config import AdapterConfig, read_adapter_config
+from shard.adapters.config import AdapterConfig, load_adapter_config
 from shard.adapters.export import write_adapter_config, write_adapter_tensors
 
 TENSORS = {
@@ -19,7 +19,7 @@ TENSORS = {
 
 def write_and_read_config(folder: Path, ranks: dict[str, int]) -> AdapterConfig:
     write_adapter_config(folder, {"base_model_name_or_path": "a/base"}, ranks)
-    return read_adapter_config(folder)
+    return load_adapter_config(folder)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "F32"), (torch.bfloat16, "BF16"), (torch.float16, "F16")])

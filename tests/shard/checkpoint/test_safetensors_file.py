@@ -27,9 +27,9 @@ from shard.checkpoint.safetensors_file import (
     BITS_BY_DTYPE,
     TensorEntry,
     open_safetensors,
+    parse_tensor_entries,
     read_file_header,
     read_header_length,
-    read_tensor_entries,
 )
 
 TALL_ENTRY = {"dtype": "F32", "shape": [6, 4], "data_offsets": [0, 96]}
@@ -40,7 +40,7 @@ NUM_DATA_BYTES = 100
 def read_header(header: str | bytes | dict[str, Any], num_bytes: int = NUM_DATA_BYTES) -> dict[str, TensorEntry]:
     written = json.dumps(header) if isinstance(header, dict) else header
     encoded = written.encode() if isinstance(written, str) else written
-    return read_tensor_entries(encoded, 8 + len(encoded) + num_bytes)
+    return parse_tensor_entries(encoded, 8 + len(encoded) + num_bytes)
 
 
 def make_changed_header(**fields: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_files_written_by_safetensors_are_read() -> None:
     kinds = [torch.bool, torch.int8, torch.uint16, torch.float8_e4m3fn, torch.float16, torch.complex64, torch.float64]
     content = save({str(kind): torch.zeros(3, 5).to(kind) for kind in kinds}, {"a": "ü"})
     length = read_header_length(content[:8], len(content))
-    entries = read_tensor_entries(content[8:8 + length], len(content))
+    entries = parse_tensor_entries(content[8:8 + length], len(content))
     assert {name: (entry.shape, entry.end - entry.begin) for name, entry in entries.items()} == {
         str(kind): ((3, 5), 15 * kind.itemsize) for kind in kinds}
 

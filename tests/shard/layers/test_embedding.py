@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import CheckpointReader
-from shard.layers.embedding import PositionedEmbedding, VocabParallelEmbedding, read_lm_head
+from shard.layers.embedding import PositionedEmbedding, VocabParallelEmbedding, load_lm_head
 
 VOCABULARY_SIZE, HIDDEN_SIZE = 13, 8
 TABLE_SHAPE = (VOCABULARY_SIZE, HIDDEN_SIZE)
@@ -45,7 +45,7 @@ def test_first_rank_gets_the_logits_of_the_whole_vocabulary(weights_folder: Path
 
     def compute_logits(group: InProcessRankGroup) -> Tensor | None:
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-            return read_lm_head(weights, group, "table", TABLE_SHAPE)(hidden)
+            return load_lm_head(weights, group, "table", TABLE_SHAPE)(hidden)
 
     first, *others = run_on_ranks(size, compute_logits)
     torch.testing.assert_close(first, hidden @ EMBEDDING_TABLE.float().T)
@@ -56,7 +56,7 @@ def test_first_rank_gets_the_logits_of_the_whole_vocabulary(weights_folder: Path
 def test_logits_are_float32(weights_folder: Path, dtype: torch.dtype) -> None:
     group = run_on_ranks(1, lambda group: group)[0]
     with CheckpointReader(weights_folder, dtype, CPU) as weights:
-        head = read_lm_head(weights, group, "head", TABLE_SHAPE,
+        head = load_lm_head(weights, group, "head", TABLE_SHAPE,
                             VocabParallelEmbedding(weights, group, "table", TABLE_SHAPE))
     hidden = torch.randn(2, HIDDEN_SIZE, dtype=dtype)
     torch.testing.assert_close(head(hidden), (hidden @ EMBEDDING_TABLE.to(dtype).T).float())

@@ -11,10 +11,10 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.layers import parallel_linear
 from shard.layers.parallel_linear import (
     LinearRows,
-    read_column_parallel_linear,
-    read_gated_linear,
-    read_gelu_linear,
-    read_row_parallel_linear,
+    load_column_parallel_linear,
+    load_gated_linear,
+    load_gelu_linear,
+    load_row_parallel_linear,
 )
 from shard.native.library import load_library
 from shard.ops.activated_linear import (
@@ -57,7 +57,7 @@ def apply_reference_linear(name: str, rows: Tensor, *, bias: bool = True) -> Ten
 @pytest.mark.parametrize("bias", [False, True])
 def test_fused_column_linear_concatenates_outputs(weights_folder: Path, bias: bool) -> None:
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-        fused_linear = read_column_parallel_linear(weights, [make_linear_rows("gate", range(3), bias=bias),
+        fused_linear = load_column_parallel_linear(weights, [make_linear_rows("gate", range(3), bias=bias),
                                                              make_linear_rows("up", range(4, 9), bias=bias)])
     gate, up = (apply_reference_linear(name, INPUT_ROWS, bias=bias) for name in ("gate", "up"))
     torch.testing.assert_close(fused_linear(INPUT_ROWS), torch.cat([gate[:, :3], up[:, 4:9]], dim=1))
@@ -69,9 +69,9 @@ def test_ranks_split_a_gated_linear_and_sum_the_row_parallel_one(weights_folder:
     def run_on_rank(group: InProcessRankGroup) -> Tensor:
         rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-            gated = read_gated_linear(weights, make_linear_rows("gate", rank_range, bias=bias),
+            gated = load_gated_linear(weights, make_linear_rows("gate", rank_range, bias=bias),
                                       make_linear_rows("up", rank_range, bias=bias))
-            down = read_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=bias)
+            down = load_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=bias)
             return down(gated(INPUT_ROWS))
 
     gate, up = (apply_reference_linear(name, INPUT_ROWS, bias=bias) for name in ("gate", "up"))
@@ -91,9 +91,9 @@ def test_ranks_split_a_gelu_linear_however_it_is_stored(
     def run_on_rank(group: InProcessRankGroup) -> Tensor:
         rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-            up = read_gelu_linear(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
+            up = load_gelu_linear(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
                                                       transposed), "tanh")
-            down = read_row_parallel_linear(weights, group, f"{prefix}down", (NUM_INPUTS, NUM_OUTPUTS), rank_range,
+            down = load_row_parallel_linear(weights, group, f"{prefix}down", (NUM_INPUTS, NUM_OUTPUTS), rank_range,
                                             bias=bias, transposed=transposed)
             return down(up(INPUT_ROWS))
 
@@ -107,7 +107,7 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
     def run_on_rank(group: InProcessRankGroup) -> Tensor:
         rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-            down = read_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=True)
+            down = load_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=True)
             input_slice = INPUT_ROWS[:, rank_range.start:rank_range.stop]
             return group.all_reduce_sum(down.linear(input_slice) + down.linear(input_slice))
 
@@ -125,7 +125,7 @@ def test_gelu_linear_class_depends_on_the_processor(
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
     monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-        assert isinstance(read_gelu_linear(weights, make_linear_rows("up"), "none"), kind)
+        assert isinstance(load_gelu_linear(weights, make_linear_rows("up"), "none"), kind)
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -134,7 +134,7 @@ def test_gated_linear_uses_the_activation_of_its_model(
     if not packs:
         monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: False)
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-        gated = read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up"), "gelu_pytorch_tanh")
+        gated = load_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up"), "gelu_pytorch_tanh")
     gate, up = (apply_reference_linear(name, INPUT_ROWS) for name in ("gate", "up"))
     torch.testing.assert_close(gated(INPUT_ROWS), functional.gelu(gate, approximate="tanh") * up)
 
@@ -153,4 +153,4 @@ def test_gated_linear_class_depends_on_dtype_and_processor(  # noqa: PLR0917 - a
     for module in ("activated_linear", "unquantized_linear"):
         monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)
     with CheckpointReader(weights_folder, dtype, CPU) as weights:
-        assert isinstance(read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)
+        assert isinstance(load_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)

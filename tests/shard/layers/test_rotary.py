@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import FREQUENCIES_BY_ROPE_TYPE, RotaryConfig, RotaryTable
-from shard.models.config import ROPE_TYPE_SETTINGS, read_rotary_config
+from shard.models.config import ROPE_TYPE_SETTINGS, parse_rotary_config
 
 MAX_POSITIONS = 2048
 HEAD_DIM = 32
@@ -35,7 +35,7 @@ ROPE_PARAMETERS = {
 
 
 def make_rotary_table(parameters: dict[str, Any]) -> RotaryTable:
-    rotary = read_rotary_config(JsonConfig({"rope_parameters": parameters}, "here"), MAX_POSITIONS)
+    rotary = parse_rotary_config(JsonConfig({"rope_parameters": parameters}, "here"), MAX_POSITIONS)
     return RotaryTable(rotary, HEAD_DIM, MAX_POSITIONS, CPU)
 
 

@@ -12,8 +12,8 @@ from support.model_runs.decoder_reference import (
 from support.model_runs.ranks_in_threads import InProcessExchange, InProcessRankGroup
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.models.decoder import ModelReader, check_attention_head_split
-from shard.models.registry import read_model_config
+from shard.models.decoder import ModelLoader, check_attention_head_split
+from shard.models.registry import load_model_config
 from shard.parallel.group import SingleRankGroup
 
 
@@ -72,11 +72,11 @@ def test_tied_head_needs_no_weights(tmp_path_factory: pytest.TempPathFactory, ti
 def test_ranks_have_whole_heads_and_replicated_kv_heads(
         checkpoint: Path, rank: int, heads: range, kv_heads: range, intermediate: range) -> None:
     with CheckpointReader(checkpoint, torch.float32, torch.device("cpu")) as weights:
-        source = ModelReader(read_model_config(checkpoint), weights, InProcessRankGroup(rank, 4, InProcessExchange(4)))
+        source = ModelLoader(load_model_config(checkpoint), weights, InProcessRankGroup(rank, 4, InProcessExchange(4)))
     assert (source.head_range, source.kv_head_range, source.intermediate_range) == (heads, kv_heads, intermediate)
 
 
 @pytest.mark.parametrize("size", [3, 8])
 def test_rank_counts_that_cannot_split_the_heads_are_rejected(checkpoint: Path, size: int) -> None:
     with pytest.raises(ValueError, match=f"{size} shards cannot share 4 attention heads with 2 key/value heads"):
-        check_attention_head_split(read_model_config(checkpoint), size)
+        check_attention_head_split(load_model_config(checkpoint), size)

@@ -16,7 +16,7 @@ from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.decoder import check_attention_head_split
 from shard.models.falcon import FalconConfig
-from shard.models.registry import parse_model_config, read_model_config
+from shard.models.registry import load_model_config, parse_model_config
 
 FALCON_7B = {  # as published in tiiuae/falcon-7b
     "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
@@ -121,7 +121,7 @@ def test_stored_copy_of_a_tied_head_is_ignored(tmp_path_factory: pytest.TempPath
     plain = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "falcon")
     older = write_converted_checkpoint(plain, tmp_path / "older",
                                        extra_tensors=extra | {"lm_head.weight": torch.zeros(512, 64)})
-    assert read_model_config(older) == read_model_config(plain)
+    assert load_model_config(older) == load_model_config(plain)
     (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
     assert output.logits is not None
     assert expected.logits is not None

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.models.decoder import ModelReader
-from shard.models.gpt_layers import compute_head_dim, list_grouped_qkv_rows, read_gelu_approximation
-from shard.models.registry import read_model_config
+from shard.models.decoder import ModelLoader
+from shard.models.gpt_layers import compute_head_dim, list_grouped_qkv_rows, parse_gelu_approximation
+from shard.models.registry import load_model_config
 from shard.parallel.group import SingleRankGroup
 
 
 def find_qkv_head_ranges(folder: Path, rank: int, size: int) -> list[range]:
     """Return a rank's ranges of the fused query, key and value weight, in heads."""
     with CheckpointReader(folder, torch.float32, torch.device("cpu")) as weights:
-        source = ModelReader(read_model_config(folder), weights,
+        source = ModelLoader(load_model_config(folder), weights,
                              InProcessRankGroup(rank, size, InProcessExchange(size)))
         parts = list_grouped_qkv_rows(source, "query_key_value", bias=False)
     width = source.config.head_dim
@@ -71,10 +71,10 @@ def test_parallel_residual_needs_one_sum_per_layer(
 
 def test_gelu_is_accepted_by_all_its_names() -> None:
     json_config = JsonConfig({"hidden_act": "gelu_fast"}, "config.json")
-    assert read_gelu_approximation(json_config, "hidden_act", "gelu") == "tanh"
-    assert read_gelu_approximation(json_config, "activation", "gelu") == "none"
+    assert parse_gelu_approximation(json_config, "hidden_act", "gelu") == "tanh"
+    assert parse_gelu_approximation(json_config, "activation", "gelu") == "none"
     with pytest.raises(ValueError, match="activation relu is not supported; supported: gelu, gelu_python, gelu_new"):
-        read_gelu_approximation(JsonConfig({"activation": "relu"}, "config.json"), "activation", "gelu")
+        parse_gelu_approximation(JsonConfig({"activation": "relu"}, "config.json"), "activation", "gelu")
 
 
 def test_hidden_size_must_be_a_multiple_of_the_number_of_heads() -> None:

@@ -15,7 +15,7 @@ from support.model_runs.decoder_reference import (
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.gpt_layers import GptConfig
-from shard.models.registry import parse_model_config, read_model_config
+from shard.models.registry import load_model_config, parse_model_config
 
 PUBLISHED_CONFIG = {  # as published in EleutherAI/pythia-160m
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
@@ -101,6 +101,6 @@ def test_old_tensor_names_and_buffers_are_accepted(
     older = write_converted_checkpoint(
         plain, tmp_path / "older", extra_tensors=extra,
         rename_tensor=lambda name: name.replace("embed_out", head).replace("lm_head", head))
-    assert read_model_config(plain) == read_model_config(older)
+    assert load_model_config(plain) == load_model_config(older)
     (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
     assert torch.equal(output.hidden, expected.hidden)

@@ -9,7 +9,7 @@ from support.checkpoints.small_checkpoints import YARN_ROPE, make_tiny_checkpoin
 from support.model_runs.decoder_reference import CPU, check_decoder_on_backends_and_ranks
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.models.decoder import ModelReader
+from shard.models.decoder import ModelLoader
 from shard.models.olmo2 import GlobalQKNorm
 from shard.parallel.group import SingleRankGroup
 
@@ -43,7 +43,7 @@ def test_norm_does_not_depend_on_other_rows(
 @pytest.fixture(scope="module")
 def global_qk_norm(tmp_path_factory: pytest.TempPathFactory) -> GlobalQKNorm:
     with CheckpointReader(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo2"), torch.float32, CPU) as weights:
-        return GlobalQKNorm(ModelReader(make_model_config(ARCHITECTURE), weights, SingleRankGroup()), 0)
+        return GlobalQKNorm(ModelLoader(make_model_config(ARCHITECTURE), weights, SingleRankGroup()), 0)
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [

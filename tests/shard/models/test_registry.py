@@ -20,7 +20,7 @@ from support.model_runs.decoder_reference import load_decoder_model
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.config import ModelConfig
-from shard.models.registry import DECODER_ARCHITECTURES, parse_model_config, read_model_config
+from shard.models.registry import DECODER_ARCHITECTURES, load_model_config, parse_model_config
 from shard.parallel.group import SingleRankGroup
 
 LLAMA_CONFIG = {
@@ -44,7 +44,7 @@ def test_folder_without_a_valid_config_is_rejected(tmp_path: Path, text: str | N
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        read_model_config(tmp_path)
+        load_model_config(tmp_path)
 
 
 def test_config_is_parsed() -> None:
@@ -70,7 +70,7 @@ def test_settings_of_the_file_override_defaults() -> None:
 def test_old_and_new_config_formats_are_equivalent(
         tmp_path_factory: pytest.TempPathFactory, family: str, rope: dict[str, Any] | None) -> None:
     changes = {"rope_parameters": rope} if rope else {}
-    new, old = (read_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
+    new, old = (load_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
                 for older in (False, True))
     assert new == old
     assert new.rotary.rope_type == (rope or {"rope_type": "default"})["rope_type"]
@@ -139,13 +139,13 @@ def test_any_setting_value_is_parsed_or_rejected_with_value_error(family: str, t
     for name, value in product(config, (5, -1, 0.5, True, "x", [], [[]], [5], {}, {"x": []}, 1e999)):
         (folder / "config.json").write_text(json.dumps(config | {name: value}))
         with suppress(ValueError):
-            read_model_config(folder)
+            load_model_config(folder)
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"vocab_size": 0}))
     with pytest.raises(ValueError, match=r"config.json: vocab_size must be a whole number of at least 1, got 0"):
-        read_model_config(tmp_path)
+        load_model_config(tmp_path)
 
 
 # -- families

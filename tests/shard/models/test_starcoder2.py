@@ -9,7 +9,7 @@ from support.model_runs.decoder_reference import check_decoder_matches_transform
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.gpt_layers import GptConfig
-from shard.models.registry import parse_model_config, read_model_config
+from shard.models.registry import load_model_config, parse_model_config
 
 PUBLISHED_CONFIG = {  # as published in bigcode/starcoder2-3b
     "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0, "embedding_dropout": 0.1,
@@ -59,7 +59,7 @@ def test_settings_of_the_file_override_defaults() -> None:
 
 
 def test_old_and_new_config_formats_are_equivalent(tmp_path_factory: pytest.TempPathFactory) -> None:
-    newer, older = (read_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "starcoder2", older=older,
+    newer, older = (load_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "starcoder2", older=older,
                                                            rope_parameters=LINEAR_ROPE)) for older in (False, True))
     assert newer == older
 

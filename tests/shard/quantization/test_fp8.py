@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.quantization.fp8 import FLOAT8_DTYPES, read_block_shape, read_float8_slice, read_scales
+from shard.quantization.fp8 import FLOAT8_DTYPES, parse_block_shape, read_float8_slice, read_scales
 from shard.quantization.quantization_format import MatrixSlice
 
 CPU = torch.device("cpu")
@@ -70,10 +70,10 @@ def test_every_float8_value_matches_torch(tmp_path: Path, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("size", [[128], [0, 1], "128x128", [1.5, 2]])
 def test_block_size_must_be_two_numbers(size: object) -> None:
-    assert read_block_shape(JsonConfig({"size": [128, 64]}, "config.json"), "size") == (128, 64)
-    assert read_block_shape(JsonConfig({"none": None}, "config.json"), "none") is None
+    assert parse_block_shape(JsonConfig({"size": [128, 64]}, "config.json"), "size") == (128, 64)
+    assert parse_block_shape(JsonConfig({"none": None}, "config.json"), "none") is None
     with pytest.raises(ValueError, match="size must be two whole numbers of at least 1, got"):
-        read_block_shape(JsonConfig({"size": size}, "config.json"), "size")
+        parse_block_shape(JsonConfig({"size": size}, "config.json"), "size")
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.models.registry import load_model, read_model_config
+from shard.models.registry import load_model, load_model_config
 from shard.native.library import load_library
 from shard.ops.native_int4_linear import can_keep_int4
 from shard.parallel.group import SingleRankGroup
@@ -174,7 +174,7 @@ def test_bfloat16_error_is_no_larger_with_int8_weights(checkpoint: Path) -> None
 
 
 def load_and_describe(folder: Path, quantize: str = "") -> str:
-    config = read_model_config(folder)
+    config = load_model_config(folder)
     with CheckpointReader(folder, torch.float32, CPU, config.quantization, quantize) as weights:
         load_model(config, weights, SingleRankGroup())
         return weights.quantization_summary

@@ -15,7 +15,7 @@ from support.host_credentials import SECRET, make_self_signed, make_signed
 
 from router.shards.rank_address import REMOTE_OPTIONS, open_channel
 from shard.config import ShardConfig
-from shard.credentials import ShardTlsCredentials, read_credentials
+from shard.credentials import ShardTlsCredentials, load_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.authentication import check_address_is_protected
 from shard.rpc.server import HealthService, serve_grpc
@@ -42,7 +42,7 @@ def run_with_shard(folder: Path, scenario: Callable[[int, SimulatedWorker], Any]
         worker = SimulatedWorker(config)
         service = ShardService(worker, config.gap_timeout)
         async with serve_grpc(config.socket, service, HealthService(60.0, lambda: None),
-                              read_credentials(str(folder / "ours"))) as port:
+                              load_credentials(str(folder / "ours"))) as port:
             await scenario(port, worker)
     asyncio.run(run())
 
@@ -61,7 +61,7 @@ async def call(channel: grpc.aio.Channel, method: str = METHODS[0]) -> grpc.Stat
 
 def test_router_with_the_credentials_is_answered(folder: Path) -> None:
     async def scenario(port: int, _: SimulatedWorker) -> None:
-        channel = open_channel("file:/address", f"127.0.0.1:{port}", (), read_credentials(str(folder / "ours")))
+        channel = open_channel("file:/address", f"127.0.0.1:{port}", (), load_credentials(str(folder / "ours")))
         info = channel.unary_unary("/weft.shard.Shard/Info", response_deserializer=pb.InfoAnswer.FromString)
         assert (await info(b"")).model == "simulated"
         await channel.close()
@@ -70,7 +70,7 @@ def test_router_with_the_credentials_is_answered(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_wrong_secret_is_refused_for_every_method(folder: Path, method: str) -> None:
-    wrong = replace(read_credentials(str(folder / "ours")), secret=SECRET + "!")
+    wrong = replace(load_credentials(str(folder / "ours")), secret=SECRET + "!")
 
     async def scenario(port: int, worker: SimulatedWorker) -> None:
         assert await call(open_channel("file:/address", f"127.0.0.1:{port}", (), wrong),
@@ -86,22 +86,22 @@ def open_without_secret(credentials: ShardTlsCredentials, port: int) -> grpc.aio
 
 def test_call_without_a_secret_is_refused(folder: Path) -> None:
     async def scenario(port: int, _: SimulatedWorker) -> None:
-        channel = open_without_secret(read_credentials(str(folder / "ours")), port)
+        channel = open_without_secret(load_credentials(str(folder / "ours")), port)
         assert await call(channel) is grpc.StatusCode.UNAUTHENTICATED
     run_with_shard(folder, scenario)
 
 
 def trust_ours_with_their_certificate(folder: Path) -> ShardTlsCredentials:
-    ours, theirs = (read_credentials(str(folder / name)) for name in ("ours", "theirs"))
+    ours, theirs = (load_credentials(str(folder / name)) for name in ("ours", "theirs"))
     return replace(theirs, ca=ours.ca)
 
 
 def trust_ours_without_certificate(folder: Path) -> ShardTlsCredentials:
-    return replace(read_credentials(str(folder / "ours")), key=None, certificate=None)
+    return replace(load_credentials(str(folder / "ours")), key=None, certificate=None)
 
 
 def trust_theirs(folder: Path) -> ShardTlsCredentials:
-    return read_credentials(str(folder / "theirs"))
+    return load_credentials(str(folder / "theirs"))
 
 
 @pytest.mark.parametrize("make_credentials", [trust_ours_with_their_certificate, trust_ours_without_certificate,
@@ -125,7 +125,7 @@ def test_caller_without_tls_gets_no_connection(folder: Path) -> None:
 
 
 def test_hosts_may_have_certificates_of_their_own(folder: Path, tmp_path: Path) -> None:
-    credentials = read_credentials(make_signed(tmp_path / "host", folder / "ours"))
+    credentials = load_credentials(make_signed(tmp_path / "host", folder / "ours"))
 
     async def scenario(port: int, _: SimulatedWorker) -> None:
         channel = open_channel("file:/address", f"127.0.0.1:{port}", (), credentials)
@@ -145,7 +145,7 @@ def test_unix_socket_needs_no_credentials(folder: Path, tmp_path: Path) -> None:
 def test_address_that_others_reach_needs_credentials(folder: Path, address: str) -> None:
     with pytest.raises(ValueError, match=f"listens at {address} only with TLS and a secret, which --shard-credentials"):
         check_address_is_protected(address, None)
-    check_address_is_protected(address, read_credentials(str(folder / "ours")))
+    check_address_is_protected(address, load_credentials(str(folder / "ours")))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.probe_cache import ProbeCache
 from shard.models.decoder import Decoder
 from shard.models.encoder import Encoder
-from shard.models.registry import load_model, read_model_config
+from shard.models.registry import load_model, load_model_config
 from shard.ops.unquantized_linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
 from shard.runner.batch_invariance_check import (
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def load_first_layer(tmp_path_factory: pytest.TempPathFactory, quantize: str = "") -> Decoder:
     folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
     with CheckpointReader(folder, torch.float32, CPU, quantize_on_load=quantize) as weights:
-        return load_model(read_model_config(folder), weights, SingleRankGroup()).copy_first_layers(1)
+        return load_model(load_model_config(folder), weights, SingleRankGroup()).copy_first_layers(1)
 
 
 @pytest.fixture(scope="module")

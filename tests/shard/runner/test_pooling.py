@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shard.runner.pooling import Pooling, read_pooling
+from shard.runner.pooling import Pooling, load_pooling
 
 HIDDEN_STATES = torch.tensor([[1.0, 2.0, 2.0], [3.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
 POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -27,7 +27,7 @@ def write_pooling_files(folder: Path, *, modes: tuple[str, ...] = (), stages: tu
 
 def write_and_read_pooling(folder: Path, dim: int = 0, **file_options: Any) -> Pooling:
     write_pooling_files(folder, **file_options)
-    return read_pooling(folder, "mean", 3, dim)
+    return load_pooling(folder, "mean", 3, dim)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("first", [1, 2, 2]), ("mean", [3, 2, 2]), ("last", [5, 4, 0])])

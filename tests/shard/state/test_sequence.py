@@ -16,9 +16,9 @@ from shard.state.sequence import (
     SamplingParams,
     TokenOccurrences,
     parse_column,
-    read_pooling_inputs,
-    read_sampling_params,
-    read_sequences,
+    parse_pooling_texts,
+    parse_sampling_params,
+    parse_sequences,
     split_by_counts,
 )
 
@@ -51,41 +51,41 @@ def test_ragged_columns_are_split_by_their_counts() -> None:
 
 def test_omitted_columns_have_defaults() -> None:
     plain = pb.Sequences(ids=[9], num_tokens=[2], tokens=[1, 2], num_blocks=[1], blocks=[5])
-    (sequence,) = read_sequences(plain, MESSAGE_LIMITS, 16, 8)
+    (sequence,) = parse_sequences(plain, MESSAGE_LIMITS, 16, 8)
     assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.blocks) == (2, 0, [5])
     assert (sequence.sampling_key, sequence.adapter_id, sequence.sampling,
             sequence.is_prefilled) == (0, 0, SamplingParams(), False)
 
 
 def test_generated_tokens_begin_where_the_prompt_ends() -> None:
-    (sequence,) = read_sequences(make_sequences(SequenceRow(9, [1, 2, 3], [5], num_prompt_tokens=2,
+    (sequence,) = parse_sequences(make_sequences(SequenceRow(9, [1, 2, 3], [5], num_prompt_tokens=2,
                                                             sampling_key=2**64 - 1)), MESSAGE_LIMITS, 16, 8)
     assert (sequence.num_prompt_tokens, sequence.num_tokens_to_prefill, sequence.sampling_key) == (2, 3, 2**64 - 1)
 
 
 def test_sampling_columns_become_one_object_per_row() -> None:
     columns = pb.Sampling(temperature=[0.5, 1.0], watermark=[True, False])
-    assert read_sampling_params(columns, 2) == [SamplingParams(temperature=0.5, watermark=True),
+    assert parse_sampling_params(columns, 2) == [SamplingParams(temperature=0.5, watermark=True),
                                                 SamplingParams(temperature=1.0)]
 
 
 def test_ragged_columns_become_tuples() -> None:
     columns = pb.Sampling(num_allowed_tokens=[2, 0, 1], allowed_tokens=[7, 8, 9], num_biased_tokens=[0, 1, 0],
                           biased_tokens=[4], num_biases=[0, 1, 0], biases=[-1.5])
-    assert read_sampling_params(columns, 3) == [SamplingParams(allowed_tokens=(7, 8)),
+    assert parse_sampling_params(columns, 3) == [SamplingParams(allowed_tokens=(7, 8)),
                                                 SamplingParams(biased_tokens=(4,), biases=(-1.5,)),
                                                 SamplingParams(allowed_tokens=(9,))]
 
 
 def test_counts_of_ragged_columns_must_add_up() -> None:
     with pytest.raises(MalformedMessage, match="banned_tokens has 1 entries, the counts say 0"):
-        read_sampling_params(pb.Sampling(banned_tokens=[1]), 1)
+        parse_sampling_params(pb.Sampling(banned_tokens=[1]), 1)
 
 
 @pytest.mark.parametrize("name", FLOAT_PARAMETERS)
 def test_sampling_parameters_must_be_finite(name: str) -> None:
     with pytest.raises(MalformedMessage, match=name):
-        read_sampling_params(pb.Sampling(**{name: [float("inf")]}), 1)
+        parse_sampling_params(pb.Sampling(**{name: [float("inf")]}), 1)
 
 
 @pytest.mark.parametrize("name", FLOAT_PARAMETERS)
@@ -93,10 +93,10 @@ def test_some_parameters_may_be_negative(name: str) -> None:
     more = {"num_biases": [1], "num_biased_tokens": [1], "biased_tokens": [1]} if name == "biases" else {}
     message = pb.Sampling(**{name: [-1.0]}, **more)
     if name in {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}:
-        read_sampling_params(message, 1)
+        parse_sampling_params(message, 1)
     else:
         with pytest.raises(MalformedMessage, match=name):
-            read_sampling_params(message, 1)
+            parse_sampling_params(message, 1)
 
 
 @pytest.mark.parametrize(("tokens", "biases"), [([1, 2], [1.0]), ([1], [1.0, 2.0]), ([1, 1], [1.0, 2.0])])
@@ -104,7 +104,7 @@ def test_each_biased_token_must_have_one_bias(tokens: list[int], biases: list[fl
     columns = pb.Sampling(num_biased_tokens=[len(tokens)], biased_tokens=tokens, num_biases=[len(biases)],
                           biases=biases)
     with pytest.raises(MalformedMessage, match="biased_tokens"):
-        read_sampling_params(columns, 1)
+        parse_sampling_params(columns, 1)
 
 
 @pytest.mark.parametrize("name", ["end_tokens", "allowed_tokens", "banned_tokens", "biased_tokens"])
@@ -116,7 +116,7 @@ def test_listed_tokens_must_be_in_the_vocabulary(name: str) -> None:
         message.sampling.num_biases.append(1)
         message.sampling.biases.append(1.0)
     with pytest.raises(MalformedMessage, match="sequence 9 names a token outside the vocabulary"):
-        read_sequences(message, MESSAGE_LIMITS, 16, 8)
+        parse_sequences(message, MESSAGE_LIMITS, 16, 8)
 
 
 @given(some.lists(some.lists(some.integers(0, 5), max_size=4), max_size=6), some.integers(0, 4))
@@ -135,12 +135,12 @@ TEXT_LIMITS = ModelLimits(512, 8, 1, mixed_steps=True)
 
 
 def test_texts_are_split_by_the_counts_column() -> None:
-    assert read_pooling_inputs(make_embed([5, 6, 7], [8]), TEXT_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
+    assert parse_pooling_texts(make_embed([5, 6, 7], [8]), TEXT_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
 
 
 def test_each_text_has_its_adapter() -> None:
     message = make_embed([5], [6], adapters=[0, 9])
-    assert read_pooling_inputs(message, TEXT_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
+    assert parse_pooling_texts(message, TEXT_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
 
 
 @pytest.mark.parametrize(("message", "complaint"), [
@@ -155,4 +155,4 @@ def test_each_text_has_its_adapter() -> None:
 ], ids=str)
 def test_invalid_texts_are_malformed(message: Any, complaint: str) -> None:
     with pytest.raises(MalformedMessage, match=complaint):
-        read_pooling_inputs(message, TEXT_LIMITS)
+        parse_pooling_texts(message, TEXT_LIMITS)

@@ -14,7 +14,7 @@ from shard.attention.backend import AttentionOptions, make_attention_backend
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
-from shard.models.registry import load_model, read_model_config
+from shard.models.registry import load_model, load_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.model_runner import build_forward_inputs
 from shard.state.sequence import Sequence
@@ -31,7 +31,7 @@ class ForwardOutput:
 
 
 def load_decoder_model(folder: Path, dtype: torch.dtype, group: RankGroup, quantize: str = "") -> Decoder:
-    config = read_model_config(folder)
+    config = load_model_config(folder)
     with CheckpointReader(folder, dtype, CPU, config.quantization, quantize) as weights:
         model = load_model(config, weights, group)
         assert weights.list_unclaimed_names() == []

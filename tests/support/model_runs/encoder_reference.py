@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 from shard.checkpoint.reader import CheckpointReader
 from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
-from shard.models.registry import load_encoder, read_model_config
+from shard.models.registry import load_encoder, load_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.pooling import Pooling
 from shard.runner.pooling_runners import EncoderRunner
@@ -30,7 +30,7 @@ RANDOM_TEXTS = [make_random_text(length) for length in TEXT_LENGTHS]
 
 
 def load_encoder_model(folder: Path, dtype: torch.dtype, group: RankGroup, quantize: str = "") -> Encoder:
-    config = read_model_config(folder)
+    config = load_model_config(folder)
     assert isinstance(config, EncoderConfig)
     with CheckpointReader(folder, dtype, CPU, config.quantization, quantize) as weights:
         model = load_encoder(config, weights, group)

@@ -13,7 +13,7 @@ from shard.attention.backend import AttentionBackend, AttentionOptions, make_att
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
-from shard.models.registry import load_model, read_model_config
+from shard.models.registry import load_model, load_model_config
 from shard.parallel.group import SingleRankGroup
 from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction
 from shard.runner.model_runner import ModelRunner, StepOutputs
@@ -77,7 +77,7 @@ class ReplayableModel:
 
     def __init__(self, folder: Path, capture: CaptureFunction = capture_by_calling, device: torch.device = CPU, *,
                  max_rows: int = MAX_ROWS, quantize: str = "", adaptable: bool = False) -> None:
-        config = read_model_config(folder)
+        config = load_model_config(folder)
         adapter_registry = self.loaded_adapters = LoadedAdapters(torch.float32, device, adaptable=adaptable)
         with CheckpointReader(folder, torch.float32, device, config.quantization, quantize,
                               lora_targets=adapter_registry.lora_targets) as weights:

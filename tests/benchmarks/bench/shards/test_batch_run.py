@@ -14,7 +14,7 @@ from benchmarks.bench.shards.batch_run import (
 )
 from benchmarks.bench.shards.rank_connections import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
-from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, ModelLimits, read_sampling_params, read_sequences
+from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, ModelLimits, parse_sampling_params, parse_sequences
 
 SMALL_SHAPE = SequenceLengths(sequence_length=10, decode_length=8, block_size=16)
 
@@ -73,7 +73,7 @@ def test_every_sequence_gets_all_the_blocks_it_needs(
         rows: int, length: int, decodes: int, speculated: int, vocabulary: int) -> None:
     shape = SequenceLengths(length, decodes, 16, speculated)
     message = make_random_sequences(rows, shape, vocabulary, SamplingSettings())
-    sequences = read_sequences(message, ModelLimits(vocabulary, 1000, speculated, True), 16, rows * shape.num_blocks)
+    sequences = parse_sequences(message, ModelLimits(vocabulary, 1000, speculated, True), 16, rows * shape.num_blocks)
     assert sorted(block for one in sequences for block in one.blocks) == [*range(rows * shape.num_blocks)]
     assert all(16 * len(one.blocks) >= length + (decodes - 1) * speculated for one in sequences)
 
@@ -86,7 +86,7 @@ def test_default_sampling_has_no_columns() -> None:
 def test_sampling_settings_are_in_every_row() -> None:
     settings = SamplingSettings(temperature=0.5, top_k=3, repetition_penalty=1.5, frequency_penalty=0.5, watermark=True,
                                 top_n_tokens=2)
-    one, other = read_sampling_params(settings.to_columns(2), 2)
+    one, other = parse_sampling_params(settings.to_columns(2), 2)
     assert one == other
     assert (one.temperature, one.top_k, one.repetition_penalty, one.watermark, one.top_n_tokens) == (
         0.5, 3, 1.5, True, 2)
@@ -95,6 +95,6 @@ def test_sampling_settings_are_in_every_row() -> None:
 
 @pytest.mark.parametrize("settings", [{"do_sample": True}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}])
 def test_sampling_filters_imply_random_sampling(settings: dict[str, Any]) -> None:
-    [one] = read_sampling_params(SamplingSettings(**settings).to_columns(1), 1)
+    [one] = parse_sampling_params(SamplingSettings(**settings).to_columns(1), 1)
     assert one.temperature == 1.0
     assert DEFAULT_SAMPLING_PARAMS.temperature == 0.0

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from launcher.demo.training.corpus.counting import make_counting_document
 from launcher.demo.training.tokenizer import save_tokenizer
 from launcher.demo.training.train import make_model, save_model, train_corpus_tokenizer, train_demo_model
-from shard.models.registry import read_model_config
+from shard.models.registry import load_model_config
 
 DOCUMENT_SHARES = {make_counting_document: 1.0}
 
@@ -25,7 +25,7 @@ def test_trained_model_is_saved_in_servable_form(tmp_path: Path, monkeypatch: py
     assert read.dtype == torch.bfloat16
     torch.testing.assert_close(read.lm_head.weight.float(), model.lm_head.weight, rtol=1e-2, atol=1e-3)
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == [2, 0]
-    config = read_model_config(tmp_path)
+    config = load_model_config(tmp_path)
     assert (config.architecture, config.tie_word_embeddings, config.max_positions) == ("LlamaForCausalLM", True, 2048)
 
 
