@@ -47,7 +47,7 @@ class MergeRequest:
     output_folder: Path
 
 
-class AdapterShare(NamedTuple):
+class WeightedAdapterModule(NamedTuple):
     """Names and headers of one adapter's matrices for one module, to be read later, and the adapter's weight."""
 
     folder: Path
@@ -128,7 +128,8 @@ def parse_folder(name: str, path: object) -> Path:
 # Modules of the adapters
 
 
-def iter_module_matrices(folder: Path, weight: float, tensors: AdapterTensors) -> Iterator[tuple[str, AdapterShare]]:
+def iter_module_matrices(folder: Path, weight: float,
+                         tensors: AdapterTensors) -> Iterator[tuple[str, WeightedAdapterModule]]:
     """Yield the adapter's matrices by unprefixed module name. Reject an adapter with any other tensor."""
     if tensors.unrecognized_names:
         raise ValueError(
@@ -139,7 +140,7 @@ def iter_module_matrices(folder: Path, weight: float, tensors: AdapterTensors) -
                              f"(modules_to_save), which is no sum that others could be added to")
         if not (parts.lora_a and parts.lora_b):
             raise ValueError(f"{folder} has {parts.lora_a or parts.lora_b} without the other matrix of {module}")
-        matrices = AdapterShare(folder, weight, tensors, parts)
+        matrices = WeightedAdapterModule(folder, weight, tensors, parts)
         down, up = matrices.header_entries
         if not len(down.shape) == len(up.shape) == 2 or not down.shape[0] == up.shape[1] == matrices.rank:
             raise ValueError(f"{folder} has {parts.lora_a} as {list(down.shape)} and {parts.lora_b} as "
@@ -147,9 +148,9 @@ def iter_module_matrices(folder: Path, weight: float, tensors: AdapterTensors) -
         yield module, matrices
 
 
-def group_by_module(named_matrices: Iterator[tuple[str, AdapterShare]]) -> list[list[AdapterShare]]:
+def group_by_module(named_matrices: Iterator[tuple[str, WeightedAdapterModule]]) -> list[list[WeightedAdapterModule]]:
     """Group shares by module, in the order of the adapters. Reject modules whose ranks or shapes differ."""
-    matrices_by_module: dict[str, list[AdapterShare]] = {}
+    matrices_by_module: dict[str, list[WeightedAdapterModule]] = {}
     for module, share in named_matrices:
         matrices_by_module.setdefault(module, []).append(share)
     if not matrices_by_module:
@@ -170,7 +171,7 @@ def group_by_module(named_matrices: Iterator[tuple[str, AdapterShare]]) -> list[
 # Merging
 
 
-def plan_tensor_merges(modules: list[list[AdapterShare]]) -> dict[str, list[WeightedTensor]]:
+def plan_tensor_merges(modules: list[list[WeightedAdapterModule]]) -> dict[str, list[WeightedTensor]]:
     """Return the inputs of each merged tensor by tensor name, sorted.
 
     An adapter's weight is multiplied by its scale and split evenly between its two matrices.

@@ -46,12 +46,12 @@ def list_checkpoint_files(folder: Path) -> CheckpointFiles:
         return CheckpointFiles(folder, files, indexed_files)
     if pickled := [path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)]:
         raise ValueError(
-            f"{folder} holds its weights as {join_first_names(sorted(pickled))}, which can run code when it is "
+            f"{folder} holds its weights as {join_names_with_cutoff(sorted(pickled))}, which can run code when it is "
             f"read; supported: safetensors")
-    raise ValueError(f"{folder} lacks {join_first_names(missing)}; is the download complete?")
+    raise ValueError(f"{folder} lacks {join_names_with_cutoff(missing)}; is the download complete?")
 
 
-def join_first_names(names: list[str]) -> str:
+def join_names_with_cutoff(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES_IN_ERROR]) + (" and others" if len(names) > MAX_NAMES_IN_ERROR else "")
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.checkpoint.index import join_first_names, list_checkpoint_files
+from shard.checkpoint.index import join_names_with_cutoff, list_checkpoint_files
 from shard.checkpoint.safetensors_file import SafetensorsFile, Shape, TensorEntry, open_safetensors
 from shard.lora.targets import LoraTargetLayers
 from shard.ops.int8_linear import DequantBuffers
@@ -111,7 +111,7 @@ class CheckpointReader:
             self._open_files = files.pop_all()
         self._num_bytes_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored_tensors.values())
         if unread_files := checkpoint_files.list_unread_files():
-            logger.info("%s also holds %s, which is not read", folder, join_first_names(unread_files))
+            logger.info("%s also holds %s, which is not read", folder, join_names_with_cutoff(unread_files))
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -206,7 +206,7 @@ class CheckpointReader:
         """Allow all unused tensors whose names begin with the prefix."""
         self._claimed_names.update(name for name in self._stored_tensors if name.startswith(prefix))
 
-    def prefix_names(self, prefix: str, head: str) -> None:
+    def add_name_prefix(self, prefix: str, head: str) -> None:
         """Prefix all tensor names but the head's from now on: checkpoints saved without a head lack the prefix."""
         self._stored_tensors = {name if name.startswith(f"{head}.") else f"{prefix}{name}": stored
                                 for name, stored in self._stored_tensors.items()}

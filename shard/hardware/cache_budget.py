@@ -126,7 +126,7 @@ def read_host_memory(root: Path = ROOT_FOLDER) -> AvailableMemory:
     return available
 
 
-def is_beyond_recovery(error: BaseException) -> bool:
+def is_unrecoverable_error(error: BaseException) -> bool:
     """Whether steps of this process would go on failing when there is memory again."""
     return BROKEN_PRIMITIVE_PATTERN.search(str(error)) is not None
 

@@ -37,7 +37,7 @@ def choose_num_threads(requested: int, num_cores: int, num_shards: int) -> int:
 
 
 @contextmanager
-def use_one_thread() -> Iterator[None]:
+def use_single_torch_thread() -> Iterator[None]:
     """Let torch compute in this thread alone. Helper threads would compete for the cores with those of the steps, and
     each side waits until all of its helpers are done."""
     before = torch.get_num_threads()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shard.attention.forward_inputs import ForwardInputs
+from shard.attention.model_inputs import ModelInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
 from shard.layers.parallel_linear import make_float_linear
 from shard.native.library import load_library
@@ -37,7 +37,7 @@ class VocabParallelEmbedding:
         self.weight = weights.read_rows(name, shape, self.id_range, stored if smaller else None)  # [ids, hidden]
         self._lora_target = weights.lora_targets.add_embedding(name.removesuffix(".weight"), shape)
 
-    def __call__(self, inputs: ForwardInputs) -> Tensor:
+    def __call__(self, inputs: ModelInputs) -> Tensor:
         """`[tokens, hidden_size]`"""
         return self.embed_tokens(inputs.tokens)
 
@@ -57,10 +57,10 @@ class VocabParallelEmbedding:
 class PositionedEmbedding:
     """Sum of token embedding and learned position embedding."""
 
-    token_embedding: Callable[[ForwardInputs], Tensor]
+    token_embedding: Callable[[ModelInputs], Tensor]
     position_weight: Tensor  # [positions, hidden]
 
-    def __call__(self, inputs: ForwardInputs) -> Tensor:
+    def __call__(self, inputs: ModelInputs) -> Tensor:
         """`[tokens, hidden_size]`"""
         return self.token_embedding(inputs).add_(self.position_weight.index_select(0, inputs.positions))
 

@@ -33,7 +33,7 @@ class ExpertGate:
             dim=-1, descending=True, stable=True)
         top_weights = routing_weights[:, :self.num_experts_per_token]
         if self.normalize_weights:
-            top_weights = top_weights / sum_choices_in_order(top_weights.unsqueeze(-1))
+            top_weights = top_weights / sum_expert_outputs(top_weights.unsqueeze(-1))
         return experts[:, :self.num_experts_per_token], top_weights
 
 
@@ -62,7 +62,7 @@ class RoutedExperts:
         experts, routing_weights = self.expert_gate(x)
         # [tokens, chosen, hidden]
         expert_outputs = self._run_chosen_experts(x, experts.flatten()).view(*experts.shape, -1)
-        return self.group.all_reduce_sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
+        return self.group.all_reduce_sum(sum_expert_outputs(expert_outputs, routing_weights).to(x.dtype))
 
     def _run_chosen_experts(self, x: Tensor, chosen_experts: Tensor) -> Tensor:
         """Return the experts' outputs, one row per element of `chosen_experts: [tokens * chosen]`."""
@@ -85,7 +85,7 @@ class RoutedExperts:
         return output
 
 
-def sum_choices_in_order(rows: Tensor, routing_weights: Tensor | None = None) -> Tensor:
+def sum_expert_outputs(rows: Tensor, routing_weights: Tensor | None = None) -> Tensor:
     """Sum `[tokens, chosen, width]` to `[tokens, width]` in float32, one choice after the other:
     docs/concepts/exactness.md, "Sums in a fixed order"."""
     total = torch.zeros(len(rows), rows.shape[2], device=rows.device)

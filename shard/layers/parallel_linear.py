@@ -104,7 +104,7 @@ def make_float_linear(weights: CheckpointReader, names: Iterable[str], read_weig
     return make_linear(read_weight(dtype=None, scratch=should_pack(weights.dtype, weights.device)), bias)
 
 
-def without_rounding(linear: Linear) -> Linear:
+def with_float32_output(linear: Linear) -> Linear:
     """Return the linear with outputs in float32, if it can give them."""
     return linear.forward_float32 if isinstance(linear, FLOAT32_LINEARS) else linear
 
@@ -123,7 +123,7 @@ def load_gelu_linear(
 ) -> GeluLinear | PackedGeluLinear | SeparateGeluLinear:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
     if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
-        linear = without_rounding(load_linear(weights, [linear_rows]))
+        linear = with_float32_output(load_linear(weights, [linear_rows]))
         return SeparateGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
     linear_class = PackedGeluLinear if packed else GeluLinear
@@ -141,7 +141,7 @@ def load_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     if unwrapped is None and has_native_products(weights.dtype, weights.device):
         unwrapped = load_float_linear(weights, [gate, up], bias)
     if unwrapped is not None:
-        linear = wrap_with_adapters(weights, [gate, up], without_rounding(unwrapped))
+        linear = wrap_with_adapters(weights, [gate, up], with_float32_output(unwrapped))
         if weights.device.type == "cpu" and (library := load_library()) is not None:
             return NativeGatedLinear(linear, variants.native, weights.dtype, library)
         return GatedLinear(linear, exact_and_rounded)

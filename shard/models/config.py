@@ -123,7 +123,7 @@ def check_activation(hf_config: JsonConfig, *supported: str) -> None:
 
 
 def parse_rotary_config(hf_config: JsonConfig, max_positions: int, *,
-                       rope_type_aliases: Mapping[str, str] = MappingProxyType({})) -> RotaryConfig:
+                        rope_type_aliases: Mapping[str, str] = MappingProxyType({})) -> RotaryConfig:
     """Parse `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. If settings differ by type of layer,
     those of layers with full attention are read. `rope_type_aliases`: a model's own names of kinds."""
     values = hf_config.get_subconfig("rope_parameters", "rope_scaling")
@@ -138,7 +138,7 @@ def parse_rotary_config(hf_config: JsonConfig, max_positions: int, *,
     theta = rope_settings.get_positive_number("rope_theta", hf_config.get_positive_number("rope_theta", 10000.0))
     if kind == "longrope":
         return parse_longrope_config(hf_config, rope_settings, max_positions,
-                                    RotaryConfig(kind, theta, rotated_fraction=share))
+                                     RotaryConfig(kind, theta, rotated_fraction=share))
     required = {name: rope_settings.get_positive_number(name) for name in ROPE_TYPE_SETTINGS[kind]}
     if not required:
         return RotaryConfig(kind, theta, rotated_fraction=share)
@@ -155,7 +155,7 @@ def parse_rotary_config(hf_config: JsonConfig, max_positions: int, *,
 
 
 def parse_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_positions: int,
-                         rotary_config: RotaryConfig) -> RotaryConfig:
+                          rotary_config: RotaryConfig) -> RotaryConfig:
     """Return the longrope settings. If the model supports more than its original context, the long factors are used
     for all sequences: with the short factors for short sequences, as in the authors' code, a token's keys would change
     as its sequence grows."""

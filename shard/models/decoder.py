@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
+from shard.attention.model_inputs import ModelInputs
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import LMHead, VocabParallelEmbedding, load_lm_head
 from shard.layers.rotary import RotaryConfig, RotaryTable
@@ -20,7 +20,7 @@ from shard.ops.unquantized_linear import Linear
 from shard.parallel.group import RankGroup, even_rank_range, replicated_rank_range, uneven_rank_range
 
 SizedLinear = tuple[Linear, int]  # linear and its input width
-TokenEmbedding = Callable[[ForwardInputs], Tensor]  # to the tokens' embeddings, [tokens, hidden], as a new tensor
+TokenEmbedding = Callable[[ModelInputs], Tensor]  # to the tokens' embeddings, [tokens, hidden], as a new tensor
 # From positions to the position embedding of a step, which its layers apply: `RotaryTable.select_positions`, or what
 # takes its place where layers need several tables or none.
 SelectPositions = Callable[[Tensor], Any]
@@ -31,7 +31,7 @@ class RunnableModel(Protocol):
     """The part of a model that steps use."""
 
     @abstractmethod
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Return the hidden states after the last norm, `[tokens, hidden]`."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class BaseLanguageModel(RunnableModel, ABC):
 class LayerInputs(NamedTuple):
     """Inputs of a step's layers beside their hidden states."""
 
-    inputs: ForwardInputs
+    inputs: ModelInputs
     cache: KVCache
     attention: AttentionBackend
     rotary: Any  # the position embedding that `Decoder.select_positions` returns
@@ -157,10 +157,10 @@ class Decoder(BaseLanguageModel):
     def layer_linears(self) -> list[list[SizedLinear]]:
         return [layer.linears for layer in self.layers]
 
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         return self.run_layers(self.embedding(inputs), inputs, cache, attention)
 
-    def run_layers(self, embeddings: Tensor, inputs: ForwardInputs, cache: KVCache,
+    def run_layers(self, embeddings: Tensor, inputs: ModelInputs, cache: KVCache,
                    attention: AttentionBackend) -> Tensor:
         """Return the hidden states after the last norm. `embeddings: [tokens, hidden]` is written to."""
         x = ResidualStream(embeddings)
@@ -183,7 +183,7 @@ def load_decoder(source: ModelLoader[Any], load_layer: Callable[[ModelLoader[Any
     config, weights, group, prefix = source.config, source.weights, source.group, f"{source.prefix}."
     check_attention_head_split(config, group.size)
     if weights.has_tensor(f"{names.embedding}.weight"):  # saved without the head
-        weights.prefix_names(prefix, names.head)
+        weights.add_name_prefix(prefix, names.head)
     # Embedding and head come before the layers, because memory holds a head twice while it is packed.
     shape, head_name = (config.vocabulary_size, config.hidden_size), f"{names.head}.weight"
     embedding = VocabParallelEmbedding(weights, group, f"{prefix}{names.embedding}.weight", shape)

@@ -135,7 +135,7 @@ class Encoder:
             x = layer(x, inputs.text_lengths)
         return x
 
-    def compute_label_probabilities(self, hidden_states: Tensor) -> Tensor:
+    def classify_tokens(self, hidden_states: Tensor) -> Tensor:
         """Map `[tokens, hidden]` to float32 probabilities of the labels, `[tokens, labels]`."""
         assert self.classifier is not None
         return self.classifier(hidden_states).float().softmax(-1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.forward_inputs import ForwardInputs
+from shard.attention.model_inputs import ModelInputs
 from shard.json_config import JsonConfig
 from shard.layers.embedding import LMHead
 from shard.layers.rotary import RotaryConfig
@@ -62,7 +62,7 @@ class ScaledEmbedding:
     embedding: TokenEmbedding
     scale: float
 
-    def __call__(self, inputs: ForwardInputs) -> Tensor:
+    def __call__(self, inputs: ModelInputs) -> Tensor:
         """`[tokens, hidden]`"""
         return self.embedding(inputs).mul_(self.scale)
 
@@ -157,7 +157,7 @@ def parse_alternating_windows(hf_config: JsonConfig, period: int) -> tuple[int, 
         "full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
     size = hf_config.get_positive_int("sliding_window") if "sliding_attention" in kinds else None
     return parse_sliding_windows(JsonConfig({"layer_types": kinds, "sliding_window": size}, hf_config.source),
-                                num_layers, enabled_by_default=True)
+                                 num_layers, enabled_by_default=True)
 
 
 def with_logit_softcap(head: LMHead, softcap: float) -> LMHead:

@@ -70,7 +70,7 @@ class GatedMlp:
         return self._down(self._gate_up(x))
 
 
-class FeedForward(Protocol):
+class MlpOrMoe(Protocol):
     """Feed-forward block of a layer: an MLP or a mixture of experts."""
 
     linears: list[SizedLinear]
@@ -82,7 +82,7 @@ class PreNormLayer:
     """Decoder layer of attention and a feed-forward block, each behind a norm and with a residual."""
 
     def __init__(self, pre_attention_norm: Norm, attention: SelfAttention, pre_mlp_norm: Norm,
-                 mlp: FeedForward) -> None:
+                 mlp: MlpOrMoe) -> None:
         self._pre_attention_norm, self._attention = pre_attention_norm, attention
         self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
         self.linears = attention.linears + mlp.linears
@@ -130,7 +130,7 @@ def load_attention(source: ModelLoader[Any], layer: int, *, qk_norm: QKNorm | No
     return SelfAttention(source, layer, rows, output_linear, qk_norm=qk_norm)
 
 
-def load_pre_norm_layer(source: ModelLoader[Any], layer: int, attention: SelfAttention, mlp: FeedForward,
+def load_pre_norm_layer(source: ModelLoader[Any], layer: int, attention: SelfAttention, mlp: MlpOrMoe,
                         load_norm: NormLoader = ModelLoader.load_norm) -> PreNormLayer:
     """Load the norms of a layer and return the layer. Its tensors are named as in Llama."""
     name = f"{source.prefix}.layers.{layer}"

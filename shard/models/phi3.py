@@ -15,7 +15,7 @@ def parse_phi3_config(hf_config: JsonConfig) -> ModelConfig:
     check_activation(hf_config, "silu")
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
     rotary = parse_rotary_config(settings, settings.get_positive_int("max_position_embeddings"),
-                                rope_type_aliases=ROPE_TYPE_ALIASES)
+                                 rope_type_aliases=ROPE_TYPE_ALIASES)
     settings.require_supported("rope_type", rotary.rope_type, ("default", "longrope"))
     return parse_common_config(settings, ModelConfig, rotary=rotary, sliding_windows=parse_uniform_window(settings))
 

@@ -15,7 +15,7 @@ def parse_starcoder2_config(hf_config: JsonConfig) -> GptConfig:
         hf_config, GptConfig, norm_epsilon=hf_config.get_positive_number("norm_epsilon", 1e-5),
         tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True), attention_bias=bias, mlp_bias=bias,
         sliding_windows=parse_sliding_windows(hf_config, hf_config.get_positive_int("num_hidden_layers"),
-                                             enabled_by_default=True),
+                                              enabled_by_default=True),
         gelu_approximate=parse_gelu_approximation(hf_config, "hidden_act", "gelu_pytorch_tanh"))
 
 

@@ -20,7 +20,7 @@ from shard.quantization.fp8 import (
     read_scales,
 )
 from shard.quantization.gptq import parse_column_groups
-from shard.quantization.packing import (
+from shard.quantization.integer_unpacking import (
     SUPPORTED_BITS,
     find_word_range,
     make_zero_point_slice,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.packing import make_consecutive_groups, read_stored_slice
+from shard.quantization.integer_unpacking import make_consecutive_groups, read_stored_slice
 from shard.quantization.quantization_format import MatrixSlice, QuantizedSlice, TensorReader
 
 ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.packing import (
+from shard.quantization.integer_unpacking import (
     SUPPORTED_BITS,
     find_word_range,
     make_consecutive_groups,

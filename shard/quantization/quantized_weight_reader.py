@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shard.quantization.packing import make_consecutive_groups
+from shard.quantization.integer_unpacking import make_consecutive_groups
 from shard.quantization.quantization_format import (
     CODES_PER_CHUNK,
     MatrixSlice,

@@ -59,7 +59,7 @@ class EpochMessages:
     missing_order: int = 0  # the order that the timer waits for
 
     @property
-    def why_over(self) -> str:
+    def end_reason(self) -> str:
         """Reason why messages are rejected, or empty."""
         return self.why_no_more_applied or self.why_no_more_queued
 
@@ -99,12 +99,12 @@ class MessageSequencer:
         epoch = self.epoch
         pending_call = make_pending_call(partial(verb, request))
         if request.epoch != epoch.number:
-            fail_call(pending_call, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
+            resolve_with_error(pending_call, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
         elif not request.order:
-            fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
+            resolve_with_error(pending_call, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
         elif (request.order < epoch.next_order or request.order in epoch.received_messages
               or request.order in epoch.rejected_orders):
-            fail_call(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
+            resolve_with_error(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
             epoch.received_messages[request.order] = pending_call
             self._queue_or_reject_messages(epoch)
@@ -112,12 +112,12 @@ class MessageSequencer:
 
     def _queue_or_reject_messages(self, epoch: EpochMessages) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
-        while not epoch.why_over and epoch.next_order in epoch.received_messages:
+        while not epoch.end_reason and epoch.next_order in epoch.received_messages:
             self._queue_message(epoch, epoch.received_messages.pop(epoch.next_order))
             epoch.next_order += 1
-        if epoch.why_over:
+        if epoch.end_reason:
             for pending_call in epoch.received_messages.values():
-                pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
+                pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.end_reason))
             epoch.rejected_orders.update(epoch.received_messages)
             epoch.received_messages.clear()
         if epoch.received_messages or epoch.missing_order:
@@ -210,7 +210,7 @@ def get_job_outcome(job: "asyncio.Future[Any]") -> Any:
     return SHARD_STOPPING if job.cancelled() else job.result()
 
 
-def fail_call(pending_call: PendingCall[Any], code: Any, reason: str) -> None:
+def resolve_with_error(pending_call: PendingCall[Any], code: Any, reason: str) -> None:
     pending_call.outcome.set_result(RpcStatus(code, reason))
 
 

@@ -139,7 +139,7 @@ async def serve(config: ShardConfig) -> int:
         except (ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             if config.ready_fd >= 0:
-                report_startup(config.ready_fd, f"failed {reason}")
+                report_startup_result(config.ready_fd, f"failed {reason}")
             else:
                 sys.stderr.write(f"weft: {reason}\n")
             return choose_exit_code(error)
@@ -170,7 +170,7 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
             gc.collect()
             gc.freeze()  # present objects are never freed
             on_progress(WARM_UP_PHASE, 0, 0)
-            report_startup(config.ready_fd, make_ready_line(config, port))
+            report_startup_result(config.ready_fd, make_ready_line(config, port))
             await stop_event.wait()
             force_exit_after(MAX_STOP_SECONDS)
 
@@ -232,7 +232,7 @@ def choose_exit_code(error: ValueError | OSError) -> int:
     return 1 if isinstance(error, OSError | StartupOutOfMemory) and not isinstance(error, PermissionError) else 2
 
 
-def report_startup(descriptor: int, line: str) -> None:
+def report_startup_result(descriptor: int, line: str) -> None:
     """Write the last line for the parent, and close the pipe."""
     if descriptor >= 0:
         os.write(descriptor, f"{line}\n".encode())

@@ -21,8 +21,8 @@ from shard.rpc.ordering import (
     RpcStatus,
     StatusCode,
     call_or_status,
-    fail_call,
     make_pending_call,
+    resolve_with_error,
     resolve_with_job,
 )
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
@@ -206,7 +206,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         name = message.WhichOneof("verb")
         if name is None:
             pending_call = make_pending_call(lambda: None)
-            fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
+            resolve_with_error(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
             return ReceivedStepMessage(pending_call, None)
         request, verb = getattr(message, name), getattr(self.worker, name)
         if name in {"filter", "concat"}:

@@ -14,7 +14,7 @@ from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import RunnableModel
 from shard.models.encoder import Encoder, build_encoder_inputs
-from shard.runner.model_runner import build_forward_inputs
+from shard.runner.model_runner import build_model_inputs
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
@@ -101,7 +101,7 @@ class ExactnessGate:
             yield f"a prompt among {count} others", Step(chunks=prompts), len(prompts) * length - 1
 
     def _run_model(self, layout: StepLayout) -> Tensor:
-        inputs = build_forward_inputs(layout, self._cache, self._attention, self._device)
+        inputs = build_model_inputs(layout, self._cache, self._attention, self._device)
         return self._model.forward(inputs, self._cache, self._attention)
 
     def _compute_observed_outputs(self, step: Step, row: int) -> TensorsByName:
@@ -124,11 +124,11 @@ def find_encoder_difference(model: Encoder, device: torch.device) -> str:
     """Return what differs, or an empty string. `model` needs one layer."""
     for length in TEXT_LENGTHS:
         text = make_random_pooling_text(model, length)
-        alone = compute_outputs(model, [text], 0, device)
+        alone = compute_encoder_outputs(model, [text], 0, device)
         for lengths in NEIGHBOUR_LENGTHS:
             neighbours = [make_random_pooling_text(model, neighbour_length) for neighbour_length in lengths]
             batch = [*neighbours, text, *neighbours]
-            if not all(map(have_same_bits, compute_outputs(model, batch, len(neighbours), device), alone)):
+            if not all(map(have_same_bits, compute_encoder_outputs(model, batch, len(neighbours), device), alone)):
                 return f"a text of {len(text.tokens)} tokens has other bits among {len(batch)} texts than alone"
     return ""
 
@@ -139,13 +139,13 @@ def make_random_pooling_text(model: Encoder, length: int) -> PoolingText:
     return PoolingText(torch.randint(config.vocabulary_size, (length,), generator=generator).tolist())
 
 
-def compute_outputs(model: Encoder, texts: list[PoolingText], index: int, device: torch.device) -> list[Tensor]:
+def compute_encoder_outputs(model: Encoder, texts: list[PoolingText], index: int, device: torch.device) -> list[Tensor]:
     """Return the hidden states of the text at this index, and its probabilities of labels if there is a classifier.
     """
     hidden_states = model.forward(build_encoder_inputs(texts, model.config, device))
     rows = [*iter_text_slices([len(text.tokens) for text in texts])][index]
     outputs = [hidden_states] if model.classifier is None else [hidden_states,
-                                                                model.compute_label_probabilities(hidden_states)]
+                                                                model.classify_tokens(hidden_states)]
     return [output[rows].contiguous() for output in outputs]
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, cuda
 
 from shard.attention.backend import CapturableAttentionBackend
-from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs
 from shard.attention.kv_cache import KVCache
+from shard.attention.model_inputs import DUMMY_TOKEN, ModelInputs
 from shard.hardware.device_transfers import DeviceToHostCopier, DeviceToHostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.models.decoder import RunnableModel
@@ -157,13 +157,13 @@ class CudaGraphRunner:
                   for sequence in layout.sequences)
         return captured if self._write_inputs([*zip(tokens, layout.spans, strict=True)], rows) else None
 
-    def _forward(self, inputs: ForwardInputs) -> GraphOutputs:
+    def _forward(self, inputs: ModelInputs) -> GraphOutputs:
         hidden_states = self._model.forward(inputs, self._cache, self._attention)
         logits = self._model.compute_logits(hidden_states)
         assert logits is not None, "only a model on one rank is captured"
         return GraphOutputs(hidden_states, logits)
 
-    def _forward_into_outputs(self, inputs: ForwardInputs, lora_work: LoraWorkList | None) -> None:
+    def _forward_into_outputs(self, inputs: ModelInputs, lora_work: LoraWorkList | None) -> None:
         if self._adapter_routing is not None:
             self._adapter_routing.set_rows((), lora_work)
         token_codes = inputs.tokens
@@ -190,10 +190,10 @@ class CudaGraphRunner:
         self._input_buffers.copy_to_device([tokens, [span.start for span in spans], [*slots]])
         return True
 
-    def _make_inputs(self, num_rows: int) -> ForwardInputs:
+    def _make_inputs(self, num_rows: int) -> ModelInputs:
         tokens, positions, slots = (column[:num_rows] for column in self._input_buffers.device_lists)
-        return ForwardInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
-                             self._static_plans.make_plan(num_rows))
+        return ModelInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
+                           self._static_plans.make_plan(num_rows))
 
 
 def iter_capture_sizes(max_rows: int) -> Iterator[int]:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs
 from shard.attention.kv_cache import KVCache, make_int64_tensor
+from shard.attention.model_inputs import DUMMY_TOKEN, ModelInputs
 from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
 from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
+from shard.runner.cpu_graphs import CpuGraphRunner
 from shard.runner.cuda_graphs import CudaGraphRunner
-from shard.runner.recorded_steps import StepRecorder
 from shard.sampling.sampler import Sampler
 from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
@@ -55,7 +55,7 @@ class ModelRunner:
     adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
     device: torch.device
     cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
-    step_recorder: StepRecorder | None = None  # the same on CPUs
+    cpu_graph_runner: CpuGraphRunner | None = None  # the same on CPUs
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
@@ -68,7 +68,7 @@ class ModelRunner:
             hidden_states = graph_outputs.hidden_states
         non_finite_ids = find_non_finite_sequences(layout, hidden_states)
         if not non_finite_ids.isdisjoint(step.drafts):
-            drop_guesses(step, layout, non_finite_ids, cache)
+            drop_drafts(step, layout, non_finite_ids, cache)
             return self.run(step, cache)
         zero_written_blocks(layout, non_finite_ids, cache)
         prompt_logprobs: dict[int, PromptLogprobs] = {}
@@ -93,13 +93,13 @@ class ModelRunner:
             prompt_logprobs.pop(sequence_id, None)
         return StepOutputs(outputs, prompt_logprobs, failures)
 
-    def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor]:
+    def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ModelInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
-        if self.step_recorder is not None and layout.is_plain_decode:
+        if self.cpu_graph_runner is not None and layout.is_plain_decode:
             self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in layout.sequences])
-            if (recorded := self.step_recorder.run(layout, cache)) is not None:
+            if (recorded := self.cpu_graph_runner.run(layout, cache)) is not None:
                 return recorded
-        inputs = build_forward_inputs(layout, cache, self.attention, self.device)
+        inputs = build_model_inputs(layout, cache, self.attention, self.device)
         adapter_spans = [AdapterRowSpan(sequence.adapter_id, span.length)
                          for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
         if layout.num_dummy_rows:
@@ -157,7 +157,8 @@ class ModelRunner:
         try:
             for index in range(max(map(len, layout.drafts.values()))):
                 pending = [sequence for sequence in pending
-                           if is_guess_right(layout.drafts[sequence.id], index, outputs.get(sequence.id), sequence)]
+                           if is_draft_token_accepted(layout.drafts[sequence.id], index, outputs.get(sequence.id),
+                                                      sequence)]
                 if not pending:
                     break
                 for sequence in pending:
@@ -198,7 +199,7 @@ class ModelRunner:
         return result
 
 
-def is_guess_right(draft: list[int], index: int, output: SequenceOutput | None, sequence: Sequence) -> bool:
+def is_draft_token_accepted(draft: list[int], index: int, output: SequenceOutput | None, sequence: Sequence) -> bool:
     """Whether the guess at `index` is the token that was sampled last, and there may be one behind it."""
     return (output is not None and index < len(draft) and len(output.tokens) == index + 1
             and output.tokens[index] == draft[index] and draft[index] not in sequence.sampling.end_tokens)
@@ -220,7 +221,7 @@ def zero_written_blocks(layout: StepLayout, sequence_ids: set[int], cache: KVCac
             cache.zero_blocks(find_blocks_between(sequence, span.start, span.end, cache.block_size))
 
 
-def drop_guesses(step: Step, layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
+def drop_drafts(step: Step, layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
     """Drop the guesses of these sequences from the step, and set to zero what they wrote. They may be all that was not
     finite, and spoil the states of the known token before them."""
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):
@@ -232,8 +233,8 @@ def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: in
     return sequence.blocks[start // block_size:-(-end // block_size)]
 
 
-def build_forward_inputs(layout: StepLayout, cache: KVCache, attention: AttentionBackend,
-                         device: torch.device) -> ForwardInputs:
+def build_model_inputs(layout: StepLayout, cache: KVCache, attention: AttentionBackend,
+                       device: torch.device) -> ModelInputs:
     """Return the inputs of a forward pass for the layout of a step."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -250,4 +251,4 @@ def build_forward_inputs(layout: StepLayout, cache: KVCache, attention: Attentio
         slots.append(cache.scratch_slot)
     columns = make_int64_tensor(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
     plan = attention.plan(layout.spans[:layout.num_decodes], layout.spans[layout.num_decodes:], len(tokens), cache)
-    return ForwardInputs(columns[0], columns[1], columns[2], make_int64_tensor(layout.sampled_rows).to(device), plan)
+    return ModelInputs(columns[0], columns[1], columns[2], make_int64_tensor(layout.sampled_rows).to(device), plan)

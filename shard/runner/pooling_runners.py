@@ -36,7 +36,7 @@ class EncoderRunner:
     @torch.inference_mode()
     def label_tokens(self, texts: list[PoolingText]) -> list[TokenClassification | None]:
         """Return the labels of each text's tokens; None where a probability is not finite."""
-        probabilities = self.model.compute_label_probabilities(self._compute_hidden_states(texts))  # [tokens, labels]
+        probabilities = self.model.classify_tokens(self._compute_hidden_states(texts))  # [tokens, labels]
         scores, labels = probabilities.max(-1)
         is_finite = probabilities.isfinite().all(-1)
         return [TokenClassification(labels[rows].tolist(), scores[rows].tolist())

@@ -15,7 +15,7 @@ from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
 from shard.sampling.sampler import changes_logits, compute_logit_divisor
-from shard.sampling.selection import draw_uniforms, list_parameters, select_tokens
+from shard.sampling.selection import draw_uniforms, list_filter_columns, select_tokens
 from shard.state.sequence import Sequence
 
 # The parameters of the filters, uniforms, whether logprobs are raw, and divisors of logits; their values in rows beyond
@@ -53,7 +53,7 @@ class CudaGraphSampler:
         sampling_params = [sequence.sampling for sequence in sequences]
         uniforms = draw_uniforms([s.sampling_key for s in sequences], [len(s.tokens) for s in sequences])
         self._parameter_columns.copy_to_device([
-            *list_parameters(sampling_params, uniforms),
+            *list_filter_columns(sampling_params, uniforms),
             [compute_logit_divisor(params.temperature) for params in sampling_params]])
 
     def sample_greedy(self, logits: Tensor) -> CudaGraphSamples:

@@ -47,7 +47,7 @@ def sample_from_candidates(candidates: Candidates, sampling_params: list[Samplin
     """Return a choice for every row, and whether its candidates were enough to make it. `uniforms` [rows] are uniform
     from 0 to below 1; greedy rows ignore them."""
     device = candidates.token_ids.device
-    *filters, draws, raw = list_parameters(sampling_params, uniforms)
+    *filters, draws, raw = list_filter_columns(sampling_params, uniforms)
     selection = select_tokens(
         candidates, torch.tensor(draws, dtype=torch.float64, device=device), torch.tensor(raw, device=device),
         {name: torch.tensor(column, device=device) for name, column in zip(FILTERS, filters, strict=True)
@@ -65,7 +65,7 @@ def sample_from_candidates(candidates: Candidates, sampling_params: list[Samplin
     return sampled_tokens, decided.tolist()
 
 
-def list_parameters(sampling_params: list[SamplingParams], uniforms: Tensor) -> list[list[float]]:
+def list_filter_columns(sampling_params: list[SamplingParams], uniforms: Tensor) -> list[list[float]]:
     """Return a column for every filter, one of the uniform numbers, and whether logprobs are raw. Greedy rows have
     zeros, which use no filter and take the best."""
     return [*([getattr(sampling, name) if sampling.temperature else 0 for sampling in sampling_params]

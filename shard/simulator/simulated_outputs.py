@@ -48,7 +48,7 @@ class SimulatedTokens:
         self._word_logprobs: list[float] = []
         self._extra_token_counts = b""
 
-    def go_on_behind(self, tokens: Iterable[int]) -> None:
+    def continue_from_tokens(self, tokens: Iterable[int]) -> None:
         """Make this the text behind these generated tokens. Each that it does not have itself changes what follows."""
         for index, token in enumerate(tokens):
             if token != self.get_token(index):

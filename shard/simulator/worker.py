@@ -239,7 +239,7 @@ class SimulatedWorker:
         """Give a new sequence its state; raise if it is poisonous."""
         if sequence.worker_state is None:
             text = SimulatedTokens(sequence, self._model_config.seed, self._model_config.mean_output_length)
-            text.go_on_behind(sequence.tokens[sequence.num_prompt_tokens:])
+            text.continue_from_tokens(sequence.tokens[sequence.num_prompt_tokens:])
             prompt = sequence.tokens[:sequence.num_prompt_tokens]
             sequence.worker_state = SimulatedSequenceState(text,
                                                            CacheTags(sequence, self.shard_state.block_usage.block_size),

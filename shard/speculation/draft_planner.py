@@ -5,7 +5,7 @@ added as long as they raise the expected tokens per second of the step. So a ste
 verifies many guesses, one with many rows few, and a sequence whose guesses fail none. Guesses are compared with the
 tokens that come even where no step verifies them, so nothing needs to be tried.
 
-Rank 0 plans, since ranks measure different times. `share_drafts` tells the others.
+Rank 0 plans, since ranks measure different times. `broadcast_drafts` tells the others.
 """
 
 from bisect import bisect_right
@@ -39,7 +39,7 @@ class DraftState:
     proposal: list[int] = field(default_factory=list)  # guesses for the step that is planned
 
 
-class StepSeconds:
+class StepTimePredictor:
     """Seconds of a step by its number of rows: a line through the average of the latest steps. Its slope is that of
     these steps as far as their numbers of rows differ, and that of the warm-up's steps otherwise."""
 
@@ -92,7 +92,7 @@ class StepSeconds:
 class DraftPlanner:
     """Planner for sequences of one model, with at most `max_draft_tokens` guesses per sequence and step."""
 
-    def __init__(self, max_draft_tokens: int, max_positions: int, step_seconds: StepSeconds) -> None:
+    def __init__(self, max_draft_tokens: int, max_positions: int, step_seconds: StepTimePredictor) -> None:
         self.max_draft_tokens = max_draft_tokens
         self._step_seconds = step_seconds
         self._max_positions = max_positions
@@ -144,7 +144,7 @@ class DraftPlanner:
                 state.hit_rate += ((guess == token) - state.hit_rate) * HIT_RATE_STEP
 
 
-def share_drafts(step: Step, max_draft_tokens: int, group: RankGroup) -> None:
+def broadcast_drafts(step: Step, max_draft_tokens: int, group: RankGroup) -> None:
     """Set the guesses of the step to those of rank 0."""
     padded = [(draft + [-1] * max_draft_tokens)[:max_draft_tokens]
               for draft in (step.drafts.get(sequence.id, []) for sequence in step.decodes)]

@@ -21,9 +21,9 @@ class PromptLookup:
             return []
         ends = self._ends
         for end in range(self._num_indexed_tokens, len(tokens)):
-            ends[make_key(tokens, end)] = end
+            ends[make_ngram_key(tokens, end)] = end
         self._num_indexed_tokens = len(tokens)
-        start = ends.get(make_key(tokens, len(tokens)))
+        start = ends.get(make_ngram_key(tokens, len(tokens)))
         if start is None:
             return []
         proposal = tokens[start:start + max_tokens]
@@ -33,5 +33,5 @@ class PromptLookup:
         return proposal
 
 
-def make_key(tokens: list[int], end: int) -> int:
+def make_ngram_key(tokens: list[int], end: int) -> int:
     return (tokens[end - 3] << TOKEN_BITS | tokens[end - 2]) << TOKEN_BITS | tokens[end - 1]

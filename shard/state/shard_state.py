@@ -114,7 +114,7 @@ class ShardState:
         if request.alongside:
             transaction.add_decodes()
         transaction.add_sequences(parse_sequences(request.sequences, self.limits, self.block_usage.block_size,
-                                                 self.block_usage.num_blocks))
+                                                  self.block_usage.num_blocks))
         transaction.add_chunks(request.chunks)
         return transaction.apply_step()
 

@@ -48,7 +48,7 @@ class Step:
         """Sequences whose last token is known after this step: each yields a token or fails."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
 
-    def move_out_failed(self) -> None:
+    def separate_failed_sequences(self) -> None:
         """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
         if failed := [sequence for sequence in self.decodes if sequence.failure is not None]:
             self.failed_sequences += failed

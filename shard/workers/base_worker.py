@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 from torch import cuda
 
 from shard.errors import PeerLost, RejectedMessage, StartupOutOfMemory, StepOutOfMemory
-from shard.hardware.cache_budget import is_beyond_recovery, is_out_of_memory
-from shard.hardware.device_setup import use_one_thread
+from shard.hardware.cache_budget import is_out_of_memory, is_unrecoverable_error
+from shard.hardware.device_setup import use_single_torch_thread
 from shard.hardware.dtype import dtype_name
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits, PoolingText
@@ -87,7 +87,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
         self.shard_state.check_load(request)
         if (preceding_unload := self.shard_state.make_unload_if_loaded(request)) is not None:
             self.unload_resource(preceding_unload)
-        with use_one_thread():
+        with use_single_torch_thread():
             num_bytes = self._load_by_kind(request)
         self.shard_state.mark_loaded(request)
         return pb.LoadAnswer(bytes=num_bytes)
@@ -115,7 +115,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
                 # If another rank is the cause, its own log is more useful than a traceback here.
                 logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
                 self._exit()
-            if is_beyond_recovery(error):
+            if is_unrecoverable_error(error):
                 logger.error("this shard ends, since its products go on failing: %s", error)
                 self._exit()
             if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):

@@ -19,7 +19,7 @@ from shard.hardware.cache_budget import (
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.model_runner import StepOutputs
-from shard.speculation.draft_planner import DraftPlanner, StepSeconds, share_drafts
+from shard.speculation.draft_planner import DraftPlanner, StepTimePredictor, broadcast_drafts
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
@@ -39,7 +39,7 @@ from shard.workers.warmup import (
     SLOW_STEP_SECONDS,
     DecoderWarmupSteps,
     MaxStepSizes,
-    StepTimeMemory,
+    WarmupTimingCache,
     measure_steps,
 )
 
@@ -107,9 +107,9 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         limits = self.shard_state.limits
         if limits.tokens_per_step == 1:
             return None
-        step_seconds = StepSeconds((num_chunk_tokens or num_rows, seconds)
-                                   for num_rows, num_chunk_tokens, seconds
-                                   in zip(answer.rows, answer.chunk_tokens, answer.seconds, strict=True))
+        step_seconds = StepTimePredictor((num_chunk_tokens or num_rows, seconds)
+                                         for num_rows, num_chunk_tokens, seconds
+                                         in zip(answer.rows, answer.chunk_tokens, answer.seconds, strict=True))
         return DraftPlanner(limits.tokens_per_step - 1, limits.max_positions, step_seconds)
 
     def _run_largest_step(self, request: pb.WarmupRequest) -> None:
@@ -151,14 +151,15 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         loaded = self._loaded_model
         loaded.runner.cuda_graph_runner = loaded.capture_decode_steps(cache, max_sizes.max_rows,
                                                                       max_sizes.max_sequence_length)
-        steps, memory = DecoderWarmupSteps(loaded.runner, cache, max_sizes), self._find_step_time_memory(max_sizes)
-        if memory is None or not memory.recall(next(steps.make_series()[0]), loaded.group, answer):
+        steps = DecoderWarmupSteps(loaded.runner, cache, max_sizes)
+        timing_cache = self._find_warmup_timing_cache(max_sizes)
+        if timing_cache is None or not timing_cache.restore(next(steps.make_series()[0]), loaded.group, answer):
             measure_steps(steps.make_series(), loaded.group, SLOW_STEP_SECONDS[loaded.device.type], answer)
-            if memory is not None:
-                memory.keep(answer)
+            if timing_cache is not None:
+                timing_cache.save(answer)
         return cache, answer
 
-    def _find_step_time_memory(self, max_sizes: MaxStepSizes) -> StepTimeMemory | None:
+    def _find_warmup_timing_cache(self, max_sizes: MaxStepSizes) -> WarmupTimingCache | None:
         """Return None where steps are to be measured at each start: on GPUs, which compile and capture at warm-up; with
         speculation, which trusts the times for ever; with ranks on several machines."""
         loaded = self._loaded_model
@@ -166,7 +167,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if (loaded.device.type != "cpu" or self.shard_state.limits.tokens_per_step > 1
             or settings.machine_world_size != settings.world_size):
             return None
-        return StepTimeMemory(loaded.probe_cache, loaded.make_probe_key(
+        return WarmupTimingCache(loaded.probe_cache, loaded.make_probe_key(
             loaded.config, asked="times of steps", limits=max_sizes))
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
@@ -194,7 +195,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if pending_result is not None:
             return pending_result
         self._overlap_queue.finish_all()
-        step.move_out_failed()  # sequences of this step may have failed in those just finished
+        step.separate_failed_sequences()  # sequences of this step may have failed in those just finished
         return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
@@ -248,7 +249,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if loaded.group.rank == 0:
             planner.plan(step)
         if loaded.group.size > 1:
-            share_drafts(step, planner.max_draft_tokens, loaded.group)
+            broadcast_drafts(step, planner.max_draft_tokens, loaded.group)
         started_at = perf_counter()
         outputs = loaded.runner.run(step, cache)
         if loaded.group.rank == 0:

@@ -64,11 +64,11 @@ from shard.runner.batch_invariance_check import (
     ExactnessGate,
     find_encoder_difference,
 )
+from shard.runner.cpu_graphs import make_cpu_graph_runner
 from shard.runner.cuda_graphs import CudaGraphRunner, make_capture_function
 from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import load_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
-from shard.runner.recorded_steps import make_step_recorder
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
@@ -121,8 +121,8 @@ class LoadContext:
             logger.info("%s", weights.quantization_summary)
         return model
 
-    def check_exactness(self, model_config: ModelConfig, on_progress: OnProgress, find_difference: Callable[[], str],
-                        **subject: str) -> str:
+    def explain_inexactness(self, model_config: ModelConfig, on_progress: OnProgress,
+                            find_difference: Callable[[], str], **subject: str) -> str:
         """Return why the loaded model is not exact here, or an empty string. `subject`: what else the result depends
         on."""
         on_progress(CHECK_PHASE, 0, 0)
@@ -199,7 +199,7 @@ class LoadedEncoder(LoadContext):
 def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedDecoder:
     folder = Path(config.model)
     model_config = load_model_config(folder)
-    context = prepare_loading(config, model_config)
+    context = make_load_context(config, model_config)
     device, group, dtype = context.device, context.group, context.dtype
     num_heads_per_kv_head = model_config.num_heads // model_config.num_kv_heads
     backend = choose_attention_backend(
@@ -215,12 +215,12 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     gate = ExactnessGate(gate_model, model_config, attention,
                          partial(make_cache, gate_model, MIN_BLOCK_SIZE, dtype=dtype, device=device), device,
                          sizes=THOROUGH_GATE_SIZES if config.exact and device.type == "cuda" else QUICK_GATE_SIZES)
-    inexact_reason = context.check_exactness(model_config, on_progress, gate.find_difference, attention=backend)
+    inexact_reason = context.explain_inexactness(model_config, on_progress, gate.find_difference, attention=backend)
     grammars = make_grammar_registry(folder, model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
     runner = ModelRunner(model, attention, sampler, group, context.loaded_adapters.adapter_routing, device,
-                         step_recorder=make_step_recorder(model, attention, group.size,
-                                                          context.loaded_adapters.recordable_routing))
+                         cpu_graph_runner=make_cpu_graph_runner(model, attention, group.size,
+                                                                context.loaded_adapters.recordable_routing))
     embedder = DecoderEmbedder(runner, pooling, partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
                                                         cache_type=TransientKVCache))
     return LoadedDecoder(**vars(context), model=model, attention=attention, runner=runner, embedder=embedder,
@@ -238,11 +238,11 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     model_config = load_model_config(folder)
     assert isinstance(model_config, EncoderConfig)
     pooling = load_pooling(folder, "mean", model_config.hidden_size, config.embedding_dim)
-    context = prepare_loading(config, model_config)
+    context = make_load_context(config, model_config)
     model = context.load_from_weights(model_config, on_progress, load_encoder)
-    inexact_reason = context.check_exactness(model_config, on_progress,
-                                             partial(find_encoder_difference, model.copy_first_layers(1),
-                                                     context.device))
+    inexact_reason = context.explain_inexactness(model_config, on_progress,
+                                                 partial(find_encoder_difference, model.copy_first_layers(1),
+                                                         context.device))
     runner = EncoderRunner(model, pooling, context.loaded_adapters.adapter_routing, context.device)
     return LoadedEncoder(**vars(context), config=model_config, runner=runner, inexact_reason=inexact_reason)
 
@@ -255,7 +255,7 @@ def check_quantization_on_load(quantize: str, device_type: str) -> None:
         raise ValueError(f"--quantize int4 needs compiled kernels: {library}; or use --quantize int8")
 
 
-def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
+def make_load_context(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
     """Set up device and group; return when all ranks have joined. Raises ValueError if the weights would not fit."""
     if config.quantize and isinstance(model_config, FallbackConfig):
         raise ValueError(f"--quantize {config.quantize} is for models that weft has code of its own for, and "

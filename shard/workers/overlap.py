@@ -144,7 +144,7 @@ class OverlapQueue:
             for sequence, index in zip(step.decodes, in_flight.placeholder_indices, strict=True):
                 if sequence.failure is not None:
                     cache.zero_blocks(find_blocks_between(sequence, index - 1, index, cache.block_size))
-            step.move_out_failed()
+            step.separate_failed_sequences()
         elif (sampled_tokens := replay.get_sampled_tokens()) is not None:
             self._backoff.record_step(succeeded=True)
             self._shard_state.fill_placeholders(step, in_flight.placeholder_indices,

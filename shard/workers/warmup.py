@@ -70,17 +70,17 @@ def measure_steps(step_series: Iterable[Iterator[TimedStep]], group: RankGroup, 
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeMemory:
+class WarmupTimingCache:
     """Sizes and times of a warm-up's steps, kept for the next start of the same model on the same machine."""
 
     probe_cache: ProbeCache
     key: str
 
-    def keep(self, answer: pb.WarmupAnswer) -> None:
+    def save(self, answer: pb.WarmupAnswer) -> None:
         self.probe_cache.put(self.key, json.dumps({"rows": [*answer.rows], "chunk_tokens": [*answer.chunk_tokens],
                                                    "context": [*answer.context], "seconds": [*answer.seconds]}))
 
-    def recall(self, first_step: TimedStep, group: RankGroup, answer: pb.WarmupAnswer) -> bool:
+    def restore(self, first_step: TimedStep, group: RankGroup, answer: pb.WarmupAnswer) -> bool:
         """Write what is remembered to the answer and return true. Return false if there is nothing, or if the first
         step is much faster now: the machine was busy then. The ranks must be on one machine, so that all remember the
         same."""

@@ -14,7 +14,7 @@ from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWork
 
 from router.request import LoadableResource, Request, SamplingParams
 from shard.pb import shard_pb2 as pb
-from shard.speculation.draft_planner import MIN_GAIN, DraftPlanner, StepSeconds
+from shard.speculation.draft_planner import MIN_GAIN, DraftPlanner, StepTimePredictor
 from shard.speculation.prompt_lookup import PromptLookup
 
 NUM_DRAFT_TOKENS = 4
@@ -63,7 +63,8 @@ def harnesses(request: pytest.FixtureRequest,
 
 def verify_all_guesses(harness: SchedulerWithWorkers) -> None:
     for worker in harness.workers:
-        worker._draft_planner = DraftPlanner(NUM_DRAFT_TOKENS, worker.shard_state.limits.max_positions, StepSeconds([]))
+        worker._draft_planner = DraftPlanner(NUM_DRAFT_TOKENS, worker.shard_state.limits.max_positions,
+                                             StepTimePredictor([]))
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
+from shard.attention.model_inputs import ModelInputs
 from shard.models.config import ModelConfig
 from shard.models.decoder import BaseLanguageModel, SizedLinear
 from shard.ops.unquantized_linear import make_linear
@@ -52,7 +52,7 @@ def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value:
 class PagedAttentionCallback:
     """Callback of one step, which runs attention over the cache."""
 
-    inputs: ForwardInputs
+    inputs: ModelInputs
     cache: KVCache
     attention: AttentionBackend
 
@@ -124,7 +124,7 @@ class FallbackModel(BaseLanguageModel):
         return [[(inner.linear, inner.in_features) for inner in layer.modules() if isinstance(inner, WrappedLinear)]
                 for layer in get_layer_list(self._layers, self._layers_path)]
 
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         return run_backbone(self._layers, inputs.tokens, inputs.positions,
                             PagedAttentionCallback(inputs, cache, attention))
 

@@ -10,7 +10,7 @@ from shard.hardware.device_setup import (
     choose_device,
     choose_num_threads,
     count_ranks_on_gpu,
-    use_one_thread,
+    use_single_torch_thread,
 )
 from shard.workers import model_loading
 
@@ -51,7 +51,7 @@ def test_background_work_uses_one_thread_and_leaves_those_of_steps() -> None:
 
 
 def count_threads_within_one_thread() -> int:
-    with use_one_thread():
+    with use_single_torch_thread():
         return torch.get_num_threads()
 
 

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
-from shard.attention.forward_inputs import ForwardInputs
+from shard.attention.model_inputs import ModelInputs
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import PositionedEmbedding, VocabParallelEmbedding, load_lm_head
 
@@ -73,7 +73,7 @@ def test_embedding_is_stored_in_the_smaller_dtype(weights_folder: Path, dtype: t
 def test_position_embedding_is_added(weights_folder: Path, size: int) -> None:
     position_table, positions = torch.randn(20, HIDDEN_SIZE), torch.tensor([19, 0, 1, 2, 5, 3])
     nothing = torch.empty(0)
-    inputs = ForwardInputs(TOKEN_IDS, positions, slots=nothing, sampled_rows=nothing, attention_plan=None)
+    inputs = ModelInputs(TOKEN_IDS, positions, slots=nothing, sampled_rows=nothing, attention_plan=None)
     outputs = run_on_ranks(size, lambda group: PositionedEmbedding(read_embedding(weights_folder, group),
                                                                    position_table)(inputs))
     assert all(torch.equal(rows, EMBEDDING_TABLE[TOKEN_IDS].float() + position_table[positions]) for rows in outputs)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
-from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order
+from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_expert_outputs
 from shard.ops.activated_linear import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
 from shard.ops.unquantized_linear import Linear, can_pack, make_linear
 from shard.parallel.group import SingleRankGroup
@@ -83,5 +83,5 @@ def test_nan_row_does_not_affect_other_rows() -> None:
 
 def test_expert_outputs_are_summed_in_order_of_choice() -> None:
     rows = torch.tensor([[[1e8], [1.0], [-1e8]]])
-    assert sum_choices_in_order(rows).item() == 0.0
-    assert sum_choices_in_order(rows, torch.tensor([[0.0, 2.0, 0.0]])).item() == 2.0
+    assert sum_expert_outputs(rows).item() == 0.0
+    assert sum_expert_outputs(rows, torch.tensor([[0.0, 2.0, 0.0]])).item() == 2.0

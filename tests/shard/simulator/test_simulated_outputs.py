@@ -73,9 +73,9 @@ def test_tokens_of_one_step_are_a_piece_of_the_text(room: int, start: int) -> No
 def test_text_behind_foreign_tokens_depends_on_all_tokens_and_not_on_where_it_went_on(foreign: list[int],
                                                                                       length: int) -> None:
     simulated_text, other_text = SimulatedTokens(make_sequence(), 0, 12.0), SimulatedTokens(make_sequence(), 0, 12.0)
-    simulated_text.go_on_behind(foreign)
+    simulated_text.continue_from_tokens(foreign)
     tokens = foreign + [simulated_text.get_token(len(foreign) + i) for i in range(length)]
-    other_text.go_on_behind(tokens)
+    other_text.continue_from_tokens(tokens)
     assert [simulated_text.get_token(len(tokens) + i)
             for i in range(60)] == [other_text.get_token(len(tokens) + i) for i in range(60)]
 
@@ -85,7 +85,7 @@ def test_text_behind_its_own_tokens_is_its_own_and_another_behind_foreign_ones()
     continuations = []
     for last_token in (own[19], own[19] + 1, own[19] + 2):
         simulated_text = SimulatedTokens(make_sequence(), 0, 0.0)
-        simulated_text.go_on_behind([*own[:19], last_token])
+        simulated_text.continue_from_tokens([*own[:19], last_token])
         continuations.append(get_tokens(simulated_text, 100)[20:])
     assert continuations[0] == own[20:]
     assert len({*map(bytes, continuations)}) == 3

@@ -142,7 +142,7 @@ def test_sequence_goes_on_behind_tokens_that_it_never_generated_with_another_tex
     own_text = make_expected_text(SequenceRow(7, PROMPT_TOKENS, [0, 1]))
     assert [own_text.get_token(index) for index in range(3, len(tokens))] != tokens[3:]
     expected_text = make_expected_text(SequenceRow(7, PROMPT_TOKENS, [0, 1]))
-    expected_text.go_on_behind(foreign_tokens)
+    expected_text.continue_from_tokens(foreign_tokens)
     prefill(make_worker())  # as after the loss of the shards
     assert [expected_text.get_token(index) for index in range(3, len(tokens))] == tokens[3:]
 

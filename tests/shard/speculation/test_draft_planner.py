@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 
-from shard.speculation.draft_planner import FIRST_HIT_RATE, MIN_GAIN, DraftPlanner, StepSeconds, share_drafts
+from shard.speculation.draft_planner import FIRST_HIT_RATE, MIN_GAIN, DraftPlanner, StepTimePredictor, broadcast_drafts
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step
 
-FREE_ROWS = StepSeconds([(1, 0.1), (100, 0.1)])
-COSTLY_ROWS = StepSeconds([(1, 0.1), (2, 0.2)])
+FREE_ROWS = StepTimePredictor([(1, 0.1), (100, 0.1)])
+COSTLY_ROWS = StepTimePredictor([(1, 0.1), (2, 0.2)])
 
 
 def make_repeating(sequence_id: int = 1, hit_rate: float | None = None) -> Sequence:
@@ -35,24 +35,24 @@ def plan(planner: DraftPlanner, *decodes: Sequence, num_chunk_tokens: int = 0) -
 
 
 def test_times_of_the_warmup_are_interpolated_and_extrapolated() -> None:
-    step_seconds = StepSeconds([(1, 1.0), (3, 2.0), (5, 4.0)])
+    step_seconds = StepTimePredictor([(1, 1.0), (3, 2.0), (5, 4.0)])
     assert [step_seconds.predict(rows) for rows in (1, 2, 3, 4, 5, 6)] == [
         (1.0, 0.5), (1.5, 0.5), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0)]
 
 
 def test_more_rows_never_count_as_faster() -> None:
-    step_seconds = StepSeconds([(1, 2.0), (4, 1.5), (8, 3.0), (1, 9.0)])
+    step_seconds = StepTimePredictor([(1, 2.0), (4, 1.5), (8, 3.0), (1, 9.0)])
     assert [step_seconds.predict(rows)[0] for rows in (1, 4, 8)] == [2.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("measured", [[], [(4, 0.5)]])
 def test_a_row_costs_nothing_without_two_measurements(measured: list[tuple[int, float]]) -> None:
-    assert StepSeconds(measured).predict(50)[1] == 0.0
+    assert StepTimePredictor(measured).predict(50)[1] == 0.0
 
 
 @pytest.mark.parametrize("measured", [[], [(1, 1.0), (100, 1.1)], [(1, 0.01), (4, 5.0)]])
 def test_cost_of_a_row_is_learnt_whatever_the_warmup_measured(measured: list[tuple[int, float]]) -> None:
-    step_seconds, rng = StepSeconds(measured), random.Random(1)
+    step_seconds, rng = StepTimePredictor(measured), random.Random(1)
     for _ in range(300):
         num_rows = rng.choice([1, 2, 5, 9])
         step_seconds.record(num_rows, (0.1 + 0.02 * num_rows) * rng.uniform(0.9, 1.1))
@@ -63,14 +63,14 @@ def test_cost_of_a_row_is_learnt_whatever_the_warmup_measured(measured: list[tup
 
 def test_relative_cost_by_warmup_holds_while_steps_are_alike() -> None:
     """On a machine that is now three times as slow a row costs three times as much."""
-    step_seconds = StepSeconds([(1, 0.1), (11, 0.2)])
+    step_seconds = StepTimePredictor([(1, 0.1), (11, 0.2)])
     for _ in range(100):
         step_seconds.record(1, 0.3)
     assert step_seconds.predict(1) == (pytest.approx(0.3), pytest.approx(0.03))
 
 
 def test_interrupted_step_changes_little() -> None:
-    step_seconds = StepSeconds([(1, 0.1), (11, 0.2)])
+    step_seconds = StepTimePredictor([(1, 0.1), (11, 0.2)])
     for _ in range(100):
         step_seconds.record(1, 0.1)
     step_seconds.record(9, 60.0)
@@ -100,7 +100,7 @@ def test_sequences_without_guesses_are_left_out() -> None:
 
 
 def test_a_row_that_pays_in_a_small_step_does_not_in_a_large_one() -> None:
-    few_rows_are_cheap = StepSeconds([(1, 0.1), (8, 0.11), (16, 0.8)])
+    few_rows_are_cheap = StepTimePredictor([(1, 0.1), (8, 0.11), (16, 0.8)])
     planner = DraftPlanner(4, 100, few_rows_are_cheap)
     assert plan(planner, make_repeating(hit_rate=0.9))
     assert not plan(planner, make_repeating(hit_rate=0.9), num_chunk_tokens=20)
@@ -114,7 +114,7 @@ def test_guesses_end_where_the_model_has_no_positions_left() -> None:
 @given(hit_rates=st.lists(st.floats(0, 1), min_size=1, max_size=6), slope=st.floats(0, 0.1))
 def test_plan_has_the_most_expected_tokens_per_second(hit_rates: list[float], slope: float) -> None:
     """No plan with one guess less has more, and none with one more has more by MIN_GAIN."""
-    step_seconds = StepSeconds([(1, 0.1), (100, 0.1 + 99 * slope)])
+    step_seconds = StepTimePredictor([(1, 0.1), (100, 0.1 + 99 * slope)])
     sequences = [make_repeating(number, rate) for number, rate in enumerate(hit_rates)]
     drafts = plan(DraftPlanner(4, 100, step_seconds), *sequences)
     lengths = [len(drafts.get(number, ())) for number in range(len(hit_rates))]
@@ -164,7 +164,7 @@ def test_all_ranks_verify_the_guesses_of_rank_0() -> None:
 
     def share(group: InProcessRankGroup) -> dict[int, list[int]]:
         step = Step(sequences, drafts=dict(plans[group.rank]))
-        share_drafts(step, 3, group)
+        broadcast_drafts(step, 3, group)
         return step.drafts
 
     assert run_on_ranks(2, share) == [plans[0], plans[0]]
@@ -173,7 +173,7 @@ def test_all_ranks_verify_the_guesses_of_rank_0() -> None:
 def test_ranks_agree_that_nothing_is_guessed() -> None:
     def share(group: InProcessRankGroup) -> dict[int, list[int]]:
         step = Step([make_repeating()], drafts={1: [7]} if group.rank else {})
-        share_drafts(step, 4, group)
+        broadcast_drafts(step, 4, group)
         return step.drafts
 
     assert run_on_ranks(2, share) == [{}, {}]

@@ -59,22 +59,22 @@ def test_omitted_columns_have_defaults() -> None:
 
 def test_generated_tokens_begin_where_the_prompt_ends() -> None:
     (sequence,) = parse_sequences(make_sequences(SequenceRow(9, [1, 2, 3], [5], num_prompt_tokens=2,
-                                                            sampling_key=2**64 - 1)), MESSAGE_LIMITS, 16, 8)
+                                                             sampling_key=2**64 - 1)), MESSAGE_LIMITS, 16, 8)
     assert (sequence.num_prompt_tokens, sequence.num_tokens_to_prefill, sequence.sampling_key) == (2, 3, 2**64 - 1)
 
 
 def test_sampling_columns_become_one_object_per_row() -> None:
     columns = pb.Sampling(temperature=[0.5, 1.0], watermark=[True, False])
     assert parse_sampling_params(columns, 2) == [SamplingParams(temperature=0.5, watermark=True),
-                                                SamplingParams(temperature=1.0)]
+                                                 SamplingParams(temperature=1.0)]
 
 
 def test_ragged_columns_become_tuples() -> None:
     columns = pb.Sampling(num_allowed_tokens=[2, 0, 1], allowed_tokens=[7, 8, 9], num_biased_tokens=[0, 1, 0],
                           biased_tokens=[4], num_biases=[0, 1, 0], biases=[-1.5])
     assert parse_sampling_params(columns, 3) == [SamplingParams(allowed_tokens=(7, 8)),
-                                                SamplingParams(biased_tokens=(4,), biases=(-1.5,)),
-                                                SamplingParams(allowed_tokens=(9,))]
+                                                 SamplingParams(biased_tokens=(4,), biases=(-1.5,)),
+                                                 SamplingParams(allowed_tokens=(9,))]
 
 
 def test_counts_of_ragged_columns_must_add_up() -> None:

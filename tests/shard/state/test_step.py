@@ -17,7 +17,7 @@ def test_sequences_that_failed_meanwhile_do_not_decode() -> None:
     first, failed, last = (make_sequence(sequence_id, 9, []) for sequence_id in range(3))
     step = Step([first, failed, last])
     failed.failure = pb.NON_FINITE
-    step.move_out_failed()
+    step.separate_failed_sequences()
     assert (step.decodes, step.failed_sequences) == ([first, last], [failed])
 
 

@@ -15,7 +15,7 @@ from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText
 from shard.workers import warmup
 from shard.workers.decoder import DecoderWorker
-from shard.workers.warmup import MaxStepSizes, StepTimeMemory, TimedStep, make_encoder_series, measure_steps
+from shard.workers.warmup import MaxStepSizes, TimedStep, WarmupTimingCache, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
@@ -59,18 +59,20 @@ def test_times_are_remembered_unless_steps_are_much_faster_now(
     """A machine that was busy at the earlier start is measured again; one that is busy now is not."""
     times = iter([9.0, seconds_now])
     monkeypatch.setattr(warmup, "time_step", lambda step, group: next(times))
-    first_step, memory = TimedStep(lambda: None, 1, 0, 32), StepTimeMemory(ProbeCache(tmp_path / "memory"), "key")
+    first_step = TimedStep(lambda: None, 1, 0, 32)
+    timing_cache = WarmupTimingCache(ProbeCache(tmp_path / "memory"), "key")
     measured = pb.WarmupAnswer(rows=[1, 4], chunk_tokens=[0, 0], context=[32, 128], seconds=[1.0, 2.0])
-    memory.keep(measured)
+    timing_cache.save(measured)
     answer = pb.WarmupAnswer()
-    assert memory.recall(first_step, SingleRankGroup(), answer) == is_recalled
+    assert timing_cache.restore(first_step, SingleRankGroup(), answer) == is_recalled
     assert answer == (measured if is_recalled else pb.WarmupAnswer())
 
 
 def test_nothing_is_recalled_without_a_file_or_under_another_key(tmp_path: Path) -> None:
-    StepTimeMemory(ProbeCache(tmp_path / "memory"), "key").keep(pb.WarmupAnswer(rows=[1], seconds=[1.0]))
-    for memory in (StepTimeMemory(ProbeCache(tmp_path / "memory"), "other"), StepTimeMemory(ProbeCache(None), "key")):
-        assert not memory.recall(TimedStep(pytest.fail, 1, 0, 32), SingleRankGroup(), pb.WarmupAnswer())
+    WarmupTimingCache(ProbeCache(tmp_path / "memory"), "key").save(pb.WarmupAnswer(rows=[1], seconds=[1.0]))
+    for timing_cache in (WarmupTimingCache(ProbeCache(tmp_path / "memory"), "other"),
+                         WarmupTimingCache(ProbeCache(None), "key")):
+        assert not timing_cache.restore(TimedStep(pytest.fail, 1, 0, 32), SingleRankGroup(), pb.WarmupAnswer())
 
 
 def test_second_start_of_a_model_runs_one_small_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

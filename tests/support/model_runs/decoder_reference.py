@@ -16,7 +16,7 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
 from shard.models.registry import load_model, load_model_config
 from shard.parallel.group import RankGroup
-from shard.runner.model_runner import build_forward_inputs
+from shard.runner.model_runner import build_model_inputs
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
@@ -52,7 +52,7 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
                                        AttentionOptions(model.config.attention_scale, model.config.attention_softcap,
                                                         model.config.sliding_windows))
     with torch.inference_mode():
-        inputs = build_forward_inputs(lay_out_step(Step(chunks=chunks)), cache, attention, CPU)
+        inputs = build_model_inputs(lay_out_step(Step(chunks=chunks)), cache, attention, CPU)
         hidden = model.forward(inputs, cache, attention).clone()
         return ForwardOutput(hidden, model.compute_logits(hidden))
 

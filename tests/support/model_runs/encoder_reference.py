@@ -47,7 +47,7 @@ def run_encoder(model: Encoder, texts: list[PoolingText]) -> list[Tensor]:
     with torch.inference_mode():
         hidden = model.forward(build_encoder_inputs(texts, model.config, CPU))
         outputs = hidden if model.classifier is None else torch.cat([hidden.float(),
-                                                                     model.compute_label_probabilities(hidden)], dim=1)
+                                                                     model.classify_tokens(hidden)], dim=1)
     return list(outputs.split([len(text.tokens) for text in texts]))
 
 

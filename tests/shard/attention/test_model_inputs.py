@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
-from shard.runner.model_runner import build_forward_inputs
+from shard.attention.model_inputs import ModelInputs
+from shard.runner.model_runner import build_model_inputs
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 
@@ -32,9 +32,9 @@ def make_sequence(number: int, length: int, blocks: list[int] | None = None) -> 
     return Sequence.from_prompt(number, tokens, blocks)
 
 
-def build_inputs(step: Step, block_size: int = 16) -> ForwardInputs:
+def build_inputs(step: Step, block_size: int = 16) -> ModelInputs:
     cache = KVCache(1, 1, 8, block_size=block_size, num_blocks=100, dtype=torch.float32, device=CPU)
-    return build_forward_inputs(lay_out_step(step), cache, AttentionReturningItsPlanArguments(), CPU)
+    return build_model_inputs(lay_out_step(step), cache, AttentionReturningItsPlanArguments(), CPU)
 
 
 def test_decode_runs_the_last_token_at_its_slot() -> None:

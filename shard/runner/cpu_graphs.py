@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache, make_int64_tensor
+from shard.attention.model_inputs import ModelInputs
 from shard.attention.native import NativeAttention, NativeAttentionPlan
 from shard.lora.routing import AdapterRouting, RowSlots
 from shard.models.decoder import Decoder, RunnableModel
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
+class CpuGraph:
     """Recorded layers for one number of rows, with the tensors that they read and write."""
 
-    inputs: ForwardInputs  # whose tensors keep their addresses
+    inputs: ModelInputs  # whose tensors keep their addresses
     columns: Tensor  # [3, rows]: tokens, positions and slots of the inputs
     plan: NativeAttentionPlan
     embeddings: Tensor  # [rows, hidden]
@@ -44,7 +44,7 @@ class RecordedStep:
     row_slots: RowSlots  # which the kernels of adapters read
 
 
-class StepRecorder:
+class CpuGraphRunner:
     """Recorded decode steps of a model with one cache, by number of rows; each is recorded when it is first needed. All
     use the same memory for their results."""
 
@@ -54,11 +54,11 @@ class StepRecorder:
         self._model, self._attention, self._library = model, attention, library
         self._adapter_routing = adapter_routing
         self._cache: KVCache | None = None
-        self._steps: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether some have adapters
+        self._steps: dict[tuple[int, bool], CpuGraph] = {}  # by number of rows, and whether some have adapters
         self._memory = ResultMemory()
         self._is_possible = True  # until a recording fails
 
-    def run(self, layout: StepLayout, cache: KVCache) -> tuple[ForwardInputs, Tensor] | None:
+    def run(self, layout: StepLayout, cache: KVCache) -> tuple[ModelInputs, Tensor] | None:
         """Return the inputs and the hidden states `[rows, hidden]` of a plain decode, valid until the next step; None
         if it cannot be recorded, or has too many rows. The rows' adapters must be set."""
         has_adapters = any(sequence.adapter_id for sequence in layout.sequences)
@@ -86,11 +86,11 @@ class StepRecorder:
         self._library.run_phases(step.phases, len(step.phases))
         return step.inputs, step.hidden_states
 
-    def _record(self, rows: int, num_blocks: int, cache: KVCache, *, has_adapters: bool) -> RecordedStep | None:
+    def _record(self, rows: int, num_blocks: int, cache: KVCache, *, has_adapters: bool) -> CpuGraph | None:
         columns = torch.zeros(3, rows, dtype=torch.int64)
         plan = self._attention.make_static_plan(rows, max(MIN_TABLE_BLOCKS, 2 * num_blocks))
         tokens, positions, slots = columns
-        inputs = ForwardInputs(tokens, positions, slots, torch.arange(rows), plan)
+        inputs = ModelInputs(tokens, positions, slots, torch.arange(rows), plan)
         embeddings = torch.zeros(rows, self._model.config.hidden_size)
         recording, row_slots = KernelRecording(self._memory), np.full(rows, -1, dtype=np.int32)
         try:
@@ -100,8 +100,8 @@ class StepRecorder:
             logger.debug("decode steps run piece by piece, because of %s", error)
             self._is_possible = False
             return None
-        return RecordedStep(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_native_phases(),
-                            row_slots)
+        return CpuGraph(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_native_phases(),
+                        row_slots)
 
     @contextmanager
     def _read_row_slots(self, row_slots: RowSlots | None) -> Iterator[None]:
@@ -118,10 +118,10 @@ class StepRecorder:
             routing.rows = rows
 
 
-def make_step_recorder(model: RunnableModel, attention: AttentionBackend, num_ranks: int,
-                       adapter_routing: AdapterRouting | None = None) -> StepRecorder | None:
-    """Return a recorder; None if the steps of this model are never made of compiled kernels alone. `adapter_routing`:
+def make_cpu_graph_runner(model: RunnableModel, attention: AttentionBackend, num_ranks: int,
+                          adapter_routing: AdapterRouting | None = None) -> CpuGraphRunner | None:
+    """Return a runner; None if the steps of this model are never made of compiled kernels alone. `adapter_routing`:
     None if those of rows with adapters are not."""
     if num_ranks > 1 or not isinstance(model, Decoder) or not isinstance(attention, NativeAttention):
         return None
-    return StepRecorder(model, attention, attention.library, adapter_routing)
+    return CpuGraphRunner(model, attention, attention.library, adapter_routing)

@@ -16,7 +16,7 @@ from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRowSpan
 from shard.native.library import load_library
-from shard.runner.recorded_steps import MAX_RECORDED_ROWS
+from shard.runner.cpu_graphs import MAX_RECORDED_ROWS
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
@@ -47,7 +47,7 @@ def prefill(loaded: LoadedDecoder, lengths: list[int], num_extra_tokens: int = 1
 
 def run_both(loaded: LoadedDecoder, sequences: list[Sequence], cache: KVCache) -> None:
     """Assert that the step gives the same hidden states, keys and values recorded and piece by piece."""
-    layout, runner, recorder = lay_out_step(Step(decodes=sequences)), loaded.runner, loaded.runner.step_recorder
+    layout, runner, recorder = lay_out_step(Step(decodes=sequences)), loaded.runner, loaded.runner.cpu_graph_runner
     assert recorder is not None
     runner.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
     with torch.inference_mode():
@@ -55,11 +55,11 @@ def run_both(loaded: LoadedDecoder, sequences: list[Sequence], cache: KVCache) -
         assert recorded is not None
         states, slots = recorded[1].clone(), recorded[0].slots
         written = [layer[slots].clone() for layer in (*cache.keys, *cache.values)]
-        runner.step_recorder = None
+        runner.cpu_graph_runner = None
         try:
             _, expected = runner.forward(layout, cache)
         finally:
-            runner.step_recorder = recorder
+            runner.cpu_graph_runner = recorder
         assert torch.equal(states, expected[:len(sequences)])
         assert all(map(torch.equal, written, (layer[slots] for layer in (*cache.keys, *cache.values))))
 
@@ -123,7 +123,7 @@ def test_another_cache_is_recorded_anew(tmp_path: Path) -> None:
 def test_only_single_tokens_of_a_few_sequences_are_recorded(tmp_path: Path) -> None:
     loaded = load(tmp_path, "llama")
     cache, [first, second] = prefill(loaded, [9, 40])
-    recorder = loaded.runner.step_recorder
+    recorder = loaded.runner.cpu_graph_runner
     assert recorder is not None
     assert lay_out_step(Step(decodes=[first, second])).is_plain_decode
     for step in (Step(), Step(decodes=[first], chunks=[PrefillChunk(second, 0, 40)]),
@@ -140,7 +140,7 @@ def test_models_with_other_operations_run_piece_by_piece(family: str, tmp_path: 
     loaded = load(tmp_path, family)
     cache, sequences = prefill(loaded, [9, 40])
     outputs = loaded.runner.run(Step(decodes=sequences), cache)
-    recorder = loaded.runner.step_recorder
+    recorder = loaded.runner.cpu_graph_runner
     assert recorder is None or recorder.run(lay_out_step(Step(decodes=sequences)), cache) is None
     assert outputs == loaded.runner.run(Step(decodes=sequences), cache)
 
@@ -151,7 +151,7 @@ def test_recording_imports_no_compiler_of_torch(tmp_path: Path) -> None:
     program = ("import sys\nfrom shard.config import ShardConfig\nfrom shard.workers.decoder import DecoderWorker\n"
                "from support.model_runs.generation import WARMUP_REQUEST\n"
                f"worker = DecoderWorker(ShardConfig(model={str(checkpoint)!r}, device='cpu', dtype='float32'))\n"
-               "worker.warmup(WARMUP_REQUEST)\nassert worker._loaded_model.runner.step_recorder._steps\n"
+               "worker.warmup(WARMUP_REQUEST)\nassert worker._loaded_model.runner.cpu_graph_runner._steps\n"
                "print('torch._dynamo' in sys.modules)")
     completed = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -9,7 +9,7 @@ DUMMY_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardInputs:
+class ModelInputs:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens], where each token's key and value go

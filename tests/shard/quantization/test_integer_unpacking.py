@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints.quantized_checkpoints import pack_codes
 
-from shard.quantization.packing import (
+from shard.quantization.integer_unpacking import (
     can_fit_int8,
     find_word_range,
     select_code_range,
