@@ -22,10 +22,10 @@ from cyclopts.config import Dict as ConfigDict
 from cyclopts.validators import Number
 
 from launcher.banner import describe_adapters, make_banner, serves_adapters
-from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, read_config_file
+from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, load_config_file
 from launcher.command_line.error_messages import describe_error
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
-from launcher.command_line.setting_origins import describe_settings, note_sources
+from launcher.command_line.setting_origins import describe_settings, record_setting_sources
 from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
 from launcher.command_line.subcommands import (
     bench_command,
@@ -52,7 +52,7 @@ from launcher.environment_variables import (
     read_hub_token,
     recordings_folder,
 )
-from launcher.hosts.config_consistency import describe_host
+from launcher.hosts.config_consistency import collect_host_facts
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_plan import GroupPlan, make_group_plan
 from launcher.hosts.layout import find_group_variable
@@ -102,8 +102,8 @@ CONDITIONAL_DEFAULTS: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] = (
 )
 
 
-def make_parameter(setting: Setting, group: Group, *, read_variables: bool = True, is_shown: bool = True,
-                   is_short: bool = False) -> inspect.Parameter:
+def make_flag_parameter(setting: Setting, group: Group, *, read_variables: bool = True, is_shown: bool = True,
+                        is_short: bool = False) -> inspect.Parameter:
     """Return the flag of a setting. A short description is the first sentence of its help, without its variables."""
     metadata = setting.field.metadata
     value_type = Literal[metadata["choices"]] if metadata["choices"] else setting.type
@@ -196,7 +196,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
             plan = make_server_plan(launch, router, shard, model, runtime_folder=check_socket_path_length(folder),
                                     group=group, described_settings=described_settings)
             remote_hosts = None if group is None else HostCoordinator(
-                group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
+                group, collect_host_facts(plan.shard_specs[0].settings, group, version("weft")),
                 get_address_files=partial(group.list_address_files, folder), model_label=model.folder, output=output)
             asyncio.run(serve(plan, listener, print_banner, router.shutdown_delay + router.shutdown_timeout, output,
                               logs_stop=launch.log_level in {"debug", "info"}, remote_hosts=remote_hosts))
@@ -207,7 +207,7 @@ def run_group_member(launch: LaunchConfig, router: RouterConfig, shard: ShardCon
     """Run the shards of a host that is not the first one of its group."""
     with create_runtime_folder() as folder:
         plan = make_server_plan(launch, router, shard, model, runtime_folder=folder, group=group)
-        asyncio.run(serve_member(group, describe_host(plan.shard_specs[0].settings, group, version("weft")),
+        asyncio.run(serve_member(group, collect_host_facts(plan.shard_specs[0].settings, group, version("weft")),
                                  plan.shard_specs, output=output, seconds_to_finish=router.shutdown_delay
                                  + router.shutdown_timeout + EXIT_MARGIN_SECONDS))  # node 0's router has as long
 
@@ -309,12 +309,12 @@ def migrate_command(*line: Annotated[str, Parameter(
 def make_simulate_flags() -> list[inspect.Parameter]:
     """Return the flags of SIMULATE_SETTINGS. They ignore environment variables, which are meant for a server."""
     group = Group("Settings to try")
-    return [make_parameter(SETTINGS_BY_NAME[name], group, read_variables=False) for name in SIMULATE_SETTINGS]
+    return [make_flag_parameter(SETTINGS_BY_NAME[name], group, read_variables=False) for name in SIMULATE_SETTINGS]
 
 
 def make_doctor_flags() -> list[inspect.Parameter]:
     group = Group("Settings of the server")
-    parameters = [make_parameter(SETTINGS_BY_NAME[name], group) for name in DOCTOR_SETTINGS]
+    parameters = [make_flag_parameter(SETTINGS_BY_NAME[name], group) for name in DOCTOR_SETTINGS]
     return [*parameters, inspect.signature(doctor_command).parameters["json"]]
 
 
@@ -327,12 +327,12 @@ def make_serve_flags(*, shows_all: bool) -> list[inspect.Parameter]:
     """Return the flags of a server. Unless `shows_all`, its help page has the common ones only."""
     if shows_all:
         groups = {title: Group(title, sort_key=position) for position, title in enumerate(SETTING_GROUPS)}
-        parameters = [make_parameter(setting, groups[title])
+        parameters = [make_flag_parameter(setting, groups[title])
                       for title, settings in SETTING_GROUPS.items() for setting in settings]
         return [*parameters, make_config_parameter(groups[next(iter(SETTING_GROUPS))])]
     group = Group("Common settings", sort_key=0)
     others = [name for name in SETTINGS_BY_NAME if name not in COMMON_SETTINGS]
-    parameters = [make_parameter(SETTINGS_BY_NAME[name], group, is_shown=name in COMMON_SETTINGS, is_short=True)
+    parameters = [make_flag_parameter(SETTINGS_BY_NAME[name], group, is_shown=name in COMMON_SETTINGS, is_short=True)
                   for name in (*COMMON_SETTINGS, *others)]
     return [*parameters, make_config_parameter(group)]
 
@@ -340,7 +340,7 @@ def make_serve_flags(*, shows_all: bool) -> list[inspect.Parameter]:
 def make_deploy_ray_flags(serve_flags: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the flags of `weft deploy ray`: its own, and those of a server."""
     group = Group("Ray", sort_key=-1)
-    own = [make_parameter(option, group, read_variables=False) for option in iterate_settings(RayOptions)]
+    own = [make_flag_parameter(option, group, read_variables=False) for option in iterate_settings(RayOptions)]
     texts = {"address": "Address of the cluster. auto: that of RAY_ADDRESS, or the one on this machine.",
              "app_name": "Name of the application in Ray Serve."}
     named = [parameter.replace(annotation=Annotated[str, Parameter(help=texts[name], group=group)])
@@ -358,14 +358,14 @@ def make_config_parameter(group: Group) -> inspect.Parameter:
 def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     """Return the command line. `shows_all`: whether help pages show every setting; `config_path`: of a file of
     settings."""
-    settings = {} if config_path is None else read_config_file(config_path, SERVE_FLAG_NAMES)
+    settings = {} if config_path is None else load_config_file(config_path, SERVE_FLAG_NAMES)
     run_settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in FIXED_SETTINGS}
     deploy_settings = {name: value for name, value in settings.items() if name != "json-output"}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
               config=(*([ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings,
                                      DEPLOY_COMMAND: {RAY_ENGINE: deploy_settings}}, source=config_path)]
-                        if settings else []), note_sources))
+                        if settings else []), record_setting_sources))
     parameters = make_serve_flags(shows_all=shows_all)
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]

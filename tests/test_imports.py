@@ -50,8 +50,8 @@ IMPORT_ORDER = {
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
                  "supervisor", "hosts", "banner", "doctor", "compat", "settings_docs",
                  "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
-    "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
-                   "study"],
+    "benchmarks": ["settings_search", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu",
+                   "experiments", "study"],
 }
 HEAVY_LIBRARIES = {"torch", "transformers", "numpy"}
 

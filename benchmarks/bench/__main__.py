@@ -19,7 +19,7 @@ from cyclopts import CycloptsError
 from benchmarks.bench.flag_rules import format_masked_command
 from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
-from benchmarks.bench.load.prompts import choose_token_counter, make_local_token_counter, read_prompts
+from benchmarks.bench.load.prompts import choose_token_counter, load_prompts, make_local_token_counter
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.load.workload import draw_request_specs, make_requests
 from benchmarks.bench.report.html import render_html
@@ -199,7 +199,7 @@ def report_results(settings: BenchSettings, second_settings: BenchSettings | Non
 def check_files(settings: BenchSettings) -> None:
     """Check before the first request that input files are readable and output files writable."""
     if settings.prompts:
-        read_prompts(Path(settings.prompts))
+        load_prompts(Path(settings.prompts))
     if settings.tokenizer:
         make_local_token_counter(settings.tokenizer)
     for path in filter(None, (settings.csv, settings.json, settings.html)):

@@ -50,7 +50,7 @@ class RouterCostSettings(experiment.ExperimentSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class CounterReading:
+class CpuUsageSnapshot:
     """Values of all clocks and counters at one time."""
 
     monotonic_seconds: float
@@ -60,7 +60,7 @@ class CounterReading:
     num_tokens: int
 
     @classmethod
-    def from_server(cls, server: ServerProcesses, num_tokens: int) -> "CounterReading":
+    def from_server(cls, server: ServerProcesses, num_tokens: int) -> "CpuUsageSnapshot":
         router_cpu_seconds = read_process_cpu_seconds(server.router_pid)
         benchmark_cpu_seconds = router_cpu_seconds + read_process_cpu_seconds(server.shard_pid) + time.process_time()
         return cls(time.monotonic(), router_cpu_seconds, benchmark_cpu_seconds, read_machine_cpu_seconds(), num_tokens)
@@ -86,14 +86,14 @@ async def measure_point(server: ServerProcesses, streams: int, look_ahead: int, 
     async with stream_load.run_background_streams(HOST, server.port, streams, seed=streams) as load:
         await load.run_for(WARM_UP_SECONDS)
         load.token_gaps = stream_load.make_empty_gaps()
-        before = CounterReading.from_server(server, load.num_tokens)
+        before = CpuUsageSnapshot.from_server(server, load.num_tokens)
         await load.run_for(seconds)
-        after = CounterReading.from_server(server, load.num_tokens)
+        after = CpuUsageSnapshot.from_server(server, load.num_tokens)
         token_gaps = load.token_gaps
     return make_point((streams, look_ahead), (before, after), server.read_step_timestamps(), token_gaps)
 
 
-def make_point(streams_and_look_ahead: tuple[int, int], readings: tuple[CounterReading, CounterReading],
+def make_point(streams_and_look_ahead: tuple[int, int], readings: tuple[CpuUsageSnapshot, CpuUsageSnapshot],
                step_times: Sequence[float], token_gaps: Sequence[float]) -> RouterCostPoint:
     before, after = readings
     seconds, num_tokens = after.monotonic_seconds - before.monotonic_seconds, after.num_tokens - before.num_tokens

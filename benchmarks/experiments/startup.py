@@ -34,7 +34,7 @@ POLL_INTERVAL_SECONDS = 0.02  # seconds between two readings of the memory
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings(RandomModelSettings):
+class StartupSettings(RandomModelSettings):
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     "Numbers of shards; one row for each."
     repeat: PositiveInt = 3
@@ -119,7 +119,7 @@ def compute_memory_limit_gb(model_config: dict[str, Any], itemsize: int, num_sha
     return float(LIMIT_SHARES[num_shard] * (1.1 * itemsize * weights + EXTRA_BYTES_ALLOWED)) / 1e9
 
 
-def bench(settings: MemorySettings = MemorySettings()) -> None:
+def bench(settings: StartupSettings = StartupSettings()) -> None:
     """Measure peak anonymous memory of the shards, and seconds to the first token."""
     with settings.provide_model() as (model_folder, _):
         for path in model_folder.iterdir():
@@ -136,7 +136,7 @@ def format_point(point: StartupMemoryAndLatency) -> str:
             f"{point.first_token_seconds[-1]:.1f})")
 
 
-def make_summary(settings: MemorySettings, points: Sequence[StartupMemoryAndLatency]) -> dict[str, Any]:
+def make_summary(settings: StartupSettings, points: Sequence[StartupMemoryAndLatency]) -> dict[str, Any]:
     return {
         "shape": settings.shape, "points": [
             {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],

@@ -26,7 +26,7 @@ from benchmarks.gpu.burst_throughput import (
     measure_transformers_throughput,
     run_in_new_process,
 )
-from benchmarks.gpu.report import report_section
+from benchmarks.gpu.report import print_and_save_section
 from benchmarks.gpu.roofline import measure_device_rates
 from benchmarks.gpu.step_latency import (
     HTTP_THROUGHPUT_GOALS,
@@ -84,8 +84,8 @@ def bench_decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGES
         for shape in shapes:
             rows = run_in_new_process(measure_decode_latencies, shape, make_model(shape), device_rates,
                                       [*product(context, batch)], repeat, cuda_graphs=cuda_graphs, exact=exact)
-            report_section(f"Decode steps, {shape}{', --exact' * exact}", rows, settings.device_type, settings.save,
-                           device_rates.describe())
+            print_and_save_section(f"Decode steps, {shape}{', --exact' * exact}", rows, settings.device_type,
+                                   settings.save, device_rates.describe())
 
 
 @app.command(name="prompts")
@@ -96,7 +96,8 @@ def bench_prefill(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts
     with settings.provide_models() as make_model:
         for shape in shapes:
             rows = run_in_new_process(measure_prefill_latencies, shape, make_model(shape), device_rates, length, repeat)
-            report_section(f"Prompts, {shape}", rows, settings.device_type, settings.save, device_rates.describe())
+            print_and_save_section(f"Prompts, {shape}", rows, settings.device_type, settings.save,
+                                   device_rates.describe())
 
 
 @app.command(name="served")
@@ -113,7 +114,7 @@ def bench_http_throughput(*, shape: ShapeName = LARGEST_SHAPE, streams: Positive
     row = {"model": shape, "streams": streams, "prompt": prompt, "output": output,
            **compare_throughputs("HTTP", "shard alone", throughput_pairs),
            "goal": round_or_blank(HTTP_THROUGHPUT_GOALS.get((shape, streams)))}
-    report_section("Over HTTP, beside the shard alone", [row], settings.device_type, settings.save)
+    print_and_save_section("Over HTTP, beside the shard alone", [row], settings.device_type, settings.save)
 
 
 @app.command(name="beside")
@@ -133,7 +134,7 @@ def bench_against_transformers(*, shape: ShapeName = LARGEST_SHAPE, requests: Po
            **compare_throughputs("weft over HTTP", "transformers",
                                  [(weft_rate, transformers_rate) for weft_rate, transformers_rate, _ in turns]),
            "its attention": turns[0][-1]}
-    report_section(f"Beside transformers {version('transformers')}", [row], settings.device_type, settings.save)
+    print_and_save_section(f"Beside transformers {version('transformers')}", [row], settings.device_type, settings.save)
 
 
 def print_throughput(figure: Figure) -> Figure:

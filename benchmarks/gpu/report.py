@@ -12,8 +12,8 @@ from benchmarks.harness.reporting import collect_run_metadata, make_file_name
 TableRow = dict[str, Any]  # by name of a column
 
 
-def report_section(title: str, rows: Sequence[TableRow], device_type: str, folder: str,
-                   measured_rates: str = "") -> None:
+def print_and_save_section(title: str, rows: Sequence[TableRow], device_type: str, folder: str,
+                           measured_rates: str = "") -> None:
     """Print a section and a line of JSON; with a folder, append the section to its page of this day and card."""
     metadata = collect_run_metadata(path_options=("--folder", "--save")) | {"rates": measured_rates}
     if device_type == "cuda":

@@ -45,17 +45,17 @@ def make_router_arguments(port: int, replica_ports: Sequence[int], policy: str) 
             "--prometheus-host", HOST, "--prometheus-port", str(find_free_port()), "--log-level", "error"]
 
 
-def proxy(program: str, config_name: str, *arguments: str) -> LoadBalancer:
-    """Return a proxy that is started with these arguments, of which CONFIG stands for its file."""
+def make_proxy(program: str, config_name: str, *arguments: str) -> LoadBalancer:
+    """Return a make_proxy that is started with these arguments, of which CONFIG stands for its file."""
     return LoadBalancer(program, lambda _, __, config: [str(config) if word == "CONFIG" else word
                                                         for word in arguments], config_name)
 
 
 LOAD_BALANCERS = {
-    "nginx": proxy("nginx", "nginx.conf", "-c", "CONFIG", "-g", "daemon off;"),
-    "haproxy": proxy("haproxy", "haproxy.cfg", "-q", "-db", "-f", "CONFIG"),
-    "caddy": proxy("caddy", "Caddyfile", "run", "--adapter", "caddyfile", "--config", "CONFIG"),
-    "envoy": proxy("envoy", "envoy.yaml", "-c", "CONFIG", "--log-level", "error", "--use-dynamic-base-id"),
+    "nginx": make_proxy("nginx", "nginx.conf", "-c", "CONFIG", "-g", "daemon off;"),
+    "haproxy": make_proxy("haproxy", "haproxy.cfg", "-q", "-db", "-f", "CONFIG"),
+    "caddy": make_proxy("caddy", "Caddyfile", "run", "--adapter", "caddyfile", "--config", "CONFIG"),
+    "envoy": make_proxy("envoy", "envoy.yaml", "-c", "CONFIG", "--log-level", "error", "--use-dynamic-base-id"),
     "vllm-router": LoadBalancer("vllm-router",
                             lambda port, replicas, _: make_router_arguments(port, replicas, "cache_aware")),
     "vllm-router, round robin": LoadBalancer(

@@ -82,12 +82,12 @@ class RayCluster:
 
     def find_replicas(self, title: str = SERVER_TITLE) -> list[int]:
         """Return the processes of a deployment's replicas."""
-        return [pid for pid in self.list_pids() if (words := read_words(pid))
+        return [pid for pid in self.list_pids() if (words := read_command_line(pid))
                 and words[0].startswith("ray::ServeReplica") and title in words[0]]
 
     def find_servers(self, module: str = "launcher.cli") -> list[int]:
         """Return the processes of the replicas' servers that run a module of weft, by default the launchers."""
-        return [pid for pid in self.list_pids() if module in read_words(pid)[1:4]]
+        return [pid for pid in self.list_pids() if module in read_command_line(pid)[1:4]]
 
     def stop(self) -> None:
         """End the cluster. The servers end with their replicas."""
@@ -96,7 +96,7 @@ class RayCluster:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT_SECONDS)
         for pid in pids:
-            if any("ray" in Path(word).parts or word.startswith("ray::") for word in read_words(pid)):
+            if any("ray" in Path(word).parts or word.startswith("ray::") for word in read_command_line(pid)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.process.communicate()
@@ -117,7 +117,7 @@ def run_ray_cluster(python: Path, num_cpus: int = 8) -> Iterator[RayCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_words(pid: int) -> list[str]:
+def read_command_line(pid: int) -> list[str]:
     """Return the command line of a process, empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]

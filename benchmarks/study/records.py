@@ -45,21 +45,21 @@ class RunRecordStore:
         unfinished_path = path.with_suffix(".unfinished")
         unfinished_path.write_text("".join(f"{line}\n" for line in iter_record_lines(run_records)))
         unfinished_path.rename(path)
-        return read_run_records(path)
+        return load_run_records(path)
 
     def read(self, run: StudyRun, settings: Mapping[str, Any], hardware: str) -> RunRecords | None:
         """Return the stored run, or None. Raises ValueError if it has other settings or is of another machine."""
         path = self.get_path(run)
         if not path.exists():
             return None
-        run_records = read_run_records(path)
+        run_records = load_run_records(path)
         if run_records.settings != json.loads(json.dumps(settings)) or run_records.metadata["hardware"] != hardware:
             raise ValueError(f"{path} was made with other settings or on another machine; choose another --folder, or "
                              "remove it")
         return run_records
 
     def read_all(self) -> list[RunRecords]:
-        return [read_run_records(path) for path in sorted(self._folder.rglob("*.jsonl"))]
+        return [load_run_records(path) for path in sorted(self._folder.rglob("*.jsonl"))]
 
 
 def iter_record_lines(run_records: RunRecords) -> Iterator[str]:
@@ -86,7 +86,7 @@ def record_to_json(record: RequestRecord) -> dict[str, Any]:
     return record_json | ({"error": record.error} if record.error else {})
 
 
-def read_run_records(path: Path) -> RunRecords:
+def load_run_records(path: Path) -> RunRecords:
     run_json, *record_jsons = map(json.loads, path.read_text().splitlines())
     run = StudyRun(**run_json["run"])
     records = [record_from_json(record_json, is_open_loop=run.concurrency is None) for record_json in record_jsons]

@@ -12,7 +12,7 @@ MIN_FENCE, MAX_HEADING = 3, 6  # backticks of a fence, and hashes of a heading
 WIDE = "WF"  # classes of characters that take two columns, between which lines may be broken
 
 
-class MarkdownStream:
+class MarkdownRenderer:
     """Renderer of one answer, which comes in parts of any size."""
 
     def __init__(self, width: int) -> None:

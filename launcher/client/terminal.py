@@ -15,7 +15,7 @@ from shutil import get_terminal_size
 from typing import TextIO
 
 from launcher.client.chat_client import ChatConversation, ChatRequestFailed, ChatSettings
-from launcher.client.markdown import PLAIN, MarkdownStream
+from launcher.client.markdown import PLAIN, MarkdownRenderer
 
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
@@ -36,7 +36,7 @@ class TerminalIO:
         self._output = output
         self._errors = errors
         self._is_within_line = False
-        self._markdown: MarkdownStream | None = None  # of the answer that is being written
+        self._markdown: MarkdownRenderer | None = None  # of the answer that is being written
         self.shows_markdown = is_interactive and not os.environ.get("NO_COLOR")
         self.is_interactive = is_interactive  # interactive, as opposed to piped
 
@@ -58,7 +58,7 @@ class TerminalIO:
 
     def begin_answer(self) -> None:
         """Let the next parts be those of one answer, of which a terminal shows the Markdown."""
-        self._markdown = MarkdownStream(get_terminal_size().columns) if self.shows_markdown else None
+        self._markdown = MarkdownRenderer(get_terminal_size().columns) if self.shows_markdown else None
 
     def write_text(self, part: str) -> None:
         text = part.translate(REMOVED_CONTROL_CHARACTERS)

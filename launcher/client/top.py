@@ -43,7 +43,7 @@ class TopSettings:
 def run_top_command(settings: TopSettings) -> int:
     """Show the engine until the server or the user ends it, or once. Return 1 if it cannot be watched."""
     try:
-        asyncio.run(watch_once(settings) if settings.is_once else watch(settings))
+        asyncio.run(print_engine_state_once(settings) if settings.is_once else watch_engine(settings))
     except ChatRequestFailed as error:
         sys.stderr.write(f"weft: {error}\n".translate(REMOVED_CONTROL_CHARACTERS))
         return 1
@@ -58,7 +58,7 @@ def run_top_command(settings: TopSettings) -> int:
     return 0
 
 
-async def watch_once(settings: TopSettings) -> None:
+async def print_engine_state_once(settings: TopSettings) -> None:
     """Watch for a moment, and print the state then: as a table, or as the JSON of /v1/engine/state."""
     view = EngineView()
     async with open_engine_events(settings.url, settings.api_key) as events:
@@ -72,7 +72,7 @@ async def watch_once(settings: TopSettings) -> None:
                else "\n".join(format_view(view, get_terminal_size().columns)))
 
 
-async def watch(settings: TopSettings) -> None:
+async def watch_engine(settings: TopSettings) -> None:
     """Show every change until the server ends the events. With --json, each event is a line."""
     view = EngineView()
     next_at, clock = 0.0, asyncio.get_running_loop().time
@@ -117,7 +117,7 @@ def describe_view(view: EngineView) -> dict[str, Any]:
     """Return the state as JSON, in the form of /v1/engine/state; `running` as the steps since have changed it."""
     running = [{**sequence.facts, "lane": sequence.lane, "state": sequence.state,
                 "prefilled_tokens": sequence.num_prefilled, "generated_tokens": sequence.num_generated}
-               for sequence in sort_by_lane(view)]
+               for sequence in sort_running_by_lane(view)]
     return view.state | {"running": running}
 
 
@@ -126,7 +126,7 @@ def format_view(view: EngineView, width: int) -> list[str]:
     state, width = view.state, max(width, MIN_WIDTH)
     server, waiting = state["server"], state["queue"]["waiting"]
     readiness = "ready" if server["ready"] else f"not ready: {server['not_ready_reason']}"
-    running = sort_by_lane(view)
+    running = sort_running_by_lane(view)
     lines = [f"{server['model']} on {server['num_shard']} {server['device']} ({server['dtype']}), weft "
              f"{server['version']}, {readiness}", *format_summary(view).split("  ")[:-1], format_cache(state["blocks"]),
              "", f"running {len(running)} of {server['max_batch_size']}"]
@@ -192,7 +192,7 @@ def format_table(header: list[str], rows: list[list[str]], width: int) -> list[s
         num_columns -= 1
 
 
-def sort_by_lane(view: EngineView) -> list[RunningSequence]:
+def sort_running_by_lane(view: EngineView) -> list[RunningSequence]:
     return sorted(view.running.values(), key=lambda sequence: (sequence.lane is None, sequence.lane or 0,
                                                                sequence.facts["id"]))
 

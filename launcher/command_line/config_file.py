@@ -21,7 +21,7 @@ def find_config_path(arguments: Sequence[str]) -> str | None:
     return path
 
 
-def read_config_file(path: str, flag_names: Mapping[str, str]) -> dict[str, Any]:
+def load_config_file(path: str, flag_names: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a file by flag, such as "max-batch-size". Underscores in names count as hyphens.
 
     `flag_names` has the first name of each setting by every name it has. Values are texts, as on a command line, or

@@ -61,19 +61,20 @@ def run_server(command: Sequence[str], variables: Mapping[str, str]) -> Iterator
     """Run a server and yield its URL. Raises SystemExit with its code if it ends before it is ready."""
     # A session of its own, since Ctrl-C stops an answer of the chat and must not reach the server.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables},
-                          start_new_session=True, preexec_fn=end_with_parent) as server:  # noqa: PLW1509 - no threads yet
+                          start_new_session=True,
+                          preexec_fn=set_parent_death_signal) as server:  # noqa: PLW1509 - no threads yet
         try:
-            yield wait_for_url(server)
+            yield wait_for_server_url(server)
         finally:
             stop_server(server)
 
 
-def end_with_parent() -> None:
+def set_parent_death_signal() -> None:
     """Let this process be stopped when its parent ends, however it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def wait_for_url(server: "subprocess.Popen[str]") -> str:
+def wait_for_server_url(server: "subprocess.Popen[str]") -> str:
     assert server.stdout is not None
     for line in server.stdout:
         if URL_MARK in line:

@@ -17,7 +17,7 @@ SECRET_SETTINGS = frozenset({"api_key"})
 GIVEN_SOURCES: ContextVar[Mapping[str, str]] = ContextVar("given_sources", default={})  # noqa: B039 - never changed
 
 
-def note_sources(_: object, __: object, arguments: Iterable[Any]) -> None:
+def record_setting_sources(_: object, __: object, arguments: Iterable[Any]) -> None:
     """Note the sources of settings. This is the last of the command line's `config` functions, which cyclopts calls
     with all arguments; those that the command line, the environment or a file has given have tokens."""
     first_tokens = {argument.field_info.name: argument.tokens[0] for argument in arguments if argument.tokens}

@@ -42,7 +42,7 @@ def chat_command(
         port: PortFlag = None, api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     chat, terminal = import_module("launcher.client.chat_client"), import_module("launcher.client.terminal")
-    settings = chat.ChatSettings(complete_url(url, port), model, system, max_tokens, temperature, seed)
+    settings = chat.ChatSettings(resolve_server_url(url, port), model, system, max_tokens, temperature, seed)
     raise SystemExit(terminal.run_chat(settings, api_key))
 
 
@@ -55,7 +55,7 @@ def explain_command(
     if "://" in request_id:  # the server alone, whose requests are to be listed
         request_id, url = "", request_id
     client = import_module("launcher.client.explain")
-    raise SystemExit(client.run_explain_command(complete_url(url, port), request_id, api_key, as_json=as_json))
+    raise SystemExit(client.run_explain_command(resolve_server_url(url, port), request_id, api_key, as_json=as_json))
 
 
 def top_command(
@@ -69,10 +69,10 @@ def top_command(
     with --once the state.
     """
     client = import_module("launcher.client.top")
-    raise SystemExit(client.run_top_command(client.TopSettings(complete_url(url, port), api_key, once, as_json)))
+    raise SystemExit(client.run_top_command(client.TopSettings(resolve_server_url(url, port), api_key, once, as_json)))
 
 
-def complete_url(url: str, port: int | None = None) -> str:
+def resolve_server_url(url: str, port: int | None = None) -> str:
     """Return the URL of a server; with `port`, which excludes another URL, that of a server on this machine."""
     if port is not None:
         if url != DEFAULT_SERVER_URL:
@@ -84,7 +84,7 @@ def complete_url(url: str, port: int | None = None) -> str:
 def list_adapters(url: UrlFlag = DEFAULT_SERVER_URL, *, port: PortFlag = None, api_key: ApiKeyFlag = "",
                   as_json: JsonFlag = False) -> None:
     """List the adapters that a server has loaded or used, and their status."""
-    run_adapters_command_and_exit(api_key, do="ls", url=complete_url(url, port), as_json=as_json)
+    run_adapters_command_and_exit(api_key, do="ls", url=resolve_server_url(url, port), as_json=as_json)
 
 
 def load_adapter(
@@ -96,7 +96,7 @@ def load_adapter(
                          Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN_ENV)] = "",
         port: PortFlag = None, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Fetch an adapter from its source again and load it on a server; waits until it is loaded."""
-    run_adapters_command_and_exit(api_key, token, do="load", url=complete_url(url, port), adapter=adapter,
+    run_adapters_command_and_exit(api_key, token, do="load", url=resolve_server_url(url, port), adapter=adapter,
                                   source=source, alias=alias, as_json=as_json)
 
 
@@ -104,7 +104,8 @@ def unload_adapter(adapter: Annotated[str, Parameter(help="Name of the adapter i
                    url: UrlFlag = DEFAULT_SERVER_URL, port: PortFlag = None, api_key: ApiKeyFlag = "",
                    as_json: JsonFlag = False) -> None:
     """Remove an adapter from a server; it is unloaded as soon as no request uses it."""
-    run_adapters_command_and_exit(api_key, do="unload", url=complete_url(url, port), adapter=adapter, as_json=as_json)
+    run_adapters_command_and_exit(api_key, do="unload", url=resolve_server_url(url, port), adapter=adapter,
+                                  as_json=as_json)
 
 
 def run_adapters_command_and_exit(api_key: str, source_token: str = "", /, *, url: str,
@@ -177,7 +178,7 @@ def tune_command(trace: TraceArgument, *,
                                                      "percentile: p99.")],
                  like: LikeFlag = "", seed: SeedFlag = 0) -> None:
     """Find settings under which a recorded load would reach a goal."""
-    run_module_and_exit("benchmarks.tune", trace=trace, goal=goal, like=like, seed=seed)
+    run_module_and_exit("benchmarks.settings_search", trace=trace, goal=goal, like=like, seed=seed)
 
 
 def bench_command(*arguments: CommandArgument) -> None:

@@ -14,7 +14,7 @@ FLAG_NAMES = {"adaptable": "--adapters", "simulated": "settings of weft/simulate
 CONFIG_FILE, WEIGHT_FILES = "config.json", "*.safetensors"
 
 
-def describe_host(shard_settings: Mapping[str, Any], group: GroupPlan, version: str) -> dict[str, Any]:
+def collect_host_facts(shard_settings: Mapping[str, Any], group: GroupPlan, version: str) -> dict[str, Any]:
     """Return facts by the name under which a difference is reported."""
     return {"version of weft": version, "--nnodes": group.layout.num_nodes, "--num-shard": group.num_shard,
             "model files": fingerprint_model(shard_settings["model"]),

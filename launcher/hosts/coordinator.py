@@ -48,7 +48,7 @@ class HostShards:
         loop = asyncio.get_running_loop()
         self.ready_task: asyncio.Future[bool] = loop.create_future()
         self.exit_task: asyncio.Future[int] = loop.create_future()
-        self.explains_exit = self.comes_again = False
+        self.has_own_exit_cause = self.will_rejoin = False
         self.connection = connection
         self._name = f"node {node_rank} ({connection.remote_host})"
         self._start_name = start_name
@@ -56,7 +56,7 @@ class HostShards:
         self._reason, self._is_lasting = "", False
         connection.send({"start": start_name})
 
-    def handle(self, message: Message) -> None:
+    def apply_report(self, message: Message) -> None:
         """Take a report of the host. One about an earlier start is dropped."""
         if message.get("of") != self._start_name or self.exit_task.done():
             return
@@ -66,13 +66,13 @@ class HostShards:
             if not self.ready_task.done():
                 self.ready_task.set_result(True)
         else:
-            self.explains_exit, self._is_lasting = bool(message["is_cause"]), bool(message["is_lasting"])
+            self.has_own_exit_cause, self._is_lasting = bool(message["is_cause"]), bool(message["is_lasting"])
             self._finish(str(message["ended"]))
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """The host itself is lost, and with it its shards."""
         if not self.exit_task.done():
-            self.explains_exit = self.comes_again = True
+            self.has_own_exit_cause = self.will_rejoin = True
             self._finish(f"is lost: {reason}")
 
     def _finish(self, reason: str) -> None:
@@ -96,7 +96,7 @@ class HostShards:
         return (ConfigurationError if self._is_lasting else LaunchError)(self.describe_exit())
 
     def describe_exit(self) -> str:
-        return f"{self._name} {self._reason}" if self.comes_again else f"{self._name}: {self._reason}"
+        return f"{self._name} {self._reason}" if self.will_rejoin else f"{self._name}: {self._reason}"
 
     async def wait_until_closed(self) -> None:
         """Return: nothing is left of the shards when their host reports their end."""
@@ -240,7 +240,7 @@ class HostCoordinator(RemoteHosts):
             while True:
                 message = await connection.receive()
                 if (shards := self._shards.get(node)) is not None and shards.connection is connection:
-                    shards.handle(message)
+                    shards.apply_report(message)
         except HostConnectionLost as lost:
             reason = str(lost)
         except OSError as error:
@@ -261,7 +261,7 @@ class HostCoordinator(RemoteHosts):
         if self._connections.get(node) is connection:
             del self._connections[node]
         if (shards := self._shards.get(node)) is not None and shards.connection is connection:
-            shards.lose(reason)
+            shards.mark_lost(reason)
 
 
 def write_atomically(file: Path, text: str) -> None:

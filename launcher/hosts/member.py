@@ -75,7 +75,7 @@ class HostMember:
             try:
                 self._output.log(f"joined node 0 at {self._first_node} as node {self._layout.node_rank} of "
                                  f"{self._layout.num_nodes}")
-                await self._follow(connection, model_label)
+                await self._follow_commands(connection, model_label)
             except HostConnectionLost as lost:
                 self._output.warn(f"node 0 is lost: {lost}")
             finally:
@@ -118,7 +118,7 @@ class HostMember:
             raise LaunchError(f"node 0 at {self._first_node} refused this host: {answer['refused']}")
         return HostConnection(reader, writer), str(answer.get("model", ""))
 
-    async def _follow(self, connection: HostConnection, model_label: str) -> None:
+    async def _follow_commands(self, connection: HostConnection, model_label: str) -> None:
         """Start and stop shards as node 0 says. Raises HostConnectionLost, or LaunchError of shards that cannot
         start."""
         receiving = asyncio.ensure_future(connection.receive())
@@ -131,12 +131,12 @@ class HostMember:
                 if receiving.done():
                     message = receiving.result()
                     receiving = asyncio.ensure_future(connection.receive())
-                    await self._obey(message, connection, model_label)
+                    await self._apply_command(message, connection, model_label)
         finally:
             receiving.cancel()
             await asyncio.wait([receiving])
 
-    async def _obey(self, message: Message, connection: HostConnection, model_label: str) -> None:
+    async def _apply_command(self, message: Message, connection: HostConnection, model_label: str) -> None:
         await self._end_shards()
         if "start" in message:
             self.idle.clear()
@@ -159,12 +159,12 @@ class HostMember:
         dead = await wait_for_first_exit(self._processes)
         self._display.stop()
         cause = next((process for process in self._processes
-                      if process.exit_task.done() and process.explains_exit), dead)
+                      if process.exit_task.done() and process.has_own_exit_cause), dead)
         error = cause.make_error()
         await terminate_all(self._processes, 0)
-        connection.send(make_end_report(start_name, str(error), is_cause=cause.explains_exit,
+        connection.send(make_end_report(start_name, str(error), is_cause=cause.has_own_exit_cause,
                                         is_lasting=isinstance(error, ConfigurationError)))
-        if cause.explains_exit and not self._has_been_ready:
+        if cause.has_own_exit_cause and not self._has_been_ready:
             raise error
         self._output.warn(f"{error}; waiting for node 0")
 

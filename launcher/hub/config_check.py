@@ -43,7 +43,7 @@ def check_model_config(folder: Path, num_shards: int = 1, quantize: str = "") ->
         raise ValueError(f"{path}: architectures must be a list of names, got {names!r}")
     if not names[0]:
         raise ValueError(f"{path} has no `architectures`, which names the kind of model; {ADVICE}")
-    if reason := find_obstacle(names[0], values):
+    if reason := find_unsupported_reason(names[0], values):
         raise ValueError(f"{path}: architecture {names[0]} is not supported: {reason}; {ADVICE}")
     check_quantization(values.get("quantization_config"), path, quantize)
     check_attention_head_split(values, num_shards)
@@ -84,7 +84,7 @@ def check_weight_files(folder: Path) -> None:
             raise ValueError(f"{path}: {error}") from error
 
 
-def find_obstacle(architecture: str, config: dict[str, Any]) -> str:
+def find_unsupported_reason(architecture: str, config: dict[str, Any]) -> str:
     """Return why a model cannot be served, or "" where only the shards can tell."""
     if config.get("is_encoder_decoder") is True:
         return "it is an encoder-decoder"

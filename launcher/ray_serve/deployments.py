@@ -59,7 +59,7 @@ class WeftServer:
             async for part in parts:
                 yield part
 
-    async def read_page(self, request: ForwardedRequest) -> tuple[str, AnswerHead | NoAnswer, bytes]:
+    async def fetch_whole_answer(self, request: ForwardedRequest) -> tuple[str, AnswerHead | NoAnswer, bytes]:
         """Return this replica's name, and the server's whole answer."""
         name = serve.get_replica_context().replica_id.unique_id
         async with aclosing(forward(self._client, self._server.url, request)) as parts:
@@ -101,7 +101,7 @@ class WeftServer:
             await self._client.close()
 
 
-class HandledReplicas:
+class RayReplicas:
     """The replicas behind a handle of Ray Serve."""
 
     def __init__(self, servers: DeploymentHandle) -> None:
@@ -122,8 +122,8 @@ class HandledReplicas:
         finally:
             parts.cancel()  # without effect on one that has ended
 
-    async def read_pages(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
-        answers = await self._servers.broadcast("read_page", request).results_async(
+    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
+        answers = await self._servers.broadcast("fetch_whole_answer", request).results_async(
             timeout_s=MAX_METRICS_SECONDS, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
@@ -132,7 +132,7 @@ class WeftIngress:
     """A process of the ingress."""
 
     def __init__(self, servers: DeploymentHandle, settings: ServerSettings) -> None:
-        self._ingress = IngressApp(HandledReplicas(servers), settings.model_names, settings.payload_limit)
+        self._ingress = IngressApp(RayReplicas(servers), settings.model_names, settings.payload_limit)
 
     async def __serve_build_asgi_app__(self) -> Callable[[Message, Receive, Send], Awaitable[None]]:
         async def run(scope: Message, receive: Receive, send: Send) -> None:  # uvicorn takes a method for older ASGI

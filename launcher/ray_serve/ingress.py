@@ -27,7 +27,7 @@ class Replicas(Protocol):
     def forward(self, request: ForwardedRequest) -> AsyncGenerator[AnswerHead | NoAnswer | bytes]:
         """Yield one replica's answer: its head, or NoAnswer if that replica has ended, then the body's parts."""
 
-    async def read_pages(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
+    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
         """Return the name, the head and the body of every replica."""
 
 
@@ -44,7 +44,7 @@ class IngressApp:
             await answer_lifespan(receive, send)
         elif scope["type"] == "http":
             body = await read_body(receive, self._payload_limit)
-            request = ForwardedRequest(scope["method"], read_target(scope), tuple(scope["headers"]), body,
+            request = ForwardedRequest(scope["method"], get_request_target(scope), tuple(scope["headers"]), body,
                                        make_affinity_key(body, self._model_names))
             await (self._send_metrics if is_metrics_request(request) else self._forward)(request, send)
 
@@ -62,7 +62,7 @@ class IngressApp:
     async def _send_metrics(self, request: ForwardedRequest, send: Send) -> None:
         """Answer with the metrics of all replicas, or as the first replica that refuses."""
         pages, head = dict[str, str](), NO_REPLICA_HEAD
-        for name, answer, body in await self._replicas.read_pages(request):
+        for name, answer, body in await self._replicas.fetch_all_answers(request):
             if isinstance(answer, AnswerHead):
                 head = AnswerHead(answer.status, drop_headers(answer.headers, frozenset({b"content-length"})))
                 if answer.status != 200:
@@ -81,7 +81,7 @@ def is_repeatable(request: ForwardedRequest) -> bool:
     return request.affinity.is_generation or request.method in {"GET", "HEAD", "OPTIONS"}
 
 
-def read_target(scope: Message) -> str:
+def get_request_target(scope: Message) -> str:
     """Return path and query as the client wrote them, without the prefix of the application's route."""
     path = bytes(scope.get("raw_path") or b"").decode("latin-1") or scope["path"]
     path = path.removeprefix(scope.get("root_path", "")) or "/"

@@ -32,7 +32,7 @@ class ServerProcess:
     @classmethod
     async def start(cls, arguments: Sequence[str], variables: Mapping[str, str]) -> "ServerProcess":
         """Run Python with these arguments and wait until its server is ready. Raises ServerStartError."""
-        command = [*python_module_command("launcher.ray_serve.end_with_parent"), str(os.getpid()),
+        command = [*python_module_command("launcher.ray_serve.exec_with_parent_death_signal"), str(os.getpid()),
                    sys.executable, *arguments]
         server = cls(await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **variables},

@@ -28,7 +28,7 @@ class RestartPolicy:
         self._num_in_a_row, self._last_end_at = self._num_in_a_row + 1 if is_in_a_row else 1, now
         return self._pauses[min(self._num_in_a_row, len(self._pauses)) - 1]
 
-    def excuse_deaths(self, num_deaths: int) -> None:
+    def forget_recent_deaths(self, num_deaths: int) -> None:
         """Forget the last deaths: their cause was found and will not come back."""
         del self._recent_deaths[-num_deaths:]
         self._num_in_a_row = 0

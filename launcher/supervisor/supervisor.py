@@ -65,11 +65,11 @@ class ShardMember(Protocol):
         """The exit code."""
 
     @property
-    def explains_exit(self) -> bool:
+    def has_own_exit_cause(self) -> bool:
         """Whether it ended for a reason of its own, and not since another one did."""
 
     @property
-    def comes_again(self) -> bool:
+    def will_rejoin(self) -> bool:
         """Whether it is awaited again, even before all were ready once."""
 
     @property
@@ -96,7 +96,7 @@ class RemoteHosts:
 class ChildProcess:
     """A child process that was started."""
 
-    comes_again = is_remote = False
+    will_rejoin = is_remote = False
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, messages: asyncio.StreamReader,
                  display: StartupDisplay, on_broken: Callable[[str], None]) -> None:
@@ -182,7 +182,7 @@ class ChildProcess:
                 or (silent_seconds >= MAX_STOPPED_SECONDS and self.is_stopped()))
 
     @property
-    def explains_exit(self) -> bool:
+    def has_own_exit_cause(self) -> bool:
         """Whether the child itself reported a cause."""
         return bool(self._reported_cause)
 
@@ -246,14 +246,14 @@ async def wait_for_first_exit(processes: Sequence[ShardMember]) -> ShardMember:
     return next(process for process in processes if process.exit_task.done())
 
 
-async def wait_for_cause(processes: Sequence[ShardMember]) -> ShardMember:
+async def wait_for_exit_cause(processes: Sequence[ShardMember]) -> ShardMember:
     """Wait for the first exit and return its cause: where another host takes part, a shard here may notice the end of
     one there before that host reports it."""
     first = await wait_for_first_exit(processes)
-    if first.explains_exit or not any(process.is_remote for process in processes):
+    if first.has_own_exit_cause or not any(process.is_remote for process in processes):
         return first
     await asyncio.wait([process.exit_task for process in processes], timeout=CAUSE_SECONDS)
-    return next((process for process in processes if process.exit_task.done() and process.explains_exit), first)
+    return next((process for process in processes if process.exit_task.done() and process.has_own_exit_cause), first)
 
 
 async def terminate_all(processes: Sequence[ShardMember], timeout_seconds: float) -> None:
@@ -311,7 +311,7 @@ class Supervisor:
                 else:
                     self._display.update_progress("router", "warm-up", 0, 0)
                 self._report_if_all_ready()
-            dead_process = await wait_for_cause(self._shard_processes)
+            dead_process = await wait_for_exit_cause(self._shard_processes)
             self._shards_ready.clear()
             await terminate_all(self._shard_processes, 0)
             self._shard_processes.clear()
@@ -326,7 +326,7 @@ class Supervisor:
             self._router_processes = [router]
             if await wait_until_all_ready(self._router_processes):
                 self._report_if_all_ready()
-            await router.read_until_closed(self._output.warn, self._shard_restart_policy.excuse_deaths)
+            await router.read_until_closed(self._output.warn, self._shard_restart_policy.forget_recent_deaths)
             await self._wait_before_restart(await wait_for_first_exit(self._router_processes), "the router",
                                             self._router_restart_policy)
 
@@ -353,10 +353,10 @@ class Supervisor:
         """Wait before a restart. Raises LaunchError if nothing was served yet and TooManyDeathsError after many deaths,
         unless the dead one comes again."""
         self._display.stop()
-        if not (self._has_been_ready or dead_process.comes_again):
+        if not (self._has_been_ready or dead_process.will_rejoin):
             raise dead_process.make_error()
         now = time.monotonic()
-        pause = (restart_policy.choose_pause_after_loss(now) if dead_process.comes_again
+        pause = (restart_policy.choose_pause_after_loss(now) if dead_process.will_rejoin
                  else restart_policy.choose_pause_after_death(now))
         if pause is None:
             raise TooManyDeathsError(f"{dead_process.describe_exit()}; that was death number {MAX_DEATHS} within "

@@ -221,7 +221,7 @@ def test_subcommands_run_modules_of_router_and_benchmarks(get_module_call: Calla
         "router.simulation.replicas", {"trace": "a", "like": "", "seed": 0, "settings": {}, "replicas": 3,
                                        "route": "prefix", "adapter_load_ms": 5.0})
     assert get_module_call("tune", "a", "--goal", "ttft=5ms") == (
-        "benchmarks.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
+        "benchmarks.settings_search", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
 
 
 def test_chat_gets_its_settings_and_the_key(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class TraceRequest:
     output_tokens: int
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
+def load_trace(path: Path) -> list[TraceRequest]:
     """Read JSON lines with `at`, `prompt_tokens` and `output_tokens`, as `weft simulate` does; times start at 0."""
     requests = [parse_trace_line(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)
                 if line.strip()]

@@ -127,7 +127,7 @@ async def fill_to_length(text: str, target_tokens: int, count_tokens: TokenCount
     return text
 
 
-def read_prompts(path: Path) -> list[tuple[str, int | None]]:
+def load_prompts(path: Path) -> list[tuple[str, int | None]]:
     """Read a prompt from each line: plain text, a JSON string, or an object with `prompt` and maybe `output_tokens`."""
     prompts = [parse_prompt_line(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)
                if line.strip()]

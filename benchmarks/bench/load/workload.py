@@ -20,9 +20,9 @@ from benchmarks.bench.load.arrivals import (
     iter_even_times,
     iter_poisson_times,
     iter_times_with_uniform_pauses,
-    read_trace,
+    load_trace,
 )
-from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
+from benchmarks.bench.load.prompts import TokenCounter, load_prompts, make_prompt_of_length
 from benchmarks.bench.load.request_records import PlannedRequest
 
 MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
@@ -91,7 +91,7 @@ async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[
 def draw_request_specs(workload: Workload) -> list[RequestSpec]:
     """Return times and lengths of all requests. Raises ValueError if the settings allow none."""
     random = Random(workload.seed)
-    trace_requests = read_trace(Path(workload.trace)) if workload.trace else []
+    trace_requests = load_trace(Path(workload.trace)) if workload.trace else []
     times = list(islice(takewhile(lambda at: at < workload.seconds,
                                   draw_send_times(workload, trace_requests, Random(f"when {workload.seed}"))),
                         workload.requests))
@@ -140,7 +140,7 @@ async def make_prompts(workload: Workload, prompt_lengths: Sequence[int],
     if workload.only_prompt:
         return [SizedPrompt(workload.only_prompt)] * len(prompt_lengths)
     if workload.prompts:
-        file_prompts = cycle(read_prompts(Path(workload.prompts)))
+        file_prompts = cycle(load_prompts(Path(workload.prompts)))
         return [SizedPrompt(prompt, None, output_tokens)
                 for prompt, output_tokens in islice(file_prompts, len(prompt_lengths))]
     if workload.has_numbered_prompts:

@@ -11,7 +11,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench.load.request_records import RequestRecord
-from benchmarks.bench.report.curves import (
+from benchmarks.bench.report.plot_data import (
     MAX_DOTS,
     PlotPoint,
     choose_bin_width,
@@ -19,9 +19,9 @@ from benchmarks.bench.report.curves import (
     compute_token_rates,
     count_requests_in_flight,
     cumulative_distribution,
+    downsample,
     fit_line,
     select_successful_in_window,
-    thin_out,
 )
 from benchmarks.bench.report.result import BenchResult
 from router.simulation.run_stats import percentile
@@ -181,7 +181,7 @@ def draw_integer_steps(axes: "Axes", points: Sequence[PlotPoint], style: SeriesS
 
 
 def draw_dots(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
-    axes.plot(*split_coordinates(thin_out(points, MAX_DOTS)),
+    axes.plot(*split_coordinates(downsample(points, MAX_DOTS)),
               **style | {"linestyle": "", "markersize": 3.5, "alpha": 0.6})
 
 

@@ -5,7 +5,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from benchmarks.experiments.router_cost import (
-    CounterReading,
+    CpuUsageSnapshot,
     RouterCostPoint,
     RouterCostSettings,
     compute_idle_share,
@@ -58,7 +58,7 @@ def test_idle_share_is_the_time_between_steps() -> None:
 
 
 def test_point_is_the_difference_of_two_readings() -> None:
-    window = CounterReading(10.0, 1.0, 2.0, 5.0, 1000), CounterReading(12.0, 1.5, 4.0, 8.0, 11_000)
+    window = CpuUsageSnapshot(10.0, 1.0, 2.0, 5.0, 1000), CpuUsageSnapshot(12.0, 1.5, 4.0, 8.0, 11_000)
     one = make_point((64, 2), window, [9.0, 10.5, 10.5, 11.0, 11.5, 12.0], [0.005])
     assert (one.tokens_per_second, one.router_us_per_token) == (5000.0, 50.0)
     assert one.shard_idle_share == pytest.approx(1 / 3)
@@ -66,7 +66,7 @@ def test_point_is_the_difference_of_two_readings() -> None:
 
 
 def test_window_without_tokens_is_an_error() -> None:
-    reading = CounterReading(10.0, 1.0, 2.0, 5.0, 1000)
+    reading = CpuUsageSnapshot(10.0, 1.0, 2.0, 5.0, 1000)
     with pytest.raises(InvalidAnswerError, match="no token"):
         make_point((1, 1), (reading, replace(reading, monotonic_seconds=11.0)), [10.1, 10.2], [])
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.client.markdown import BOLD, CODE, PLAIN, MarkdownStream
+from launcher.client.markdown import BOLD, CODE, PLAIN, MarkdownRenderer
 
 ANSI_CODE = re.compile(r"\x1b\[\d+m")
 SOME_MARKDOWN = st.text(alphabet="ab2 *`#\n", max_size=60)
 
 
 def render(text: str, *, width: int = 40, size: int = 1) -> str:
-    stream = MarkdownStream(width)
+    stream = MarkdownRenderer(width)
     parts = [text[start:start + size] for start in range(0, len(text), size)]
     return "".join([*map(stream.feed, parts), stream.finish()])
 
@@ -48,7 +48,7 @@ def test_lines_are_wrapped_at_words_and_code_is_not() -> None:
 
 
 def test_text_without_blanks_is_streamed() -> None:
-    stream = MarkdownStream(10)
+    stream = MarkdownRenderer(10)
     assert [stream.feed(character) for character in "天地玄黄宇宙"] == ["天", "地", "玄", "黄", "宇", "\n宙"]
     assert stream.feed("x" * 25) == "\nxxxxxxxxxx\nxxxxxxxxxx"
 

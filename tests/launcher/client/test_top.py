@@ -158,7 +158,7 @@ def test_interrupt_and_closed_output_end_it_quietly(monkeypatch: pytest.MonkeyPa
     for error, code in ((KeyboardInterrupt, 0), (ChatRequestFailed("x"), 1)):
         def fail(*_: Any, error: Any = error) -> None:
             raise error
-        monkeypatch.setattr(top, "watch", fail)
+        monkeypatch.setattr(top, "watch_engine", fail)
         assert run_top_command(TopSettings("http://loom")) == code
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.hosts.config_consistency import COMMON_SETTINGS, describe_host, find_differences, fingerprint_model
+from launcher.hosts.config_consistency import COMMON_SETTINGS, collect_host_facts, find_differences, fingerprint_model
 from launcher.settings import SETTINGS_BY_NAME
 from shard.config import ShardConfig
 
@@ -11,7 +11,7 @@ GROUP: Any = SimpleNamespace(layout=SimpleNamespace(num_nodes=2), num_shard=4)
 
 
 def describe(config: ShardConfig, version: str = "1") -> dict[str, Any]:
-    return describe_host(asdict(config), GROUP, version)
+    return collect_host_facts(asdict(config), GROUP, version)
 
 
 def make_model(folder: Path, weights: bytes = b"1234", config: str = "{}") -> str:

@@ -138,7 +138,7 @@ def test_router_finds_addresses_while_the_shards_of_a_host_are_ready(play: Calla
         assert await connection.receive() == {"stop": "run-1"}
         connection.send({"of": "run-1", "ended": "was stopped", "is_cause": False, "is_lasting": False})
         await shards.exit_task
-        assert not shards.explains_exit
+        assert not shards.has_own_exit_cause
     play(scenario)
 
 
@@ -150,7 +150,7 @@ def test_cause_that_a_host_reports_is_that_of_the_end(
         [shards] = await harness.coordinator.start_shards(1)
         connection.send({"of": "run-1", "ended": "shard 1: no GPU", "is_cause": True, "is_lasting": is_lasting})
         await shards.exit_task
-        assert (await shards.ready_task, shards.explains_exit, shards.comes_again) == (False, True, False)
+        assert (await shards.ready_task, shards.has_own_exit_cause, shards.will_rejoin) == (False, True, False)
         error = shards.make_error()
         assert type(error) is error_class
         assert str(error) == "node 1 (127.0.0.1): shard 1: no GPU"
@@ -165,7 +165,7 @@ def test_lost_host_ends_its_shards_and_is_awaited(play: Callable[..., None]) -> 
         await shards.ready_task
         await connection.close()
         await shards.exit_task
-        assert (shards.comes_again, harness.addresses) == (True, [])
+        assert (shards.will_rejoin, harness.addresses) == (True, [])
         assert shards.describe_exit() == "node 1 (127.0.0.1) is lost: the connection was closed"
         starting = asyncio.create_task(harness.coordinator.start_shards(2))
         again = await harness.join()

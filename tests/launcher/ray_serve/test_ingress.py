@@ -28,7 +28,7 @@ class FakeReplicas:
                 raise part
             yield part
 
-    async def read_pages(self, request: ForwardedRequest) -> Sequence[Page]:
+    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[Page]:
         self.requests.append(request)
         return self._pages
 

@@ -76,6 +76,7 @@ def test_server_ends_with_a_replica_that_is_killed(program: str) -> None:
 
 
 def test_program_does_not_start_if_its_parent_has_ended_before() -> None:
-    command = [*python_module_command("launcher.ray_serve.end_with_parent"), "1", sys.executable, "-c", "print('ran')"]
+    command = [*python_module_command("launcher.ray_serve.exec_with_parent_death_signal"), "1", sys.executable,
+               "-c", "print('ran')"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")

@@ -30,7 +30,7 @@ def test_deaths_whose_cause_was_found_do_not_count() -> None:
     for request in range(4):  # each ends the processes three times before it is found
         pauses = [policy.choose_pause_after_death(20.0 * request + death) for death in range(3)]
         assert pauses == [1.0, 2.0, 4.0]
-        policy.excuse_deaths(3)
+        policy.forget_recent_deaths(3)
     assert policy.choose_pause_after_death(100.0) == 1.0
 
 

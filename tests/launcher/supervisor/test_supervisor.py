@@ -27,7 +27,7 @@ from launcher.supervisor.supervisor import (
     TooManyDeathsError,
     bind_listener,
     terminate_all,
-    wait_for_cause,
+    wait_for_exit_cause,
 )
 
 PARSE_ARGUMENTS = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
@@ -336,7 +336,7 @@ class RemoteShards:
         self.is_remote = True
         self.ready_task: asyncio.Future[bool] = loop.create_future()
         self.exit_task: asyncio.Future[int] = loop.create_future()
-        self.explains_exit = self.comes_again = False
+        self.has_own_exit_cause = self.will_rejoin = False
         self.received_signals: list[signal.Signals] = []
         self.ready_task.set_result(True)
 
@@ -344,9 +344,9 @@ class RemoteShards:
         self.received_signals.append(signal_number)
         self.end()
 
-    def end(self, *, explains_exit: bool = False, comes_again: bool = False) -> None:
+    def end(self, *, has_own_exit_cause: bool = False, will_rejoin: bool = False) -> None:
         if not self.exit_task.done():
-            self.explains_exit, self.comes_again = explains_exit, comes_again
+            self.has_own_exit_cause, self.will_rejoin = has_own_exit_cause, will_rejoin
             self.exit_task.set_result(1)
 
     def make_error(self) -> LaunchError:
@@ -382,7 +382,7 @@ def test_lost_host_replaces_all_shards_even_before_the_first_readiness(
         first = await hosts.starts.get()
         await child_starts.read_next(2)
         assert not harness.ready.is_set()
-        first.end(explains_exit=True, comes_again=True)
+        first.end(has_own_exit_cause=True, will_rejoin=True)
         await hosts.starts.get()
         assert await child_starts.read_next(2) == {"s0", "s1"}
         await harness.stop()
@@ -398,7 +398,7 @@ def test_host_that_is_lost_often_is_awaited_every_time(run_with_server: Callable
             next_start = asyncio.create_task(hosts.starts.get())
             await asyncio.wait([next_start, harness.keep_task], return_when=asyncio.FIRST_COMPLETED)
             assert not harness.keep_task.done()
-            next_start.result().end(explains_exit=True, comes_again=True)
+            next_start.result().end(has_own_exit_cause=True, will_rejoin=True)
     run_with_server(scenario, remote_hosts=hosts)
 
 
@@ -421,11 +421,11 @@ def test_cause_is_the_host_that_was_lost_and_not_the_shard_that_noticed_it() -> 
     async def scenario() -> None:
         noticed, lost = RemoteShards(), RemoteShards()
         noticed.end()
-        asyncio.get_running_loop().call_soon(lambda: lost.end(explains_exit=True))
-        assert await wait_for_cause([noticed, lost]) is lost
+        asyncio.get_running_loop().call_soon(lambda: lost.end(has_own_exit_cause=True))
+        assert await wait_for_exit_cause([noticed, lost]) is lost
         without_cause = RemoteShards()
         without_cause.end()
-        assert await wait_for_cause([noticed, without_cause]) is noticed
+        assert await wait_for_exit_cause([noticed, without_cause]) is noticed
     asyncio.run(scenario())
 
 

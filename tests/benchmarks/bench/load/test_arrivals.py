@@ -15,7 +15,7 @@ from benchmarks.bench.load.arrivals import (
     iter_poisson_times,
     iter_random_burst_times,
     iter_times_with_uniform_pauses,
-    read_trace,
+    load_trace,
 )
 
 SEEDS = st.integers(0, 1000)
@@ -59,7 +59,7 @@ def test_trace_starts_at_zero_in_time_order(tmp_path: Path) -> None:
     path.write_text('{"at": 9, "prompt_tokens": 3, "output_tokens": 4}\n{"at": 7.5, "prompt_tokens": 1, '
                     '"output_tokens": 2, "tenant": "a"}\n')
     assert [(trace_request.at, trace_request.prompt_tokens, trace_request.output_tokens)
-            for trace_request in read_trace(path)] == [(0.0, 1, 2), (1.5, 3, 4)]
+            for trace_request in load_trace(path)] == [(0.0, 1, 2), (1.5, 3, 4)]
 
 
 @pytest.mark.parametrize("line", [
@@ -69,7 +69,7 @@ def test_invalid_trace_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace"
     path.write_text(f'{{"at": 9, "prompt_tokens": 3, "output_tokens": 4}}\n{line}\n')
     with pytest.raises(ValueError, match="line 2"):
-        read_trace(path)
+        load_trace(path)
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\n", "holds no request"), (b"\xff\xfe", "is no text in UTF-8")])
@@ -77,4 +77,4 @@ def test_invalid_trace_file_is_named(tmp_path: Path, data: bytes, reason: str) -
     path = tmp_path / "trace"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"trace {reason}"):
-        read_trace(path)
+        load_trace(path)

@@ -16,10 +16,10 @@ from benchmarks.bench.load.prompts import (
     TokenizeLimitExceededError,
     choose_token_counter,
     count_words,
+    load_prompts,
     make_local_token_counter,
     make_prompt_of_length,
     parse_token_count,
-    read_prompts,
 )
 from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 
@@ -105,7 +105,7 @@ def test_prompts_are_read_as_text_strings_or_objects(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     path.write_text('Say {this}\n\n"two\\nlines"\n{"prompt": "three", "output_tokens": 5}\n'
                     '{"prompt": "four", "output_tokens": null}\n{not JSON\n')
-    assert read_prompts(path) == [
+    assert load_prompts(path) == [
         ("Say {this}", None), ("two\nlines", None), ("three", 5), ("four", None), ("{not JSON", None)]
 
 
@@ -117,4 +117,4 @@ def test_invalid_prompts_file_is_reported(tmp_path: Path, text: str, reason: str
     path = tmp_path / "prompts"
     path.write_text(text)
     with pytest.raises(ValueError, match=reason):
-        read_prompts(path)
+        load_prompts(path)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from support.scheduling.recordings import record_busy_simulation
 
-from benchmarks import tune
-from benchmarks.tune import PercentileGoal, SettingsSearch, format_report
+from benchmarks import settings_search
+from benchmarks.settings_search import PercentileGoal, SettingsSearch, format_report
 from router.recording.file import BadRecording
 from router.simulation.run_stats import RunStats
 from router.simulation.simulate import SimulationCase
@@ -71,18 +71,18 @@ def test_settings_that_already_reach_the_goal_are_kept(made_up_case):
 
 
 def test_error_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["tune", json.dumps({"goal": "x", "trace": str(tmp_path)})])
+    monkeypatch.setattr("sys.argv", ["settings_search", json.dumps({"goal": "x", "trace": str(tmp_path)})])
     with pytest.raises(SystemExit) as ended:
-        tune.main()
+        settings_search.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("weft: --goal x: wanted is one of")
 
 
 def test_trace_without_requests_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
     recording = record_busy_simulation(tmp_path / "file", 0)
-    monkeypatch.setattr("sys.argv", ["tune", json.dumps({"goal": "ttft=1s", "trace": str(recording.path)})])
+    monkeypatch.setattr("sys.argv", ["settings_search", json.dumps({"goal": "ttft=1s", "trace": str(recording.path)})])
     with pytest.raises(SystemExit):
-        tune.main()
+        settings_search.main()
     assert capsys.readouterr().err == "weft: the trace has no requests\n"
 
 

@@ -1,7 +1,7 @@
 """Cost of being watched: throughput and the router's CPU time with and without viewers of `/v1/engine/events`, in turn.
 
 A simulated shard, a router and this process, which is the load and the viewers, communicate over real gRPC and HTTP.
-`python -P -m benchmarks.experiments.watched_engine --help` lists the settings. The last line is JSON.
+`python -P -m benchmarks.experiments.event_stream_overhead --help` lists the settings. The last line is JSON.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ OK_STATUS_LINE = b"HTTP/1.1 200 "
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedEngineSettings(ExperimentSettings):
+class EventStreamOverheadSettings(ExperimentSettings):
     streams: PositiveInt = 64
     "Number of concurrent streams."
     viewers: PositiveInt = 3
@@ -84,7 +84,8 @@ class EventStreamOverheadPoint:
         return self.watched.router_us_per_token / self.unwatched.router_us_per_token
 
 
-async def measure_watched(server: ServerProcesses, settings: WatchedEngineSettings) -> tuple[RouterCostPoint, float]:
+async def measure_watched(server: ServerProcesses,
+                          settings: EventStreamOverheadSettings) -> tuple[RouterCostPoint, float]:
     async with run_viewers(server.port, settings.viewers) as viewers:
         point = await measure_point(server, settings.streams, LOOK_AHEAD, settings.seconds)
     for viewer in viewers:
@@ -93,7 +94,8 @@ async def measure_watched(server: ServerProcesses, settings: WatchedEngineSettin
     return point, statistics.fmean(viewer.num_bytes for viewer in viewers) / settings.seconds
 
 
-async def measure_turns(server: ServerProcesses, settings: WatchedEngineSettings) -> list[EventStreamOverheadPoint]:
+async def measure_turns(server: ServerProcesses,
+                        settings: EventStreamOverheadSettings) -> list[EventStreamOverheadPoint]:
     """Measure the turns; that without viewers comes first in every other one."""
     turns: list[EventStreamOverheadPoint] = []
     for number in range(settings.rounds):
@@ -113,7 +115,7 @@ COLUMNS = (("tokens/s", "{0.unwatched.tokens_per_second:.0f}"), ("watched", "{0.
            ("kB/s", "{1:.0f}"), ("others", "{0.watched.other_cores:.2f}"))
 
 
-def make_summary(settings: WatchedEngineSettings, turns: Sequence[EventStreamOverheadPoint]) -> dict[str, Any]:
+def make_summary(settings: EventStreamOverheadSettings, turns: Sequence[EventStreamOverheadPoint]) -> dict[str, Any]:
     """Return the medians of both ratios, with the smallest and the largest."""
     ratios = {"throughput_ratio": [turn.throughput_ratio for turn in turns],
               "router_cpu_ratio": [turn.cpu_ratio for turn in turns]}
@@ -123,7 +125,7 @@ def make_summary(settings: WatchedEngineSettings, turns: Sequence[EventStreamOve
                       "max": round(max(values), 4)} for name, values in ratios.items()}}
 
 
-def bench(settings: WatchedEngineSettings = WatchedEngineSettings()) -> None:
+def bench(settings: EventStreamOverheadSettings = EventStreamOverheadSettings()) -> None:
     """Measure what viewers of the live batch cost."""
     with run_router_and_shard(LOOK_AHEAD) as server:
         turns = uvloop.run(measure_turns(server, settings))

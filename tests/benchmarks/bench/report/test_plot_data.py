@@ -10,7 +10,7 @@ from support.fake_bench_results import (
     make_unstreamed_record,
 )
 
-from benchmarks.bench.report.curves import (
+from benchmarks.bench.report.plot_data import (
     MAX_BINS,
     MAX_LINE_POINTS,
     choose_bin_width,
@@ -18,9 +18,9 @@ from benchmarks.bench.report.curves import (
     compute_token_rates,
     count_requests_in_flight,
     cumulative_distribution,
+    downsample,
     fit_line,
     select_successful_in_window,
-    thin_out,
 )
 
 SORTED_VALUES = st.lists(st.floats(0, 100), min_size=1, max_size=2 * MAX_LINE_POINTS).map(sorted)
@@ -48,7 +48,7 @@ def test_distribution_points_are_exact_and_limited(ordered: list[float]) -> None
 
 @given(st.integers(0, 1000), st.integers(2, 50))
 def test_thinned_points_keep_order_and_both_ends(count: int, max_points: int) -> None:
-    points = thin_out(range(count), max_points)
+    points = downsample(range(count), max_points)
     assert len(points) == min(count, max_points)
     assert points == sorted(set(points))
     assert points[:1] + points[-1:] == list(range(count))[:1] + list(range(count))[-1:]

@@ -33,7 +33,7 @@ WARM_UP_SECONDS = 0.5
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadGeneratorAccuracySettings(experiment.ExperimentSettings):
+class BenchMeasurementErrorSettings(experiment.ExperimentSettings):
     streams: experiment.PositiveInts = (1, 8, 64)
     "Numbers of concurrent clients; one row for each."
     step_ms: experiment.PositiveFloat = 200.0
@@ -49,7 +49,7 @@ class LoadGeneratorAccuracySettings(experiment.ExperimentSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadGeneratorAccuracyPoint:
+class BenchMeasurementErrorPoint:
     """Relative errors (reported / true - 1), reported figures, and absolute errors."""
 
     streams: int
@@ -64,7 +64,7 @@ class LoadGeneratorAccuracyPoint:
 
 
 async def run_bench_load(port: int, streams: int,
-                         settings: LoadGeneratorAccuracySettings) -> tuple[list[RequestRecord], float]:
+                         settings: BenchMeasurementErrorSettings) -> tuple[list[RequestRecord], float]:
     """Run the load; return its records, and the `perf_counter` time at which their clock began."""
     workload = Workload(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
     requests = await make_requests(workload, count_words)
@@ -74,7 +74,7 @@ async def run_bench_load(port: int, streams: int,
 
 
 def compare_with_step_log(streams: int, records: Sequence[RequestRecord], steps: Sequence[float], started_at: float,
-                          seconds: float) -> LoadGeneratorAccuracyPoint:
+                          seconds: float) -> BenchMeasurementErrorPoint:
     """Compare reported with true figures. `steps` holds begin and end of each step, alternating."""
     step_ends = [end - started_at for end in steps[1::2]]
     ends_in_window = [end for end in step_ends if WARM_UP_SECONDS <= end < seconds]
@@ -86,18 +86,18 @@ def compare_with_step_log(streams: int, records: Sequence[RequestRecord], steps:
     tokens = records[0].num_tokens
     true_tokens_per_second = streams * tokens / (true_first_token + (tokens - 1) * true_gap)
     reported_gap, reported_first_token = reported.between_tokens.mean, reported.first_token.mean
-    return LoadGeneratorAccuracyPoint(streams, reported_first_token / true_first_token - 1, reported_gap / true_gap - 1,
+    return BenchMeasurementErrorPoint(streams, reported_first_token / true_first_token - 1, reported_gap / true_gap - 1,
                                       reported.tokens_per_second / true_tokens_per_second - 1,
                                       1000 * reported_first_token, 1000 * reported_gap, reported.tokens_per_second, 1000
                                       * (reported_first_token - true_first_token), 1000 * (reported_gap - true_gap))
 
 
-def measure_points(settings: LoadGeneratorAccuracySettings) -> list[LoadGeneratorAccuracyPoint]:
-    points_by_streams: dict[int, list[LoadGeneratorAccuracyPoint]] = {streams: [] for streams in settings.streams}
+def measure_points(settings: BenchMeasurementErrorSettings) -> list[BenchMeasurementErrorPoint]:
+    points_by_streams: dict[int, list[BenchMeasurementErrorPoint]] = {streams: [] for streams in settings.streams}
     shard_settings = {"simulated": SIMULATED_SHARD_COSTS | {"seconds_per_step": settings.step_ms / 1000}}
     for streams in [*settings.streams] * settings.repeat:
         with run_router_and_shard(2, shard=shard_settings) as server:
-            retry = CpuStealRetry[LoadGeneratorAccuracyPoint](settings.stolen)
+            retry = CpuStealRetry[BenchMeasurementErrorPoint](settings.stolen)
             while retry.begin_next_attempt():
                 records, started_at = uvloop.run(run_bench_load(server.port, streams, settings))
                 retry.end_attempt(compare_with_step_log(streams, records, server.read_step_timestamps(), started_at,
@@ -106,7 +106,7 @@ def measure_points(settings: LoadGeneratorAccuracySettings) -> list[LoadGenerato
     return [experiment.median_point(points) for points in points_by_streams.values()]
 
 
-def format_table(points: Sequence[LoadGeneratorAccuracyPoint]) -> str:
+def format_table(points: Sequence[BenchMeasurementErrorPoint]) -> str:
     """Return a table of relative errors, errors in milliseconds, and reported figures."""
     rows = [["streams", "first token", "off by, ms", "between tokens", "off by, ms", "tokens/s", "first token, ms",
              "between, ms", "tokens/s"]]
@@ -117,7 +117,7 @@ def format_table(points: Sequence[LoadGeneratorAccuracyPoint]) -> str:
     return align_columns(rows)
 
 
-def bench(settings: LoadGeneratorAccuracySettings = LoadGeneratorAccuracySettings()) -> None:
+def bench(settings: BenchMeasurementErrorSettings = BenchMeasurementErrorSettings()) -> None:
     """Measure the error of `weft bench` against a shard whose steps take a fixed time."""
     points = measure_points(settings)
     results = {"settings": asdict(settings), "points": [asdict(point) for point in points]}

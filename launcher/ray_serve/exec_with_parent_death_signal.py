@@ -6,11 +6,11 @@ A replica cannot arrange this between fork and exec, since it has threads.
 import os
 import sys
 
-from launcher.command_line.run_command import end_with_parent
+from launcher.command_line.run_command import set_parent_death_signal
 
 
 def main() -> None:
-    end_with_parent()
+    set_parent_death_signal()
     parent_pid, *command = sys.argv[1:]
     if os.getppid() != int(parent_pid):  # it ended before
         raise SystemExit(1)

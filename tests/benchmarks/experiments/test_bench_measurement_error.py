@@ -1,4 +1,4 @@
-"""Tests of benchmarks/experiments/load_generator_accuracy.py."""
+"""Tests of benchmarks/experiments/bench_measurement_error.py."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.experiments.load_generator_accuracy import (
-    LoadGeneratorAccuracyPoint,
+from benchmarks.experiments.bench_measurement_error import (
+    BenchMeasurementErrorPoint,
     compare_with_step_log,
     format_table,
 )
@@ -34,7 +34,7 @@ def make_records(late_seconds: float = 0.0) -> list[RequestRecord]:
     return records
 
 
-def compare_records(records: Sequence[RequestRecord]) -> LoadGeneratorAccuracyPoint:
+def compare_records(records: Sequence[RequestRecord]) -> BenchMeasurementErrorPoint:
     return compare_with_step_log(1, records, make_step_times(), STARTED_AT, TOTAL_SECONDS)
 
 
@@ -51,12 +51,12 @@ def test_late_records_have_that_error() -> None:
 
 
 def test_median_is_taken_per_figure() -> None:
-    points = [LoadGeneratorAccuracyPoint(1, 0.1, 0.2, 0.3, 1, 2, 3, 4, 5),
-              LoadGeneratorAccuracyPoint(1, 0.3, 0.1, 0.2, 3, 1, 2, 5, 4),
-              LoadGeneratorAccuracyPoint(1, 0.2, 0.3, 0.1, 2, 3, 1, 6, 6)]
-    assert median_point(points) == LoadGeneratorAccuracyPoint(1, 0.2, 0.2, 0.2, 2, 2, 2, 5, 5)
+    points = [BenchMeasurementErrorPoint(1, 0.1, 0.2, 0.3, 1, 2, 3, 4, 5),
+              BenchMeasurementErrorPoint(1, 0.3, 0.1, 0.2, 3, 1, 2, 5, 4),
+              BenchMeasurementErrorPoint(1, 0.2, 0.3, 0.1, 2, 3, 1, 6, 6)]
+    assert median_point(points) == BenchMeasurementErrorPoint(1, 0.2, 0.2, 0.2, 2, 2, 2, 5, 5)
 
 
 def test_point_is_formatted_as_a_row() -> None:
-    assert format_table([LoadGeneratorAccuracyPoint(8, 0.1, 0.2, 0.3, 1, 2, 3, 1.5, -0.25)]).splitlines()[
+    assert format_table([BenchMeasurementErrorPoint(8, 0.1, 0.2, 0.3, 1, 2, 3, 1.5, -0.25)]).splitlines()[
         1].split() == ["8", "+10.00%", "+1.50", "+20.00%", "-0.250", "+30.00%", "1.00", "2.000", "3.0"]

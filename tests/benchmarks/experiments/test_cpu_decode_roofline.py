@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.experiments.step_limits import (
-    StepLimitsSettings,
+from benchmarks.experiments.cpu_decode_roofline import (
+    CpuDecodeRooflineSettings,
     StepWork,
     bench,
     count_work,
@@ -37,7 +37,7 @@ def test_work_is_that_of_the_weights_and_the_cache(tmp_path: Path) -> None:
     cache_bytes = 2 * 4 * 128 * 4  # keys and values of a token, in float32
     assert count_work(loaded_model, folder, "int4", 3, 10) == StepWork(num_weights / 2 + 30 * cache_bytes,
                                                                        2.0 * num_weights * 3)
-    settings = StepLimitsSettings(repeat=2, context=16, threads=1)
+    settings = CpuDecodeRooflineSettings(repeat=2, context=16, threads=1)
     point = measure(loaded_model, folder, "int8", 2, settings)
     assert point.step_ms > 0
     assert json.loads(json.dumps(make_summary(settings, [point])))["points"][0]["weights"] == "int8"
@@ -45,4 +45,4 @@ def test_work_is_that_of_the_weights_and_the_cache(tmp_path: Path) -> None:
 
 def test_unknown_format_is_named() -> None:
     with pytest.raises(ValueError, match="--formats must be of 16, int8, int4, got int3"):
-        bench(StepLimitsSettings(formats=("int3",)))
+        bench(CpuDecodeRooflineSettings(formats=("int3",)))

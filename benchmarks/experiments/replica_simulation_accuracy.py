@@ -4,8 +4,8 @@ Each server is a real router with a shard that simulates a model, so that two co
 is this process, which is also the load: it routes with the simulation's policies, but by its own counts of unfinished
 requests. The step times of the simulation come from a run of one server with other requests. For each policy, the
 figures of the routers' recordings are compared with those that the simulation foresees: tokens per second and time to
-first token, over all servers. `python -P -m benchmarks.experiments.replica_accuracy --help` lists the settings. The
-last line is JSON.
+first token, over all servers. `python -P -m benchmarks.experiments.replica_simulation_accuracy --help` lists the
+settings. The last line is JSON.
 """
 
 import asyncio

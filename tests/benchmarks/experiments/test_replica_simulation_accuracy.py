@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.experiments import replica_accuracy
-from benchmarks.experiments.replica_accuracy import Balancer, PolicyComparison, ReplicaWorkload
+from benchmarks.experiments import replica_simulation_accuracy
+from benchmarks.experiments.replica_simulation_accuracy import Balancer, PolicyComparison, ReplicaWorkload
 from router.request import Request
 from router.simulation.routing import LeastLoaded
 from router.simulation.run_stats import RunStats
@@ -32,7 +32,7 @@ def test_balancer_counts_unfinished_requests(monkeypatch: pytest.MonkeyPatch) ->
             await self.ended.wait()
             return RequestRecord(planned, 0.0)
 
-    monkeypatch.setattr(replica_accuracy, "LoadClient", FakeClient)
+    monkeypatch.setattr(replica_simulation_accuracy, "LoadClient", FakeClient)
 
     async def scenario() -> list[int]:
         balancer, request = Balancer(["a", "b"], LeastLoaded(2, 0)), Request("a", (0,), 1)

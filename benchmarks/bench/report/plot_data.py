@@ -31,10 +31,10 @@ def cumulative_distribution(sorted_values: Sequence[float], minimum: float = 0.0
     """Return the cumulative distribution in percent. Values below `minimum` are raised to it."""
     count = len(sorted_values)
     return [(max(sorted_values[index], minimum), 100 * (index + 1) / count)
-            for index in thin_out(range(count), MAX_LINE_POINTS)]
+            for index in downsample(range(count), MAX_LINE_POINTS)]
 
 
-def thin_out(values: Sequence[Value], max_values: int) -> list[Value]:
+def downsample(values: Sequence[Value], max_values: int) -> list[Value]:
     """Return at most `max_values` of the values, at equal distances and with both ends."""
     if len(values) <= max_values:
         return list(values)

@@ -1,8 +1,8 @@
 """Decode steps beside the machine's limits: reading their weights and cache once, and multiplying.
 
 On a random model in a real shape, with weights of 16, 8 and 4 bits. The rates of reading and of multiplying are
-measured beside each step, since machines differ and change. `python -P -m benchmarks.experiments.step_limits --help`
-lists the settings. The last line is JSON.
+measured beside each step, since machines differ and change.
+`python -P -m benchmarks.experiments.cpu_decode_roofline --help` lists the settings. The last line is JSON.
 """
 
 import statistics
@@ -32,7 +32,7 @@ NUM_WARM_UP_TURNS = 2
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimitsSettings(experiment.RandomModelSettings):
+class CpuDecodeRooflineSettings(experiment.RandomModelSettings):
     formats: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(BYTES_PER_WEIGHT)
     "Weights: 16 bits as in the checkpoint, or quantized to int8 or int4."
     batch: experiment.PositiveInts = (1, 8, 32)
@@ -58,7 +58,7 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLimitsPoint:
+class CpuDecodeRooflinePoint:
     """A decode step beside its limits; medians over the turns."""
 
     weights: str
@@ -92,7 +92,7 @@ def measure_multiply_rate(matrix: Tensor) -> float:
 
 
 def measure(loaded_model: LoadedDecoder, folder: Path, weights: str, batch: int,
-            settings: StepLimitsSettings) -> StepLimitsPoint:
+            settings: CpuDecodeRooflineSettings) -> CpuDecodeRooflinePoint:
     cache, step = prepare_decode_step(loaded_model, batch, settings.context)
     work = count_work(loaded_model, folder, weights, batch, settings.context)
     numbers, matrix = torch.zeros(NUM_READ_BYTES // 4), torch.rand(MATRIX_SIZE, MATRIX_SIZE)
@@ -105,11 +105,11 @@ def measure(loaded_model: LoadedDecoder, folder: Path, weights: str, batch: int,
 
 
 def make_point(weights: str, batch: int, work: StepWork,
-               turns: Sequence[tuple[float, float, float]]) -> StepLimitsPoint:
+               turns: Sequence[tuple[float, float, float]]) -> CpuDecodeRooflinePoint:
     seconds, read_rate, multiply_rate = (statistics.median(column) for column in zip(*turns, strict=True))
     shares = [work.limit_seconds(read, multiply) / step for step, read, multiply in turns]
-    return StepLimitsPoint(weights, batch, 1e3 * seconds, 1e3 * work.num_bytes / read_rate,
-                           1e3 * work.num_operations / multiply_rate, statistics.median(shares))
+    return CpuDecodeRooflinePoint(weights, batch, 1e3 * seconds, 1e3 * work.num_bytes / read_rate,
+                                  1e3 * work.num_operations / multiply_rate, statistics.median(shares))
 
 
 COLUMNS = (("weights", "{0.weights}"), ("batch", "{0.batch}"), ("step ms", "{0.step_ms:.1f}"),
@@ -117,22 +117,22 @@ COLUMNS = (("weights", "{0.weights}"), ("batch", "{0.batch}"), ("step ms", "{0.s
            ("of limit %", "{1:.0f}"))
 
 
-def format_table(points: Sequence[StepLimitsPoint]) -> str:
+def format_table(points: Sequence[CpuDecodeRooflinePoint]) -> str:
     return experiment.format_columns(COLUMNS, [(point, 100 * point.share) for point in points], width=12)
 
 
-def make_summary(settings: StepLimitsSettings, points: Sequence[StepLimitsPoint]) -> dict[str, Any]:
+def make_summary(settings: CpuDecodeRooflineSettings, points: Sequence[CpuDecodeRooflinePoint]) -> dict[str, Any]:
     return {"shape": settings.shape, "context": settings.context, "threads": torch.get_num_threads(),
             "repeat": settings.repeat, "points": [
                 {name: value if isinstance(value, str) else round(value, 3) for name, value in asdict(point).items()}
                 for point in points]}
 
 
-def bench(settings: StepLimitsSettings = StepLimitsSettings()) -> None:
+def bench(settings: CpuDecodeRooflineSettings = CpuDecodeRooflineSettings()) -> None:
     """Measure decode steps on the CPU, and the time that their reading and multiplying take at least."""
     if unknown := set(settings.formats).difference(BYTES_PER_WEIGHT):
         raise ValueError(f"--formats must be of {', '.join(BYTES_PER_WEIGHT)}, got {', '.join(sorted(unknown))}")
-    points: list[StepLimitsPoint] = []
+    points: list[CpuDecodeRooflinePoint] = []
     with settings.provide_model() as (folder, _):
         for weights in settings.formats:
             loaded_model = load_decoder_model(ShardConfig(

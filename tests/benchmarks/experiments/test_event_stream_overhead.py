@@ -2,8 +2,13 @@
 
 import pytest
 
+from benchmarks.experiments.event_stream_overhead import (
+    COLUMNS,
+    EventStreamOverheadPoint,
+    EventStreamOverheadSettings,
+    make_summary,
+)
 from benchmarks.experiments.router_cost import RouterCostPoint
-from benchmarks.experiments.watched_engine import COLUMNS, EventStreamOverheadPoint, WatchedEngineSettings, make_summary
 from benchmarks.harness.experiment import format_columns
 
 
@@ -15,7 +20,7 @@ def make_turn(unwatched: float, watched: float, cpu: float = 20.0,
 
 def test_ratios_are_those_of_turns_side_by_side() -> None:
     turns = [make_turn(1000.0, 1000.0), make_turn(500.0, 490.0), make_turn(800.0, 760.0)]
-    summary = make_summary(WatchedEngineSettings(rounds=3), turns)
+    summary = make_summary(EventStreamOverheadSettings(rounds=3), turns)
     assert summary["throughput_ratio"] == {"median": 0.98, "min": 0.95, "max": 1.0}
     assert summary["router_cpu_ratio"]["median"] == pytest.approx(1.05)
     assert (summary["streams"], summary["viewers"]) == (64, 3)

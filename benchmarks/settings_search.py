@@ -1,8 +1,8 @@
 """Search for settings under which a trace reaches latency goals, by simulation.
 
-`python -P -m benchmarks.tune JSON`, an object as `router/simulation/simulate.py` takes it, with a `goal` such as
-`ttft=500ms,itl=50ms`: 99th percentiles, unless another is given (`ttft.p50=...`). Settings are varied one after the
-other, as long as that improves the result, in at most `MAX_ROUNDS` rounds.
+`python -P -m benchmarks.settings_search JSON`, an object as `router/simulation/simulate.py` takes it, with a `goal`
+such as `ttft=500ms,itl=50ms`: 99th percentiles, unless another is given (`ttft.p50=...`). Settings are varied one after
+the other, as long as that improves the result, in at most `MAX_ROUNDS` rounds.
 """
 
 import json
