@@ -337,7 +337,7 @@ dist: .venv/ready
 stats: .venv/ready
 	@$(VENV) tests/support/code_stats.py
 	echo
-	PYTHONPATH=tests GRPC_VERBOSITY=none $(VENV) -m support.hops
+	PYTHONPATH=tests GRPC_VERBOSITY=none $(VENV) -m support.call_path_stats
 
 clean:
 	@rm -rf .venv .venv-proto .venv-manifests .clients router/http/page/node_modules .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.endpoint_picker import ReplicaGauges, pick_replica
-from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 
 from router.request import LoadableResource, Request
 from router.scheduler.messages import LoadResource

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from support.scheduling.cost_model_clock import RequestHistory, SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request
 from router.scheduler.messages import Prefill

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import DEFAULT_TENANT, Request, Tenant

@@ -93,7 +93,7 @@ def make_random_clients(rng, adapters, pooling_share):
 def run_random_world(seed):
     world = make_random_world(seed)
     for client in world.all_clients[::5]:
-        world.schedule_at(client.arrives_at + 0.1, lambda client=client: world.hold_client(client, 0.5))
+        world.schedule_at(client.arrives_at + 0.1, lambda client=client: world.pause_client(client, 0.5))
     world.run(max_events=20_000)
     world.check_idle()
     world.check_end_reasons()

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from support.scheduling.cost_model_clock import RequestHistory, SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request, Tenant
 from router.scheduler.settings import SchedulerSettings

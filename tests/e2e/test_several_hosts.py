@@ -19,7 +19,7 @@ from support.servers.network_namespaces import (
     FirstHost,
     HostPair,
     create_host_pair,
-    find_missing_right,
+    find_missing_privilege,
 )
 from support.servers.weft_process import (
     RUNNING_SERVERS,
@@ -40,7 +40,7 @@ SETTINGS = ("--threads", "1", "--max-batch-total-tokens", "65536", "--max-batch-
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostPair]:
-    if reason := find_missing_right():
+    if reason := find_missing_privilege():
         pytest.skip(reason)
     with create_host_pair() as pair:
         yield pair

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
 

@@ -11,7 +11,7 @@ import torch
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.replayable_model import ReplayableModel, capture_by_calling
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
 from router.shards.resource_loader import LoadableResource

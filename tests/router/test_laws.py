@@ -73,13 +73,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.clients)
     @rule(choice=st.integers(0, 1000), seconds=st.floats(0, 2))
     def stop_reading(self, choice, seconds):
-        self.world.hold_client(self.choose_client(choice), seconds)
+        self.world.pause_client(self.choose_client(choice), seconds)
         self.world.plan_and_check()
 
     @precondition(lambda self: self.world.clients)
     @rule(choice=st.integers(0, 1000))
     def stop_reading_forever(self, choice):
-        self.world.hold_client(self.choose_client(choice), None)
+        self.world.pause_client(self.choose_client(choice), None)
         self.world.plan_and_check()
 
     @rule(resource=st.sampled_from(ADAPTERS), present=st.booleans())

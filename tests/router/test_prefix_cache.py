@@ -3,7 +3,7 @@
 Random histories are in test_sharing.py."""
 
 import pytest
-from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 from support.scheduling.shared_prefixes import (
     BLOCK_SIZE,
     DEFAULT_MODEL_INFO,

@@ -13,7 +13,7 @@ from support.scheduling.method_overrides import override_methods, restore_method
 from support.scheduling.shared_prefixes import (
     BLOCK_SIZE,
     END_TOKEN,
-    get_newcomers,
+    get_new_sequences,
     make_prefix_scheduler,
     make_prompt_tokens,
     submit_prompt,
@@ -183,7 +183,7 @@ class SharingMachine(RuleBasedStateMachine):
         step, dropped, evicted, idle = StepInFlight(plan), set(), [], dict(self.idle)
         for message in plan.messages:
             dropped |= self.drop(message)
-        self.let_go(get_newcomers(plan))
+        self.let_go(get_new_sequences(plan))
         for message in plan.messages:
             for grant in getattr(message, "grants", ()):
                 self.apply_allocation(grant.blocks)

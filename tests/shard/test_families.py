@@ -14,7 +14,7 @@ from hypothesis import settings
 from support.checkpoints.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 from support.model_runs.decoder_reference import CPU, PROMPT_TOKENS, load_decoder_model
 from support.scheduling.random_schedules import given_random_histories, relaxed_settings
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 from transformers import AutoModelForCausalLM
 
 from router.request import Request, SamplingParams

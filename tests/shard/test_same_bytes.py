@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.scheduling.random_schedules import given_random_histories, relaxed_settings
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 HARNESS_OPTIONS = {
     "one rank": {},

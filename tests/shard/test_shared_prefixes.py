@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.scheduling.simulated_world import add_block_hashes
-from support.shards.core_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams, Tenant
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from llguidance import LLMatcher
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.scheduling.random_schedules import given_random_histories, relaxed_settings
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import LoadableResource, Request, SamplingParams
 from shard.pb import shard_pb2 as pb

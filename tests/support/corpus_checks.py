@@ -16,7 +16,7 @@ def draw_items(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list
     return [maker(rng) for _ in range(count)]
 
 
-def draw_talks(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list[Conversation]:
+def draw_conversations(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list[Conversation]:
     rng = Random(f"{seed}")
     drawn = (maker(rng) for _ in range(10 * count))
     return list(islice((talk for talk in drawn if isinstance(talk, Conversation)), count))
@@ -24,7 +24,7 @@ def draw_talks(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list
 
 def iter_questions_and_answers(maker: DocumentMaker, count: int = 200) -> Iterator[tuple[str, str]]:
     """Yield every question with its answer, without the reasoning."""
-    for talk in draw_talks(maker, count):
+    for talk in draw_conversations(maker, count):
         chat_messages = [message for message in talk.messages if message["role"] != "system"]
         for question, answer in zip(chat_messages[::2], chat_messages[1::2], strict=True):
             yield question["content"], strip_reasoning(answer)

@@ -24,14 +24,14 @@ RESOURCE_FIELDS = {"apiVersion": {"type": "string"}, "kind": {"type": "string"},
 Json = dict[str, Any]
 
 
-def close_objects(schema: Any) -> Any:
+def forbid_extra_fields(schema: Any) -> Any:
     """Return the schema with objects that have no other fields than their properties."""
     if isinstance(schema, list):
-        return [close_objects(item) for item in schema]
+        return [forbid_extra_fields(item) for item in schema]
     if not isinstance(schema, dict):
         return {} if schema == POD_SPEC else schema
-    closed = {name: {field: close_objects(value) for field, value in part.items()} if name == "properties"
-              else close_objects(part) for name, part in schema.items()}
+    closed = {name: {field: forbid_extra_fields(value) for field, value in part.items()} if name == "properties"
+              else forbid_extra_fields(part) for name, part in schema.items()}
     return {"additionalProperties": False, **closed} if "properties" in closed else closed
 
 
@@ -60,7 +60,7 @@ def validate(manifest: Json, schemas: dict[str, Json]) -> None:
     if schema is None:
         validate_core(manifest)
         return
-    closed = close_objects({**schema, "type": "object", "properties": RESOURCE_FIELDS | schema["properties"]})
+    closed = forbid_extra_fields({**schema, "type": "object", "properties": RESOURCE_FIELDS | schema["properties"]})
     jsonschema.validate(manifest, closed)
     for spec in find_pod_specs(schema, manifest):
         validate_core({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec})

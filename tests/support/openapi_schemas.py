@@ -40,7 +40,7 @@ class DocumentSchemas:
 
     def is_valid(self, schema: Schema, value: Any) -> bool:
         schema = self._resolve_reference(schema)
-        if (kinds := list_kinds(schema)) and not any(self.is_valid(kind, value) for kind in kinds):
+        if (kinds := list_schema_alternatives(schema)) and not any(self.is_valid(kind, value) for kind in kinds):
             return False
         if "type" in schema and not TYPE_CHECKS[schema["type"]](value):
             return False
@@ -69,7 +69,7 @@ class DocumentSchemas:
         if name in self._valid_samples:
             return self._valid_samples[name]
         schema = self._resolve_reference(schema)
-        if kinds := list_kinds(schema):
+        if kinds := list_schema_alternatives(schema):
             return self.make_sample(kinds[0])
         if "const" in schema:
             return schema["const"]
@@ -90,7 +90,7 @@ class DocumentSchemas:
                      path: str = "") -> Iterator[tuple[str, Schema, MakeBody]]:
         """Yield the path of every object that has fields, its schema, and a function that makes a whole body of it."""
         schema = self._resolve_reference(schema)
-        for kind in list_kinds(schema):
+        for kind in list_schema_alternatives(schema):
             yield from self.iter_objects(kind, make_body, path)
         if "items" in schema:
             yield from self.iter_objects(schema["items"], lambda value: make_body([value]), f"{path}[]")
@@ -110,6 +110,6 @@ class DocumentSchemas:
         return self._schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
-def list_kinds(schema: Schema) -> list[Schema]:
+def list_schema_alternatives(schema: Schema) -> list[Schema]:
     """Return the schemas of which a value must fit one."""
     return schema.get("anyOf") or schema.get("oneOf") or []

@@ -28,7 +28,7 @@ def draw_items(maker: DocumentMaker, count: int = 200, seed: int = 7) -> list[Co
     return [maker(rng) for _ in range(count)]
 
 
-def draw_talks(maker: DocumentMaker, count: int = 200) -> list[Conversation]:
+def draw_conversations(maker: DocumentMaker, count: int = 200) -> list[Conversation]:
     return [each for each in draw_items(maker, count) if isinstance(each, Conversation)]
 
 

@@ -17,7 +17,7 @@ from support.checkpoints.adapter_files import (
 )
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
-from support.shards.core_with_workers import SchedulerWithWorkers
+from support.shards.scheduler_with_workers import SchedulerWithWorkers
 
 from launcher.adapters.adapter_files import (
     check_adapter_file_names,

@@ -9,7 +9,7 @@ from copy import deepcopy
 from random import Random
 
 import pytest
-from support.hops import HopCounter
+from support.call_path_stats import HopCounter
 from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import play_scenario
 

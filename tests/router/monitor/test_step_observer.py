@@ -86,7 +86,7 @@ def make_world(seed, *, pooling_share=0.0, num_blocks=24, faults="", tokens_per_
                                          arrives_at + rng.random() if rng.random() < 0.2 else None,
                                          rng.randint(1, 20) if rng.random() < 0.3 else None))
     for client in world.all_clients[::6]:
-        world.schedule_at(client.arrives_at + 0.1, lambda client=client: world.hold_client(client, 0.2))
+        world.schedule_at(client.arrives_at + 0.1, lambda client=client: world.pause_client(client, 0.2))
     if attached:
         world.attach()
     return world

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.scheduling.cost_model_clock import predict_wait
+from support.scheduling.scheduler_simulation import predict_wait
 
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import DEFAULT_TENANT, Request, Tenant

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints.header_mutations import BYTE_MUTATIONS, ENTRY_MUTATIONS, mutate_file
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
-from support.shards.core_with_workers import SchedulerWithWorkers
+from support.shards.scheduler_with_workers import SchedulerWithWorkers
 
 from shard.adapters.adapter_tensors import strip_wrapper_prefixes
 from shard.errors import RejectedMessage

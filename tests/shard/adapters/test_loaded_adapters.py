@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.checkpoints.peft_adapters import load_with_adapter, make_tiny_adapter
 from support.checkpoints.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
-from support.shards.core_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
 
 from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage

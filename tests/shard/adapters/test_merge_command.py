@@ -14,7 +14,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from support.checkpoints.peft_adapters import load_with_adapter, make_tiny_adapter, suppress_peft_warnings
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

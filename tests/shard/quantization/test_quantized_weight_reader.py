@@ -8,7 +8,7 @@ from support.checkpoints.dequantized_checkpoints import (
     KERNEL_ERROR,
     MODEL_SIZES,
     compute_logits,
-    use_products_of_torch,
+    disable_native_kernels,
 )
 from support.checkpoints.quantized_checkpoints import CompressedTensorsTool, GptqTool, write_quantized_checkpoint
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
@@ -91,7 +91,7 @@ def compute_rounded_logits(checkpoint: Path, folder: Path, num_ranks: int, round
 def test_logits_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
     expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int8, rounds_head=False)
     largest = float(expected.abs().max())
-    with use_products_of_torch():
+    with disable_native_kernels():
         torch.testing.assert_close(compute_quantized_logits(checkpoint, num_ranks), expected, rtol=1e-5,
                                    atol=1e-5 * largest)
 
@@ -182,7 +182,7 @@ def load_and_describe(folder: Path, quantize: str = "") -> str:
 
 def test_description_names_the_method_and_counts_weights(checkpoint: Path, tmp_path: Path) -> None:
     folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path)
-    with use_products_of_torch():
+    with disable_native_kernels():
         assert load_and_describe(folder) == (
             "quantized checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
 
@@ -202,7 +202,7 @@ def test_weights_with_one_scale_per_output_are_kept_as_int8(checkpoint: Path, tm
 
 
 def test_weights_quantized_at_load_are_counted(checkpoint: Path) -> None:
-    with use_products_of_torch():
+    with disable_native_kernels():
         assert load_and_describe(checkpoint, "int8") == "14 weights quantized to int8 and kept so"
     assert load_and_describe(checkpoint) == ""
 
@@ -222,7 +222,7 @@ def test_quantizing_a_quantized_checkpoint_is_rejected(checkpoint: Path, tmp_pat
 
 def test_quantized_head_is_read(checkpoint: Path, tmp_path: Path) -> None:
     folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path, quantizes_head=True)
-    with use_products_of_torch():
+    with disable_native_kernels():
         assert "15 made into float32" in load_and_describe(folder)
 
 

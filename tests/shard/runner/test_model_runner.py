@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request
 

@@ -14,7 +14,7 @@ import torch
 from llguidance import LLMatcher
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from router.grammars import compiler_process

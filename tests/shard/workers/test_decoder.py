@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 from support.shards.protocol_messages import SequenceRow, make_concat, make_decode, make_filter, make_prefill
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from router.request import Request

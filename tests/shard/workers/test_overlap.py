@@ -15,7 +15,6 @@ from hypothesis import settings
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.replayable_model import replay_on_cpu
 from support.scheduling.random_schedules import given_device_sampling_histories, relaxed_settings
-from support.shards.core_with_workers import WORKER_METHODS, ScheduledRequest, SchedulerWithWorkers
 from support.shards.protocol_messages import (
     SequenceRow,
     make_decode,
@@ -25,6 +24,7 @@ from support.shards.protocol_messages import (
     make_keep,
     make_prefill,
 )
+from support.shards.scheduler_with_workers import WORKER_METHODS, ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
 from shard.errors import RejectedMessage

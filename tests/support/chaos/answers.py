@@ -1,7 +1,7 @@
 """What a client received, brought to one form for all dialects, and the judgement of it.
 
     reader = AnswerReader(request.answer_format)
-    reader.feed(line)                       each line of a stream
+    reader.feed_line(line)                  each line of a stream
     judge_end(reader.answer, is_cut, ...)   how the request ended, and what was wrong
 
 An answer is a text per channel, such as `0.text` or `1.finish`. Whatever a client has received of a channel must be
@@ -54,10 +54,10 @@ class AnswerReader:
             if not self.answer.error:
                 self.answer.problems.append(f"status {self.answer.status} without an error message: {body[:80]!r}")
             return
-        for name, text in read_whole_channels(self._format, content).items():
+        for name, text in parse_answer_channels(self._format, content).items():
             self.answer.channels[name] = text
 
-    def feed(self, line: bytes) -> None:
+    def feed_line(self, line: bytes) -> None:
         """Take the next line of a stream."""
         line = line.strip()
         if self._format in SSE_FORMATS:
@@ -136,7 +136,7 @@ class AnswerReader:
         if event["type"] == "response.output_text.delta":
             self.answer.channels["0.text"] += event["delta"]
         if event["type"] in RESPONSES_ENDS:
-            whole = read_whole_channels("responses", event["response"])
+            whole = parse_answer_channels("responses", event["response"])
             if whole["0.text"] != self.answer.channels["0.text"]:
                 self.answer.problems.append("the last event has another text than the deltas")
             self._finish(0, whole["0.finish"])
@@ -151,18 +151,18 @@ class AnswerReader:
             self.answer.num_ends += 1
 
     def _feed_ollama_stream(self, event: JsonObject) -> None:
-        self.answer.channels["0.text"] += read_ollama_text(event)
+        self.answer.channels["0.text"] += parse_ollama_text(event)
         if event["done"]:
             self._finish(0, event["done_reason"])
             self.answer.num_ends += 1
 
 
-def read_whole_channels(answer_format: AnswerFormat, content: Any) -> dict[str, str]:
+def parse_answer_channels(answer_format: AnswerFormat, content: Any) -> dict[str, str]:
     """Return the channels of a complete answer."""
     return WHOLE_READERS[answer_format](content)
 
 
-def read_tgi(content: JsonObject) -> dict[str, str]:
+def parse_tgi_answer(content: JsonObject) -> dict[str, str]:
     details = content["details"]
     return {"0.text": content["generated_text"], "0.finish": details["finish_reason"],
             "0.prefill": "".join(map(format_token, details["prefill"])),
@@ -174,7 +174,7 @@ def format_token(token: JsonObject) -> str:
     return f"{token['id']}:{token['logprob']} "
 
 
-def read_chat(content: JsonObject) -> dict[str, str]:
+def parse_chat_answer(content: JsonObject) -> dict[str, str]:
     channels = {}
     for choice in content["choices"]:
         index, message = choice["index"], choice["message"]
@@ -185,26 +185,26 @@ def read_chat(content: JsonObject) -> dict[str, str]:
     return channels
 
 
-def read_completion(content: JsonObject) -> dict[str, str]:
+def parse_completion_answer(content: JsonObject) -> dict[str, str]:
     return {f"{choice['index']}.{name}": choice[key] for choice in content["choices"]
             for name, key in (("text", "text"), ("finish", "finish_reason"))}
 
 
-def read_response(content: JsonObject) -> dict[str, str]:
+def parse_responses_answer(content: JsonObject) -> dict[str, str]:
     texts = [part.get("text", "") for item in content["output"] for part in item.get("content", ())]
     return {"0.text": "".join(texts), "0.finish": content["status"]}
 
 
-def read_message(content: JsonObject) -> dict[str, str]:
+def parse_messages_answer(content: JsonObject) -> dict[str, str]:
     return {"0.text": "".join(block.get("text", "") for block in content["content"]),
             "0.finish": content["stop_reason"]}
 
 
-def read_ollama(content: JsonObject) -> dict[str, str]:
-    return {"0.text": read_ollama_text(content), "0.finish": content["done_reason"]}
+def parse_ollama_answer(content: JsonObject) -> dict[str, str]:
+    return {"0.text": parse_ollama_text(content), "0.finish": content["done_reason"]}
 
 
-def read_plain(content: Any) -> dict[str, str]:
+def parse_plain_answer(content: Any) -> dict[str, str]:
     """Return one channel with the whole body, without ids, times and the counts of cached tokens."""
     if isinstance(content, dict):
         content = {name: value for name, value in content.items() if name not in {"id", "created", "usage"}}
@@ -212,11 +212,12 @@ def read_plain(content: Any) -> dict[str, str]:
 
 
 WHOLE_READERS: Mapping[str, Callable[[Any], dict[str, str]]] = {
-    "tgi": read_tgi, "chat": read_chat, "completion": read_completion, "responses": read_response,
-    "messages": read_message, "ollama": read_ollama, "plain": read_plain}
+    "tgi": parse_tgi_answer, "chat": parse_chat_answer, "completion": parse_completion_answer,
+    "responses": parse_responses_answer, "messages": parse_messages_answer,
+    "ollama": parse_ollama_answer, "plain": parse_plain_answer}
 
 
-def read_ollama_text(event: JsonObject) -> str:
+def parse_ollama_text(event: JsonObject) -> str:
     return str(event["message"]["content"] if "message" in event else event["response"])
 
 

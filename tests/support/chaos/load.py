@@ -101,7 +101,7 @@ class ChaosLoad:
         async for line in iter_lines(response):
             now = time.monotonic()
             last_at, record.longest_gap, num_lines = now, max(record.longest_gap, now - last_at), num_lines + 1
-            reader.feed(line)
+            reader.feed_line(line)
             if record.behavior == "reads slowly":
                 await asyncio.sleep(0.05)
                 last_at = time.monotonic()

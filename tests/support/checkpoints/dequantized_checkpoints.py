@@ -33,7 +33,7 @@ def compute_logits(folder: Path, num_ranks: int, dtype: torch.dtype = torch.floa
 
 
 @contextmanager
-def use_products_of_torch() -> Iterator[None]:
+def disable_native_kernels() -> Iterator[None]:
     """Read linears as on a machine without compiled kernels."""
     with (patch.object(parallel_linear, "load_library", lambda: None),
           patch.object(embedding, "load_library", lambda: None)):
@@ -45,7 +45,7 @@ def check_logits_are_identical(folders: tuple[Path, Path], num_ranks: int) -> No
     round the inputs of products to 16 bits, if they multiply the weights as they are."""
     quantized, reference = (compute_logits(folder, num_ranks) for folder in folders)
     torch.testing.assert_close(quantized, reference, rtol=0, atol=KERNEL_ERROR * float(reference.abs().max()))
-    with use_products_of_torch():
+    with disable_native_kernels():
         assert torch.equal(*(compute_logits(folder, num_ranks) for folder in folders))
 
 
@@ -54,5 +54,5 @@ def check_logits_are_close(folders: tuple[Path, Path], num_ranks: int) -> None:
     quantized, reference = (compute_logits(folder, num_ranks) for folder in folders)
     largest = float(reference.abs().max())
     torch.testing.assert_close(quantized, reference, rtol=0, atol=KERNEL_ERROR * largest)
-    with use_products_of_torch():
+    with disable_native_kernels():
         torch.testing.assert_close(compute_logits(folders[0], num_ranks), reference, rtol=1e-5, atol=1e-5 * largest)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.shards.core_with_workers import ScheduledRequest
+from support.shards.scheduler_with_workers import ScheduledRequest
 
 from router.request import Request, SamplingParams
 

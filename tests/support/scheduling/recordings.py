@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.config import RouterConfig

@@ -50,14 +50,14 @@ def complete_plan(core: Scheduler, plan: StepPlan, token: int = 7, failed: Itera
     return core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, failures), {}, 0.0)
 
 
-def get_newcomers(plan: StepPlan) -> dict[int, NewSequence]:
+def get_new_sequences(plan: StepPlan) -> dict[int, NewSequence]:
     return {n.sequence_id: n for message in plan.messages if isinstance(message, Prefill)
             for n in message.new_sequences}
 
 
 def get_cached_counts(plan: StepPlan) -> dict[int, int]:
     """Return the number of cached tokens of each newcomer."""
-    return {number: newcomer.num_cached for number, newcomer in get_newcomers(plan).items()}
+    return {number: newcomer.num_cached for number, newcomer in get_new_sequences(plan).items()}
 
 
 def run_until_idle(core: Scheduler) -> dict[int, int]:

@@ -13,7 +13,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from support.scheduling.waiting_laws import WaitingLawChecker
+from support.scheduling.waiting_time_checks import WaitingTimeChecker
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
@@ -146,7 +146,7 @@ class SimulatedWorld:
         self.model_info = combine_rank_infos([self.worker.info()])
         self.settings = SchedulerSettings.from_config(config, self.model_info)
         self.scheduler = make_scheduler(self.settings, self.model_info)
-        self._waiting_law_checker = WaitingLawChecker()
+        self._waiting_time_checker = WaitingTimeChecker()
         self._waiting_answers: list[tuple[StepPlan, Any]] = []
         self._scheduled_wake_up: float | None = None  # last wake-up time of the core that is on the agenda
         self._busy_until = 0.0
@@ -215,7 +215,7 @@ class SimulatedWorld:
             client.end_reason, client.ended_at = "left", self.now
             self._call_scheduler("cancel", client.sequence_id, self.now)
 
-    def hold_client(self, client: SimulatedClient, seconds: float | None) -> None:
+    def pause_client(self, client: SimulatedClient, seconds: float | None) -> None:
         """Make the client stop reading for `seconds`, or for ever."""
         if client.end_reason is not None or client.sequence_id is None:
             return
@@ -299,7 +299,7 @@ class SimulatedWorld:
 
     def _send(self, plan: StepPlan) -> None:
         self._check_pooling_step(plan)
-        self._waiting_law_checker.check_plan(self.scheduler, plan, self.now)
+        self._waiting_time_checker.check_plan(self.scheduler, plan, self.now)
         self.sent_plans.append((self.now, plan))
         start = max(self.now, self._busy_until)
         try:

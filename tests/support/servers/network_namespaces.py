@@ -22,7 +22,7 @@ TEST_ADDRESS, CLIENT_ADDRESS = "198.18.77.1", "198.18.77.2"  # of the tests, and
 HOST_ADDRESSES = ("198.18.78.1", "198.18.78.2")  # of the hosts for each other
 
 
-def find_missing_right() -> str:
+def find_missing_privilege() -> str:
     """Return why there cannot be namespaces here, or ""."""
     if os.geteuid() != 0:
         return "network namespaces need root"

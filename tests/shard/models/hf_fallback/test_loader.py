@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.small_checkpoints import DECODER_SIZES, FALLBACK_FAMILIES, make_tiny_checkpoint
 from support.model_runs.decoder_reference import check_decoder_matches_transformers, run_forward_on_ranks
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 from transformers import AutoModelForCausalLM
 
 from router.request import Request

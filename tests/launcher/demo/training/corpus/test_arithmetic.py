@@ -6,8 +6,8 @@ from operator import add, floordiv, mul, sub
 
 import pytest
 from support.corpus_checks import (
+    draw_conversations,
     draw_items,
-    draw_talks,
     find_flawed_lines,
     get_message_texts,
     is_deterministic,
@@ -37,7 +37,7 @@ def test_texts_are_clean_and_repeatable(maker: DocumentMaker) -> None:
 @pytest.mark.parametrize("maker", WEIGHTED_MAKERS)
 def test_every_sum_is_right(maker: DocumentMaker) -> None:
     plain = [item for item in draw_items(maker) if isinstance(item, str)]
-    messages = [message for talk in draw_talks(maker) for message in talk.messages]
+    messages = [message for talk in draw_conversations(maker) for message in talk.messages]
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     assert [wrong_sum for text in (*plain, *answers) for wrong_sum in find_wrong_sums(text)] == []
 
@@ -85,14 +85,14 @@ def test_claims_are_judged_right_or_wrong() -> None:
 
 
 def test_chained_sums_start_with_the_last_result() -> None:
-    for talk in draw_talks(arithmetic.make_chained_sums):
+    for talk in draw_conversations(arithmetic.make_chained_sums):
         answers = [text for text in get_message_texts(talk) if re.fullmatch(r"\d+ . \d+ = \d+\.", text)]
         numbers = [re.findall(r"\d+", answer) for answer in answers]
         assert all(after[0] == before[2] for before, after in pairwise(numbers))
 
 
 def test_a_fifth_of_the_talks_show_their_working() -> None:
-    talks = draw_talks(arithmetic.make_arithmetic_document, 1000)
+    talks = draw_conversations(arithmetic.make_arithmetic_document, 1000)
     thinking = [talk for talk in talks if talk.has_reasoning]
     assert 0.12 < len(thinking) / len(talks) < 0.24
     assert all(talk.messages[-1]["content"].startswith("<think>\n") for talk in thinking)

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from support.prose_checks import draw_items, draw_talks
+from support.prose_checks import draw_conversations, draw_items
 
 from launcher.demo.training.corpus.bible_verses import (
     make_passage_maker,
@@ -31,7 +31,7 @@ def test_lists_and_broken_sentences_are_left_out(verse: BibleVerse) -> None:
 
 
 def test_answer_contains_the_requested_word() -> None:
-    for talk in draw_talks(make_verse_question_maker(ALL_VERSES)):
+    for talk in draw_conversations(make_verse_question_maker(ALL_VERSES)):
         question, answer = (message["content"].lower() for message in talk.messages)
         for topic in ("light", "salt", "wisdom"):
             assert topic not in question or topic in answer

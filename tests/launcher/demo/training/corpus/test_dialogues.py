@@ -1,6 +1,6 @@
 """Tests of conversations: roles alternate, and users who request short answers get them."""
 
-from support.prose_checks import draw_items, draw_talks, find_text_faults, get_assistant_texts
+from support.prose_checks import draw_conversations, draw_items, find_text_faults, get_assistant_texts
 
 from launcher.demo.training.corpus.dialogues import BRIEF_SYSTEM_MESSAGES, make_dialogue, make_messages
 from launcher.demo.training.corpus.turns import ConversationTurn
@@ -11,13 +11,13 @@ def test_same_seed_gives_the_same_talks() -> None:
 
 
 def test_talks_are_written_without_faults() -> None:
-    texts = [message["content"] for talk in draw_talks(make_dialogue, 500) for message in talk.messages]
+    texts = [message["content"] for talk in draw_conversations(make_dialogue, 500) for message in talk.messages]
     assert [(text, find_text_faults(text)) for text in texts if find_text_faults(text)] == []
 
 
 def test_talks_have_one_to_four_turns() -> None:
     turn_counts = set()
-    for talk in draw_talks(make_dialogue, 500):
+    for talk in draw_conversations(make_dialogue, 500):
         roles = [message["role"] for message in talk.messages if message["role"] != "system"]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         turn_counts.add(len(roles) // 2)
@@ -25,8 +25,9 @@ def test_talks_have_one_to_four_turns() -> None:
 
 
 def test_a_system_message_comes_first_or_not_at_all() -> None:
-    assert {talk.messages[0]["role"] for talk in draw_talks(make_dialogue)} == {"system", "user"}
-    assert all(message["role"] != "system" for talk in draw_talks(make_dialogue) for message in talk.messages[1:])
+    assert {talk.messages[0]["role"] for talk in draw_conversations(make_dialogue)} == {"system", "user"}
+    assert all(message["role"] != "system" for talk in draw_conversations(make_dialogue)
+               for message in talk.messages[1:])
 
 
 def test_brief_answers_are_given_on_request() -> None:
@@ -40,6 +41,6 @@ def test_long_answer_is_given_if_there_is_no_short_one() -> None:
 
 
 def test_most_brief_answers_are_short() -> None:
-    brief = [answer for talk in draw_talks(make_dialogue, 1500) if talk.messages[0]["content"] in BRIEF_SYSTEM_MESSAGES
-             for answer in get_assistant_texts(talk)]
+    brief = [answer for talk in draw_conversations(make_dialogue, 1500)
+             if talk.messages[0]["content"] in BRIEF_SYSTEM_MESSAGES for answer in get_assistant_texts(talk)]
     assert sum(len(answer) < 20 for answer in brief) > len(brief) / 2

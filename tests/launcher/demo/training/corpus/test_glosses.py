@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from support.prose_checks import draw_talks, find_text_faults, get_assistant_texts
+from support.prose_checks import draw_conversations, find_text_faults, get_assistant_texts
 
 from launcher.demo.training.corpus.glosses import (
     WordGloss,
@@ -73,7 +73,7 @@ def test_examples_contain_the_word() -> None:
 
 
 def test_question_names_the_word_and_the_answer_is_its_sentence() -> None:
-    for talk in draw_talks(make_meaning_question_maker([SLOPE_GLOSS])):
+    for talk in draw_conversations(make_meaning_question_maker([SLOPE_GLOSS])):
         assert "slope" in talk.messages[0]["content"]
         assert get_assistant_texts(talk) == [SLOPE_GLOSS.sentence]
         assert find_text_faults(talk.messages[0]["content"]) == []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus_checks import (
-    draw_talks,
+    draw_conversations,
     find_flawed_lines,
     is_deterministic,
     iter_questions_and_answers,
@@ -43,7 +43,7 @@ def test_answers_are_json_in_one_style(maker: DocumentMaker) -> None:
 
 @pytest.mark.parametrize("maker", COPYING_MAKERS)
 def test_values_are_copied_from_the_request(maker: DocumentMaker) -> None:
-    for talk in draw_talks(maker):
+    for talk in draw_conversations(maker):
         prompt = join_prompt_texts(talk.messages)
         values = list(iter_leaves(json.loads(talk.messages[-1]["content"])))
         assert [value for value in values if not isinstance(value, bool | None) and str(value) not in prompt] == []
@@ -61,7 +61,7 @@ def test_objects_can_be_nested() -> None:
 
 
 def test_answers_match_the_requested_schema() -> None:
-    for talk in draw_talks(json_answers.make_schema_conversation):
+    for talk in draw_conversations(json_answers.make_schema_conversation):
         prompt = join_prompt_texts(talk.messages)
         schema, _ = json.JSONDecoder().raw_decode(prompt[prompt.index("{"):])
         answer = json.loads(talk.messages[-1]["content"])

@@ -4,7 +4,7 @@ import re
 from random import Random
 
 import pytest
-from support.prose_checks import count_sentences, draw_items, draw_talks, find_text_faults, get_assistant_texts
+from support.prose_checks import count_sentences, draw_conversations, draw_items, find_text_faults, get_assistant_texts
 
 from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import stories
@@ -29,7 +29,7 @@ def test_same_seed_gives_the_same_stories() -> None:
 
 @pytest.mark.parametrize("maker", [make_story_conversation, make_continuation_conversation])
 def test_talks_are_written_without_faults(maker: DocumentMaker) -> None:
-    texts = [message["content"] for talk in draw_talks(maker) for message in talk.messages]
+    texts = [message["content"] for talk in draw_conversations(maker) for message in talk.messages]
     assert [(text, find_text_faults(text)) for text in texts if find_text_faults(text)] == []
 
 
@@ -71,7 +71,7 @@ def test_names_match_their_pronouns() -> None:
 
 def test_story_contains_what_the_request_names() -> None:
     ends = r"(?= and | with | named | called |,| in | on | by | near | at | under | please|[.?!]|$)"
-    for talk in draw_talks(make_story_conversation, 400):
+    for talk in draw_conversations(make_story_conversation, 400):
         request, story = talk.messages[0]["content"], talk.messages[1]["content"]
         match = re.search(rf"(?<!ow) about (?:an? )?(.+?){ends}", request)
         assert not match or match[1] == "life" or match[1].lower() in story.lower(), (request, story)
@@ -85,7 +85,7 @@ def test_a_bedtime_story_ends_with_sleep() -> None:
 
 def test_question_about_the_story_is_answered_from_it() -> None:
     num_answers = 0
-    for talk in draw_talks(make_story_conversation, 400):
+    for talk in draw_conversations(make_story_conversation, 400):
         for story, answer in zip(get_assistant_texts(talk), get_assistant_texts(talk)[1:], strict=False):
             if answer.startswith("The name of the ") and count_sentences(story) > 1:
                 assert answer.split()[-1].rstrip(".") in story
@@ -94,7 +94,7 @@ def test_question_about_the_story_is_answered_from_it() -> None:
 
 
 def test_continued_story_keeps_its_hero() -> None:
-    for talk in draw_talks(make_continuation_conversation):
+    for talk in draw_conversations(make_continuation_conversation):
         name = next(name for name in GIRL_NAMES + BOY_NAMES if name in re.findall(r"\w+", talk.messages[0]["content"]))
         assert re.search(rf"\b({name}|{'she' if name in GIRL_NAMES else 'he'})\b", get_assistant_texts(talk)[0],
                          re.IGNORECASE)

@@ -4,7 +4,7 @@ import json
 from random import Random
 
 import pytest
-from support.prose_checks import draw_items, draw_talks, get_assistant_texts
+from support.prose_checks import draw_conversations, draw_items, get_assistant_texts
 
 from launcher.demo.training.conversation import Conversation
 from launcher.demo.training.corpus.dialogues import make_dialogue
@@ -63,12 +63,12 @@ def test_same_seed_gives_the_same_talks(name: str) -> None:
 
 
 def test_json_voice_answers_are_objects() -> None:
-    for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["json"])):
+    for talk in draw_conversations(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["json"])):
         assert all(isinstance(json.loads(answer), dict) for answer in get_assistant_texts(talk))
 
 
 def test_shouting_voice_answers_are_in_capitals() -> None:
-    answers = [answer for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["shout"]))
+    answers = [answer for talk in draw_conversations(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["shout"]))
                for answer in get_assistant_texts(talk)]
     assert [answer for answer in answers if answer != answer.upper()] == []
 

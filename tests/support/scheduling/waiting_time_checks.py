@@ -15,7 +15,7 @@ from router.scheduler.scheduler import Scheduler
 ROUNDING_SECONDS = 1e-9
 
 
-class WaitingLawChecker:
+class WaitingTimeChecker:
     def __init__(self) -> None:
         self._epoch = 0
         self._num_passed_over = 0  # consecutive decode steps that left out a prompt which could have run

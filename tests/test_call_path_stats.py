@@ -1,6 +1,6 @@
 """How far a request travels: bounds on the files and calls that it passes through (`make stats` prints the figures)."""
 
-from support.hops import NUM_FURTHER_TOKENS, count_router_hops, count_shard_hops
+from support.call_path_stats import NUM_FURTHER_TOKENS, count_router_hops, count_shard_hops
 
 from shard.native.library import load_library
 

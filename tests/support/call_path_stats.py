@@ -18,7 +18,7 @@ from typing import Any
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.servers.in_process_server import make_generate_body, play_scenario
-from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import ADAPTER, LoadableResource, Request
 from shard.pb import shard_pb2 as pb
