@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.simulation.run_stats import LATENCY_KINDS, RunStats, align_columns, format_seconds_as_ms
 from router.simulation.simulate import SimulationCase, case_from_arguments, format_flags
 

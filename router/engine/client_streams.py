@@ -21,9 +21,9 @@ from router.errors import (
 )
 from router.request import Request, RequestKind
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
-from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
+from router.scheduler.shard_messages import StepResult
 from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.tokenizer import ResumedText, Tokenizer
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
 from router.request import FinishReason, PoolingOutput, Request, TokenClassificationOutput
-from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
+from router.scheduler.shard_messages import PromptLogprobs, StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import ResumedText, Tokenizer

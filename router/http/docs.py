@@ -39,7 +39,7 @@ from router.http.openai.responses import ResponsesRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
-from router.http.routes.engine import SimulateRequest
+from router.http.routes.engine_inspection import SimulateRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest

@@ -32,7 +32,7 @@ from router.http.page.routes import PageRoutes, StartingPageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
-from router.http.routes.engine import EngineInspectionRoutes
+from router.http.routes.engine_inspection import EngineInspectionRoutes
 from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes

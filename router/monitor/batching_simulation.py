@@ -26,9 +26,9 @@ from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOL
 from router.request import Request, RequestKind, Tenant
 from router.scheduler.cost_model import CostTerms
 from router.scheduler.events import SchedulerEvent
-from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepPlan
 from router.simulation.simulate import Simulation
 from router.simulation.timing_profile import TimingProfile
 from router.simulation.trace import RequestArrival, WorkloadTrace

@@ -19,10 +19,10 @@ from router.monitor.rates import describe_rates_since_start
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import SequenceRenderer, Viewer
 from router.scheduler.cost_model import CostTerms
-from router.scheduler.messages import Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan
 from router.telemetry.server_metrics import ServerMetrics
 
 MAX_FRAMES_PER_SECOND = 20

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
-from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_IDLE_GRAMMARS = 32

@@ -14,9 +14,9 @@ from math import ceil
 from router.model_info import ModelInfo
 from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.messages import BlockGrant, Filter, NewSequence
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import BlockGrant, Filter, NewSequence
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, LoadableResource
-from router.scheduler.messages import LoadResource, ResourceCommand
+from router.scheduler.shard_messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
 from router.shards.message_conversion import RESOURCE_KINDS

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from router.config import RouterConfig
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
+from router.shards.hang_detection import wait_until_unresponsive
 from router.shards.rank_address import (
     CHECK_ADDRESS_SECONDS,
     Channel,
@@ -22,7 +23,6 @@ from router.shards.rank_address import (
     read_address,
     wait_for_address,
 )
-from router.shards.response_watch import wait_until_unresponsive
 from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
 from shard.credentials import ShardTlsCredentials
 from shard.pb import shard_pb2 as pb

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
-from router.recording.file import BadRecording, Recording
+from router.recording.recording_file import BadRecording, Recording
 from router.recording.replay import RowsDefaultingToOneToken
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
-from router.scheduler.messages import StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepPlan, StepResult, UnloadResource
 from router.simulation.run_stats import RunStats, format_table
 from router.simulation.timing_profile import TimingProfile, TimingReplay
 from router.simulation.trace import RequestArrival, WorkloadTrace, read_trace

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from router.recording.file import BadRecording, RecordedCall, Recording
+from router.recording.recording_file import BadRecording, RecordedCall, Recording
 from router.recording.replay import CallResult, Replay
 from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import ADAPTER, LoadableResource, Request, Tenant, hash_blocks
 from router.scheduler.events import SequenceFailed, SequenceFinished
-from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.shard_messages import StepPlan
 from router.simulation.run_stats import RunStats
 from router.simulation.timing_profile import TimingCollector, TimingProfile
 

@@ -16,11 +16,11 @@ from router.scheduler.batching_policies import compute_chunk_load
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import LOADED_STATE, UNLOADED_STATE, UNLOADING_STATE
-from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
+from router.scheduler.shard_messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
+from router.telemetry.event_loop_monitor import EventLoopMonitor
 from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry
-from router.telemetry.loop_watch import LoopWatch
 from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
 
@@ -217,7 +217,7 @@ class ServerMetrics:
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
-        self.loop_watch = LoopWatch(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
+        self.event_loop_monitor = EventLoopMonitor(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
                                       for part in ("all", "computing")))
 
     def render(self, *, is_ready: bool, has_shards: bool, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:

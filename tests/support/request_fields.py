@@ -18,9 +18,9 @@ from router.http.ollama.requests import (
     OllamaShowRequest,
 )
 from router.http.openai.completions import CompletionRequest
-from router.http.openai.constraints import StructuredOutputs
 from router.http.openai.requests import ChatRequest, StreamOptions
 from router.http.openai.responses import ReasoningOptions, ResponsesRequest, TextOptions
+from router.http.openai.structured_outputs import StructuredOutputs
 from router.http.routes.pooling import EmbeddingsRequest
 from router.http.transport.body import ReportingBodyModel
 from router.validation import bounds

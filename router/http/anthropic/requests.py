@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
+from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR
 from router.http.openai.requests import REFUSED_FIELDS, ChatRequest, TextPart
-from router.http.openai.tool_calling import MAX_NAME_CHARS_IN_ERROR
 from router.http.transport.body import NOT_GIVEN, Int32, ReportingBodyModel, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds

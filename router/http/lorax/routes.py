@@ -31,8 +31,9 @@ from router.http.lorax.rendering import (
 from router.http.openai.answers import process_output, raw_token_texts
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
+from router.http.openai.request_tools import required_call_grammar
 from router.http.openai.requests import ChatRequest, OpenAIBaseRequest
-from router.http.openai.tool_calling import required_call_grammar, tool_call_json
+from router.http.openai.tool_call_rendering import tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (

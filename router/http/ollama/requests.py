@@ -11,6 +11,7 @@ from pydantic import AliasChoices, FailFast, Field
 from router.adapters.reference import AdapterReference
 from router.errors import AdapterNotFound, InvalidRequest
 from router.grammars.parameters import make_json_schema_grammar
+from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.openai.requests import (
     CHAT_PARAMETER_NAMES,
     ChatRequest,
@@ -19,7 +20,6 @@ from router.http.openai.requests import (
     StringList,
     get_echoed_model,
 )
-from router.http.openai.tool_calling import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,

@@ -34,7 +34,7 @@ from router.http.openai.requests import (
     get_echoed_model,
     validate_with_model_adapter,
 )
-from router.http.openai.tool_calling import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (

@@ -8,8 +8,8 @@ from router.errors import InvalidTools
 from router.grammars.output_grammar import ChatGrammar, make_node, make_output_grammar
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
+from router.http.openai.request_tools import FunctionCallSchema, Tool, iterate_function_schemas, make_call_grammar
 from router.http.openai.requests import ChatRequest
-from router.http.openai.tool_calling import FunctionCallSchema, Tool, iterate_function_schemas, make_call_grammar
 from router.text.chat_template import ChatTemplate
 from router.text.output_formats import BARE_JSON_FORMAT, PLACEHOLDER_PATTERN, OutputSyntax, get_output_syntax
 from router.validation.validator import GenerationInput

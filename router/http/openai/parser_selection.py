@@ -3,10 +3,10 @@
 import asyncio
 from functools import partial
 
+from router.http.openai.request_tools import select_template_tools
 from router.http.openai.requests import ChatRequest
-from router.http.openai.tool_calling import select_template_tools
 from router.http.transport.services import Services
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     PYTHONIC_FORMAT,

@@ -14,8 +14,7 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.config import MAX_NAME_LENGTH
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
-from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
-from router.http.openai.tool_calling import (
+from router.http.openai.request_tools import (
     NamedToolChoice,
     Tool,
     ToolCall,
@@ -23,6 +22,7 @@ from router.http.openai.tool_calling import (
     required_call_grammar,
     select_template_tools,
 )
+from router.http.openai.structured_outputs import CONSTRAINT_FIELDS, StructuredOutputRequest
 from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,
@@ -95,7 +95,7 @@ class StreamOptions(ReportingBodyModel):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAIBaseRequest(ConstrainedRequest):
+class OpenAIBaseRequest(StructuredOutputRequest):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
     ignored_fields = IGNORED_FIELDS

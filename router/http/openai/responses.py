@@ -12,6 +12,7 @@ from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.answers import process_output, stream_answer
 from router.http.openai.chat import validate_chat
+from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS
 from router.http.openai.requests import (
     IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
@@ -23,7 +24,6 @@ from router.http.openai.requests import (
 )
 from router.http.openai.responses_input import DocumentedInput, InputItem, make_type_check, wrap_input_text
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
-from router.http.openai.tool_calling import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     NOT_GIVEN,
     Int32,

@@ -13,7 +13,7 @@ from router.engine import engine, plans_in_flight
 from router.engine.engine import Engine
 from router.engine.stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
-from router.recording.file import Recording, RecordingFolder
+from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
 from router.scheduler.loadable_resource_cache import AdapterState

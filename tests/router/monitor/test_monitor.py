@@ -27,10 +27,10 @@ from router.monitor.monitor import (
 )
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import Viewer
-from router.recording.file import Recording, RecordingFolder
+from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.messages import Prefill, StepPlan
+from router.scheduler.shard_messages import Prefill, StepPlan
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer
 

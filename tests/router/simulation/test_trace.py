@@ -12,10 +12,10 @@ from support.scheduling.recordings import (
     write_recording_file,
 )
 
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.request import Request
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 from router.simulation.trace import WorkloadTrace, read_trace
 
 

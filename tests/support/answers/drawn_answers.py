@@ -16,10 +16,10 @@ from tokenizers import AddedToken, decoders, models
 from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, StreamEvent, TokenEvent
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.scheduler.messages import StepResultRow
+from router.scheduler.shard_messages import StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
-from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     FORMAT_BY_TEMPLATE_MARKER,

@@ -38,7 +38,7 @@ from router.http.openai.rendering import (
     usage_chunk,
 )
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
-from router.http.openai.tool_calling import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 
 FAILURE = FailedEvent(GenerationFailed("broken"))
 FINISH_REASONS = {  # what the words of the five renderings mean

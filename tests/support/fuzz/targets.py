@@ -23,7 +23,7 @@ from router.grammars.parameters import make_context_free_grammar, make_json_sche
 from router.http.transport.body import decompress
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind
-from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan
+from router.scheduler.shard_messages import Decode, NewSequence, PoolingStep, StepPlan
 from router.shards.message_conversion import InvalidShardAnswer, decode_answer
 from router.text import output_formats
 from router.text.output_formats import PYTHONIC_FORMAT, OutputFormat

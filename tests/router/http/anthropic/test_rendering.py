@@ -14,7 +14,7 @@ from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMeta
 from router.http.openai.answers import read_answer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
 from router.text.response_parser import StreamingResponseParser
 from router.validation.validator import ValidatedRequest

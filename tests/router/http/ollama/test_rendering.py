@@ -21,7 +21,7 @@ from router.http.ollama.rendering import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
 from router.text.response_parser import ParsedToolCall, StreamingResponseParser
 from router.text.tokenizer import create_byte_tokenizer

@@ -22,7 +22,7 @@ from router.http.openai.answers import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     GEMMA_FORMAT,
     GRANITE_FORMAT,

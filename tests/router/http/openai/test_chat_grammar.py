@@ -11,9 +11,9 @@ from router.errors import InvalidTools
 from router.grammars.compiler_process import compile_grammar
 from router.grammars.parameters import Grammar
 from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
-from router.http.openai.tool_calling import Tool, required_call_grammar
+from router.http.openai.request_tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,

@@ -14,7 +14,7 @@ from router.processes.worker_process import IdleWorkers, ProcessWorker, WorkerAn
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_CHARACTERS
 
-RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.renderer_process")
+RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.chat_template_process")
 RENDER_TASK = WorkerTask("render", "rendered", "chats")
 CONVERSATION_FIELDS = tuple(field.name for field in fields(Conversation))
 MAX_RENDER_SECONDS = 1.0  # of the processor per chat; the sandbox notices most endless templates earlier

@@ -41,7 +41,7 @@ class StructuredOutputs(ReportingBodyModel):
         return STRUCTURED_OUTPUT_READERS[name](f"{parameter}.{name}", value)
 
 
-class ConstrainedRequest(ReportingBodyModel):
+class StructuredOutputRequest(ReportingBodyModel):
     """Base class of bodies with these fields."""
 
     structured_outputs: StructuredOutputs | None = None

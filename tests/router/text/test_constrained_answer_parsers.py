@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser, begins_call
+from router.text.constrained_answer_parsers import (
+    CallsOrTextParser,
+    FormattedAnswerParser,
+    RequiredCallParser,
+    begins_call,
+)
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     GRANITE_FORMAT,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection
 from functools import cache
 
-from router.text.json_reader import JsonReader
 from router.text.output_formats import OutputSyntax, ReasoningState
 from router.text.response_parser import (
     CALL_OPENING_PATTERN,
@@ -18,6 +17,7 @@ from router.text.response_parser import (
     ResponsePart,
     ToolCallOpening,
 )
+from router.text.streaming_json_reader import StreamingJsonReader
 
 REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 NAME_CHARACTERS = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
@@ -109,14 +109,14 @@ class RequiredCallParser(FormattedAnswerParser):
                  opening: str = "") -> None:
         super().__init__(syntax, state, opening)
         self.strips_text = True
-        self._arguments: JsonReader | None = None  # once the arguments have begun
+        self._arguments: StreamingJsonReader | None = None  # once the arguments have begun
 
     def _take_answer(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
-            self._arguments, self._text = JsonReader(), self._text[match.end():]
+            self._arguments, self._text = StreamingJsonReader(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
         arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)

@@ -1,4 +1,4 @@
-"""Process that renders chats, `python -P -m router.text.renderer_process`; restarted if it hangs or dies.
+"""Process that renders chats, `python -P -m router.text.chat_template_process`; restarted if it hangs or dies.
 
 The first line of its input holds the template, `{"source": ..., "special_tokens": ..., "output_format": ...,
 "max_characters": ...}`, answered with `{}`. Every other line holds the fields of a `Conversation`, answered with

@@ -1,5 +1,5 @@
-"""Watches of a shard: an answer that takes too long, and a process that does not respond, since it is stopped or hangs
-as a whole.
+"""Detection of a hung shard: an answer that takes too long, and a process that does not respond, since it is stopped or
+hangs as a whole.
 
 Time in which this process itself stood still, such as on a paused machine, does not count."""
 
