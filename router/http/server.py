@@ -60,7 +60,7 @@ from router.http.transport.request_context import (
     create_tracing_middleware,
     request_headers,
 )
-from router.http.transport.services import ServedModel, Services, TurnBudget
+from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
@@ -96,7 +96,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         create_request_middleware(api_keys, partial(render_failure, compat=config.compat), engine,
                                   logs_requests=config.request_log, allowed_hosts=find_allowed_hosts(config))])
     services = Services(engine, validator, config, served_model, PumpFlusher(),
-                        TurnBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
+                        RequestGroupBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     pooling_routes, probe_routes = PoolingRoutes(services), ProbeRoutes(engine.why_unavailable, lambda: None)
     for route in [

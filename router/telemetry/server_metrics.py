@@ -218,7 +218,7 @@ class ServerMetrics:
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
         self.event_loop_monitor = EventLoopMonitor(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
-                                      for part in ("all", "computing")))
+                                                     for part in ("all", "computing")))
 
     def render(self, *, is_ready: bool, has_shards: bool, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}

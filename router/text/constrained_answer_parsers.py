@@ -13,7 +13,7 @@ from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
     ReasoningPiece,
-    ResponseParser,
+    ResponseParserProtocol,
     ResponsePart,
     ToolCallOpening,
 )
@@ -25,7 +25,7 @@ ESCAPE_BEGINNING = r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
 BLANK_PATTERN = r"[ \t\n\r]*"
 
 
-class FormattedAnswerParser:
+class ConstrainedAnswerParser:
     """Parser of an answer that a grammar ensures: reasoning, if the prompt leaves room for it, and a text in a format,
     in which nothing else is looked for."""
 
@@ -101,7 +101,7 @@ class FormattedAnswerParser:
         return [ReasoningPiece(reasoning)] if reasoning else []
 
 
-class RequiredCallParser(FormattedAnswerParser):
+class RequiredCallParser(ConstrainedAnswerParser):
     """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
     cut off before them is returned as content."""
 
@@ -122,17 +122,17 @@ class RequiredCallParser(FormattedAnswerParser):
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
 
-class CallsOrTextParser(FormattedAnswerParser):
+class CallsOrTextParser(ConstrainedAnswerParser):
     """Parser of an answer that is either calls or a text in a format. Its first characters behind the reasoning decide
     which, once."""
 
     def __init__(self, syntax: OutputSyntax, state: ReasoningState, tool_names: Collection[str],
-                 create_call_parser: Callable[[], ResponseParser]) -> None:
+                 create_call_parser: Callable[[], ResponseParserProtocol]) -> None:
         """`tool_names`: functions that the calls may be of. `create_call_parser` is called if the answer is calls."""
         super().__init__(syntax, state)
         self._syntax, self._tool_names = syntax, tool_names
         self._create_call_parser = create_call_parser
-        self._call_parser: ResponseParser | None = None
+        self._call_parser: ResponseParserProtocol | None = None
         self._is_text = False
 
     def is_field_end_token(self, token: str) -> bool:

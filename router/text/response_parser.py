@@ -65,7 +65,7 @@ ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening 
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
-class ResponseParser(Protocol):
+class ResponseParserProtocol(Protocol):
     """Parser of one answer."""
 
     strips_text: bool  # whether whitespace around the text separates it from calls
@@ -80,7 +80,7 @@ class ResponseParser(Protocol):
         """Return the remaining parts, at the end of the answer."""
 
 
-class StreamingResponseParser:
+class OutputFormatParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
     A call whose name is known and whose arguments have begun is returned as it comes, and stays a call whatever
     follows. From the first other invalid call on, calls are no longer parsed but returned as text."""
@@ -262,7 +262,7 @@ def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) ->
     return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-def parse_complete_response(parser: ResponseParser, pieces: Iterable[str]) -> list[WholePart]:
+def parse_complete_response(parser: ResponseParserProtocol, pieces: Iterable[str]) -> list[WholePart]:
     """Parse a complete answer; adjacent parts of the same kind are joined."""
     return join_adjacent_parts([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
 

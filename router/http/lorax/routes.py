@@ -19,9 +19,9 @@ from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.lorax.parameters import LoraxParameters, check_streamable, find_faults
 from router.http.lorax.rendering import (
-    LORAX_CHAT_WORDS,
-    LORAX_COMPLETION_WORDS,
-    LORAX_WORDS,
+    LORAX_CHAT_TEMPLATE,
+    LORAX_COMPLETION_TEMPLATE,
+    LORAX_DIALECT,
     LoraxOpenAiStreamRenderer,
     chat_response_json,
     completion_response_json,
@@ -38,7 +38,7 @@ from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respo
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (
     Int32,
-    ReportingBodyModel,
+    LenientBodyModel,
     UInt32,
     adapter_for_stream_headers,
     json_response,
@@ -76,7 +76,7 @@ IGNORED_CHAT_FIELDS: Mapping[str, Sequence[object]] = {**IGNORED_COMPLETION_FIEL
 
 
 @dataclass(frozen=True, slots=True)
-class LoraxGenerationInput:
+class NormalizedLoraxRequest:
     """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
@@ -94,15 +94,15 @@ class LoraxGenerationInput:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerateRequest(ReportingBodyModel):
+class LoraxGenerateRequest(LenientBodyModel):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property
-    def lorax_generation_input(self) -> LoraxGenerationInput:
-        return LoraxGenerationInput(self.inputs, self.parameters, self.parameters.find_grammar)
+    def normalized_request(self) -> NormalizedLoraxRequest:
+        return NormalizedLoraxRequest(self.inputs, self.parameters, self.parameters.find_grammar)
 
 
 class LoraxCompatGenerateRequest(LoraxGenerateRequest):
@@ -111,21 +111,21 @@ class LoraxCompatGenerateRequest(LoraxGenerateRequest):
     stream: bool = False
 
 
-class LoraxTokenizeRequest(ReportingBodyModel):
+class LoraxTokenizeRequest(LenientBodyModel):
     """Body of LoRAX's `/tokenize`."""
 
     inputs: str
     add_special_tokens: bool | None = None
 
 
-class NamedSchema(ReportingBodyModel):
+class NamedSchema(LenientBodyModel):
     """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
 
     name: str
     response_schema: Any = Field(default=None, alias="schema")
 
 
-class ChatResponseFormat(ReportingBodyModel):
+class ChatResponseFormat(LenientBodyModel):
     """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
@@ -152,7 +152,7 @@ class LoraxChatRequest(ChatRequest):
     ignore_eos_token: bool | None = None
     response_format: ChatResponseFormat | None = None
 
-    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+    def to_normalized_request(self, services: Services) -> NormalizedLoraxRequest:
         """Convert to a request of LoRAX's own routes. Raises InvalidTools and InvalidRequest."""
         if self.tools is not None and self.response_format is not None:
             raise InvalidTools("Response format and tools are mutually exclusive")
@@ -160,7 +160,7 @@ class LoraxChatRequest(ChatRequest):
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
         conversation = replace(self.conversation, may_reason=False)
-        return LoraxGenerationInput(conversation, parameters, self._find_grammar, self.extra_sampling_parameters)
+        return NormalizedLoraxRequest(conversation, parameters, self._find_grammar, self.extra_sampling_parameters)
 
     def _find_grammar(self) -> tuple[str, Grammar] | None:
         response_format = self.response_format
@@ -183,13 +183,13 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
     echo: bool | None = None
     logprobs: Int32 | None = None
 
-    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+    def to_normalized_request(self, services: Services) -> NormalizedLoraxRequest:
         parameters = to_lorax_parameters(
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, lambda: self.find_grammar(None),
-                                    self.extra_sampling_parameters)
+        return NormalizedLoraxRequest(self.prompt, parameters, lambda: self.find_grammar(None),
+                                      self.extra_sampling_parameters)
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
@@ -239,20 +239,20 @@ class LoraxRoutes(ServiceRoutes):
 
     async def _stream_tokens(self, request: web.Request, generate_body: LoraxGenerateRequest,
                              context: RequestContext) -> web.StreamResponse:
-        generation_request = generate_body.lorax_generation_input
+        generation_request = generate_body.normalized_request
         return await self._respond_streaming(
             request, generation_request, context,
             lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
-                                                  generation_request.returned_prompt, LORAX_WORDS))
+                                                  generation_request.returned_prompt, LORAX_DIALECT))
 
     async def _response_json(self, request: web.Request, generate_body: LoraxGenerateRequest,
                              context: RequestContext) -> tuple[str, dict[str, str]]:
-        generation_request, parameters = generate_body.lorax_generation_input, generate_body.parameters
+        generation_request, parameters = generate_body.normalized_request, generate_body.parameters
         [best_output, *others], headers = await self._generate_in_full(request, generation_request, context)
         return generate_response_json(best_output, self._services.validator.tokenizer, others,
                                       generation_request.returned_prompt,
                                       has_details=parameters.details or parameters.decoder_input_details,
-                                      words=LORAX_WORDS), headers
+                                      dialect=LORAX_DIALECT), headers
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -294,11 +294,11 @@ class LoraxRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, LoraxChatRequest)
         report_ignored_fields(request, chat_request, IGNORED_CHAT_FIELDS)
-        generation_request = chat_request.to_lorax_generation_input(self._services)
+        generation_request = chat_request.to_normalized_request(self._services)
         if chat_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
         parts = [] if parser is None else await process_output(
@@ -314,15 +314,15 @@ class LoraxRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine)
         completion_request = await read_body(request, LoraxCompletionRequest)
         report_ignored_fields(request, completion_request, IGNORED_COMPLETION_FIELDS)
-        generation_request = completion_request.to_lorax_generation_input(self._services)
+        generation_request = completion_request.to_normalized_request(self._services)
         if completion_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
 
-    async def _generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
+    async def _generate_in_full(self, request: web.Request, generation_request: NormalizedLoraxRequest,
                                 context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
         """Return the outputs of all choices, the best first, and the response headers."""
         check_not_resumed(generation_request.parameters.resume_token_ids)
@@ -336,7 +336,7 @@ class LoraxRoutes(ServiceRoutes):
                    | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
         return outputs, headers
 
-    async def _respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
+    async def _respond_streaming(self, request: web.Request, generation_request: NormalizedLoraxRequest,
                                  context: RequestContext,
                                  make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
@@ -351,7 +351,7 @@ class LoraxRoutes(ServiceRoutes):
                 await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
         return event_stream.response
 
-    async def _validate(self, generation_request: LoraxGenerationInput,
+    async def _validate(self, generation_request: NormalizedLoraxRequest,
                         context: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
         for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,

@@ -24,8 +24,8 @@ from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     TextsOrTokens,
     UInt32,
 )
@@ -53,7 +53,7 @@ def refuse_given_fields(body: BodyModel, *names: str) -> None:
             raise InvalidRequest(f"`{name}` is given, but {REFUSAL_REASONS[name]}; leave it out")
 
 
-class OllamaOptions(ReportingBodyModel):
+class OllamaOptions(LenientBodyModel):
     """The field `options`. Null means that an option is not given; the model's own default then counts."""
 
     ignored_fields = frozenset({
@@ -94,7 +94,7 @@ class OllamaOptions(ReportingBodyModel):
         }
 
 
-class OllamaModelRequest(ReportingBodyModel):
+class OllamaModelRequest(LenientBodyModel):
     """Body that names a model: the served one, or an adapter."""
 
     ignored_fields = frozenset({"keep_alive"})  # the model is there as long as the server
@@ -175,7 +175,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
         return {"chat_template_kwargs": {"enable_thinking": bool(self.think)}, **effort}
 
 
-class OllamaFunctionCall(ReportingBodyModel):
+class OllamaFunctionCall(LenientBodyModel):
     """Name and arguments of a call that an earlier message made."""
 
     unreported_fields = frozenset({"index"})
@@ -183,7 +183,7 @@ class OllamaFunctionCall(ReportingBodyModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class OllamaToolCall(ReportingBodyModel):
+class OllamaToolCall(LenientBodyModel):
     """A tool call in an earlier message."""
 
     unreported_fields = frozenset({"type"})
@@ -196,7 +196,7 @@ class OllamaToolCall(ReportingBodyModel):
                                         "function": function})
 
 
-class OllamaMessage(ReportingBodyModel):
+class OllamaMessage(LenientBodyModel):
     """A message of the chat."""
 
     role: Annotated[str, Field(min_length=1)]

@@ -22,7 +22,7 @@ from router.text.response_parser import (
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
-    ResponseParser,
+    ResponseParserProtocol,
     ResponsePart,
     ToolCallOpening,
     WholePart,
@@ -35,11 +35,11 @@ MAX_INLINE_TOKENS = 128  # of an output that is parsed on the event loop
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
-class PartStripper:
+class AnswerWhitespaceStripper:
     """Strips the whitespace around an answer's reasoning, and around its text if the parser says so, while they come in
     pieces, and counts the tokens of the reasoning: those up to its last piece, without those of other parts."""
 
-    def __init__(self, parser: ResponseParser | None) -> None:
+    def __init__(self, parser: ResponseParserProtocol | None) -> None:
         """`parser`: of the answer, which knows at the latest with the first piece of the text whether to strip it."""
         self._parser = parser
         # Whitespace that is returned once more follows; None before the first other character.
@@ -108,13 +108,13 @@ async def process_output(output: GenerationOutput, function: Callable[..., T], *
     return await asyncio.to_thread(function, *arguments)
 
 
-def read_answer(output: GenerationOutput, parser: ResponseParser | None,
+def read_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
                 trimmed_stop_strings: Sequence[str]) -> Answer:
     """Return the parts of a whole answer; without a parser it is one text, with its whitespace."""
     if parser is None:
         text = trim_stop_string(output.final_event, trimmed_stop_strings)
         return Answer([ContentPiece(text)] if text else [], output.final_event)
-    stripper, parts = PartStripper(parser), list[ResponsePart]()
+    stripper, parts = AnswerWhitespaceStripper(parser), list[ResponsePart]()
     *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
     for piece in pieces:
         parts += stripper.feed(parser.feed(piece))
@@ -131,11 +131,11 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
     __slots__ = ("_is_in_call", "_num_tool_calls", "_parser", "_stripper")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], parser: ResponseParser | None) -> None:
+                 trimmed_stop_strings: Sequence[str], parser: ResponseParserProtocol | None) -> None:
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
-        self._stripper = PartStripper(parser)
+        self._stripper = AnswerWhitespaceStripper(parser)
         self._num_tool_calls = 0
         self._is_in_call = False  # whether the arguments of the last call may go on
 
@@ -207,7 +207,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         raise NotImplementedError
 
 
-def raw_token_texts(output: GenerationOutput, parser: ResponseParser,
+def raw_token_texts(output: GenerationOutput, parser: ResponseParserProtocol,
                     trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
     last token if `get_last_token_text` keeps it."""
@@ -227,7 +227,7 @@ def add_special_token_text(text: str, token: TokenEvent | None) -> str:
 
 
 def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
-                        parser: ResponseParser) -> str:
+                        parser: ResponseParserProtocol) -> str:
     """Return the last token's text. A special token ends the text, also where the length would have, and is left out
     unless it closes a tool call or reasoning. After a timeout it is like those before it."""
     if token is None or final_event.finish_reason is FinishReason.TIMEOUT or parser.is_field_end_token(token.text):

@@ -38,7 +38,7 @@ from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer,
 from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
-    RequestTurns,
+    RequestGroupRunner,
     ServiceRoutes,
     Services,
     gather_or_cancel,
@@ -48,7 +48,7 @@ from router.http.transport.services import (
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
-from router.text.response_parser import ResponseParser
+from router.text.response_parser import ResponseParserProtocol
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
@@ -80,7 +80,7 @@ class ValidatedChat:
     """The choices of a chat, with the parser of each one's answer: None where it can only be text."""
 
     choices: Sequence[ValidatedRequest]
-    parsers: Sequence[ResponseParser | None]
+    parsers: Sequence[ResponseParserProtocol | None]
 
 
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
@@ -163,9 +163,9 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
     metadata, renderers, num_per_prompt = choices.metadata, choices.renderers, choices.num_per_prompt
     groups = [choices.validated_requests[start:start + num_per_prompt]
               for start in range(0, len(renderers), num_per_prompt)]
-    with closing(RequestTurns(services, context, groups,
-                              compute_max_concurrent_prompts(services.config, num_per_prompt))) as turns:
-        turns.submit()
+    with closing(RequestGroupRunner(services, context, groups,
+                                    compute_max_concurrent_prompts(services.config, num_per_prompt))) as runner:
+        runner.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
             async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
@@ -175,7 +175,7 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
                                                   services.pump_flusher), renderers[start + place])
                     for place, stream in enumerate(streams))
 
-            await turns.run(pump_prompt)
+            await runner.run(pump_prompt)
             usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)
                      if choices.usage_object_type else "")
             event_stream.write(f"{usage}{DONE_EVENT}".encode())

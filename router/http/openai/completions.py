@@ -19,8 +19,8 @@ from router.http.openai.completion_rendering import (
     CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
+    EchoOnlyStreamRenderer,
     OpenAICompletionStreamRenderer,
-    PromptStreamRenderer,
     completion_json,
     drop_generated,
     output_choice_json,
@@ -37,7 +37,7 @@ from router.http.transport.body import TextsOrTokens, UInt32, json_text_response
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     GenerationOutput,
-    RequestTurns,
+    RequestGroupRunner,
     ServiceRoutes,
     Services,
     collect_output,
@@ -184,7 +184,7 @@ class CompletionRoutes(ServiceRoutes):
                                       num_choices=num_choices)
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
-        detailed_renderer = (PromptStreamRenderer if completion_request.has_prompt_only
+        detailed_renderer = (EchoOnlyStreamRenderer if completion_request.has_prompt_only
                              else DetailedCompletionStreamRenderer)
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
@@ -249,8 +249,8 @@ async def generate_in_turns(
             rendered[index] = await render(index, output)
             outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())
 
-    with closing(RequestTurns(services, context, groups,
-                              compute_max_concurrent_prompts(services.config, num_choices))) as turns:
-        turns.submit()
-        await turns.run(generate_prompt)
+    with closing(RequestGroupRunner(services, context, groups,
+                                    compute_max_concurrent_prompts(services.config, num_choices))) as runner:
+        runner.submit()
+        await runner.run(generate_prompt)
     return [outputs[index] for index in range(len(choices))], [rendered[index] for index in range(len(choices))]

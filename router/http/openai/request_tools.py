@@ -18,7 +18,7 @@ from pydantic import (
 
 from router.errors import InvalidTools
 from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
-from router.http.transport.body import BodyModel, ReportingBodyModel
+from router.http.transport.body import BodyModel, LenientBodyModel
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
 MAX_ARGUMENT_VALUES = 16_384  # in the JSON text of one call's arguments
@@ -61,13 +61,13 @@ class Tool(TemplatePassthroughBody):
     function: Function
 
 
-class NamedFunction(ReportingBodyModel):
+class NamedFunction(LenientBodyModel):
     """Name of the function in a `tool_choice`."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedToolChoice(ReportingBodyModel):
+class NamedToolChoice(LenientBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"] = "function"

@@ -27,8 +27,8 @@ from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     UInt32,
     UInt64,
     is_base_model,
@@ -86,7 +86,7 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class StreamOptions(ReportingBodyModel):
+class StreamOptions(LenientBodyModel):
     """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
     far."""
 
@@ -214,7 +214,7 @@ class TextPart(BodyModel):
     text: str
 
 
-class Message(ReportingBodyModel):
+class Message(LenientBodyModel):
     """A message of the chat, as OpenAI's clients send it."""
 
     unreported_fields = frozenset({"refusal", "annotations"})

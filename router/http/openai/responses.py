@@ -27,8 +27,8 @@ from router.http.openai.responses_rendering import ResponseEvents, ResponseStrea
 from router.http.transport.body import (
     NOT_GIVEN,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     UInt32,
     UInt64,
     add_ignored_fields,
@@ -59,7 +59,7 @@ REFUSAL_REASONS = {  # of fields of OpenAI's API
     "moderation": "nothing is moderated here",
 }
 
-class FunctionTool(ReportingBodyModel):
+class FunctionTool(LenientBodyModel):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -73,14 +73,14 @@ class FunctionTool(ReportingBodyModel):
         return {"type": "function", "function": function}
 
 
-class FunctionToolChoice(ReportingBodyModel):
+class FunctionToolChoice(LenientBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
 
 
-class TextFormat(ReportingBodyModel):
+class TextFormat(LenientBodyModel):
     """The format of a response's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -107,21 +107,21 @@ class TextFormat(ReportingBodyModel):
         return self.model_dump(by_alias=True, exclude_none=True, exclude=set(self.model_extra or ()))
 
 
-class TextOptions(ReportingBodyModel):
+class TextOptions(LenientBodyModel):
     """The field `text`: options of a response's text."""
 
     ignored_fields = frozenset({"verbosity"})
     format: Annotated[TextFormat | None, make_type_check("text", "json_object", "json_schema")] = None
 
 
-class ReasoningOptions(ReportingBodyModel):
+class ReasoningOptions(LenientBodyModel):
     """The field `reasoning`: options of the model's reasoning."""
 
     ignored_fields = frozenset({"context", "generate_summary", "mode", "summary"})
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(ReportingBodyModel):
+class ResponsesRequest(LenientBodyModel):
     """Body of `/v1/responses`. Null means that a field is not given."""
 
     ignored_fields = IGNORED_FIELDS - {"metadata"} | {"access_programs", "image", "stream_options"}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Tag
 from pydantic_core import PydanticCustomError
 
-from router.http.transport.body import BodyModel, ReportingBodyModel
+from router.http.transport.body import BodyModel, LenientBodyModel
 
 MAX_TYPE_CHARS_IN_ERROR = 40
 ITEM_FIELDS = frozenset({"id", "status"})  # fields of the output's items, which clients send back
@@ -60,7 +60,7 @@ ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
                                              json_schema_input_type=str | list[InputTextPart | RefusalPart])]
 
 
-class InputMessage(ReportingBodyModel):
+class InputMessage(LenientBodyModel):
     """Item of the input that is a message."""
 
     unreported_fields = ITEM_FIELDS
@@ -79,7 +79,7 @@ class InputMessage(ReportingBodyModel):
             answer["content"] += self.content
 
 
-class FunctionCallItem(ReportingBodyModel):
+class FunctionCallItem(LenientBodyModel):
     """Item of the input that is a function call of an earlier answer."""
 
     unreported_fields = ITEM_FIELDS
@@ -93,7 +93,7 @@ class FunctionCallItem(ReportingBodyModel):
             {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
 
 
-class FunctionCallOutputItem(ReportingBodyModel):
+class FunctionCallOutputItem(LenientBodyModel):
     """Item of the input that is the result of a function call."""
 
     unreported_fields = ITEM_FIELDS
@@ -112,7 +112,7 @@ class ReasoningPart(BodyModel):
     text: str
 
 
-class ReasoningItem(ReportingBodyModel):
+class ReasoningItem(LenientBodyModel):
     """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
 
     unreported_fields = ITEM_FIELDS | {"encrypted_content"}

@@ -9,7 +9,7 @@ from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, read_answer
 from router.http.openai.rendering import (
     ChatOutputOptions,
-    OpenAIWords,
+    OpenAIResponseDialect,
     RenderedChoice,
     ResponseMetadata,
     chat_choice_json,
@@ -23,16 +23,16 @@ from router.text.response_parser import (
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
-    ResponseParser,
+    ResponseParserProtocol,
     ResponsePart,
     ToolCallOpening,
 )
 
 
-def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
-    reason = get_finish_reason(final_event, words)
-    return (words.tool_calls_finish_reason if num_tool_calls and reason in COMPLETED_FINISH_REASONS
-            else words.finish_reasons[reason])
+def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, dialect: OpenAIResponseDialect) -> str:
+    reason = get_finish_reason(final_event, dialect)
+    return (dialect.tool_calls_finish_reason if num_tool_calls and reason in COMPLETED_FINISH_REASONS
+            else dialect.finish_reasons[reason])
 
 
 def tool_call_json(name: str, arguments: str, index: int | None = None, call_id: str = "") -> str:
@@ -50,19 +50,19 @@ def reasoning_fields(text: str) -> str:
 
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                          output_options: ChatOutputOptions, parser: ResponseParser) -> RenderedChoice:
+                          output_options: ChatOutputOptions, parser: ResponseParserProtocol) -> RenderedChoice:
     answer = read_answer(output, parser, output_options.trimmed_stop_strings)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
     fields = ['"role":"assistant"']
-    if text or not tool_calls or metadata.words.has_null_content:
+    if text or not tool_calls or metadata.dialect.has_null_content:
         fields.append(f'"content":{quoted(text) if text or not tool_calls else "null"}')
     if reasoning:
         fields.append(reasoning_fields(reasoning))
     if tool_calls:
         fields.append(f'"tool_calls":[{",".join(tool_calls)}]')
-    message = f"{{{','.join(fields)}{metadata.words.refusal_field}}}"
-    finish_reason = chat_finish_reason(output.final_event, len(tool_calls), metadata.words)
+    message = f"{{{','.join(fields)}{metadata.dialect.refusal_field}}}"
+    finish_reason = chat_finish_reason(output.final_event, len(tool_calls), metadata.dialect)
     return RenderedChoice(chat_choice_json(index, output, output_options, message, finish_reason),
                           answer.num_reasoning_tokens if output_options.counts_reasoning else None)
 
@@ -71,15 +71,15 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
     """Renderer of one choice in a chat's stream, with reasoning and tool calls. A call is sent as its arguments
     come, where the parser returns them so."""
 
-    __slots__ = ("_delta_prefix", "_output_options", "_role_field", "_words")
+    __slots__ = ("_delta_prefix", "_dialect", "_output_options", "_role_field")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 output_options: ChatOutputOptions, parser: ResponseParser) -> None:
+                 output_options: ChatOutputOptions, parser: ResponseParserProtocol) -> None:
         super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings, parser)
         self._delta_prefix = delta_prefix(metadata, index)
         self._output_options = output_options
         self._role_field = '"role":"assistant"'  # only in the first chunk
-        self._words = metadata.words
+        self._dialect = metadata.dialect
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:
         deltas = [self._render_part(part) for part in parts]
@@ -107,7 +107,7 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
     def _render_answer_end(self, event: FinishedEvent) -> str:
         if self._output_options.counts_reasoning:
             self.num_reasoning_tokens = self._stripper.num_reasoning_tokens
-        return self._render_delta_chunk("", None, f'"{chat_finish_reason(event, self._num_tool_calls, self._words)}"')
+        return self._render_delta_chunk("", None, f'"{chat_finish_reason(event, self._num_tool_calls, self._dialect)}"')
 
     def _render_delta_chunk(self, content_field: str, token: TokenEvent | None,
                             finish_reason_json: str = "null") -> str:

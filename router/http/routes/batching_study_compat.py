@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from router.errors import InvalidRequest
-from router.http.transport.body import ReportingBodyModel, json_response, read_body
+from router.http.transport.body import LenientBodyModel, json_response, read_body
 from router.http.transport.request_context import RequestContext, request_headers
 from router.http.transport.services import ServiceRoutes, Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
@@ -32,7 +32,7 @@ USAGE_HINT = (
 logger = logging.getLogger(__name__)
 
 
-class StudyInferenceRequest(ReportingBodyModel):
+class StudyInferenceRequest(LenientBodyModel):
     """Body of `POST /inference` in the effective-batching study's API: a prompt and the exact number of tokens to
     generate."""
 

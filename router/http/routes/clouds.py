@@ -15,7 +15,7 @@ from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import (
     BodyModel,
-    ReportingBodyModel,
+    LenientBodyModel,
     add_ignored_fields,
     json_response,
     read_body,
@@ -34,7 +34,7 @@ class SageMakerRequest(BodyModel):
     prompt: Any = None
 
 
-class VertexRequest(ReportingBodyModel):
+class VertexRequest(LenientBodyModel):
     """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
 
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]

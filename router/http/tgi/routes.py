@@ -15,7 +15,7 @@ from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_
 from router.http.transport.body import (
     AdapterParameters,
     Int32,
-    ReportingBodyModel,
+    LenientBodyModel,
     UInt32,
     UInt64,
     adapter_for_stream_headers,
@@ -89,7 +89,7 @@ class GenerateParameters(BaseGenerateParameters):
     priority: Annotated[Int32, bounds.PRIORITY] = 0
 
 
-class GenerateRequest(ReportingBodyModel):
+class GenerateRequest(LenientBodyModel):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 

@@ -72,7 +72,7 @@ class BodyModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class ReportingBodyModel(BodyModel):
+class LenientBodyModel(BodyModel):
     """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
     the log of requests. `unreported_fields` are those that clients send without a meaning for the answer.
 
@@ -107,7 +107,7 @@ class ReportingBodyModel(BodyModel):
             places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
                 (field, value),)
             for place, part in places:
-                if not isinstance(part, ReportingBodyModel):
+                if not isinstance(part, LenientBodyModel):
                     break  # parts are of the same kind
                 for name, given in (part.model_extra or {}).items():
                     if (given is not None and name not in part.unreported_fields
@@ -137,7 +137,7 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
         raise BodyValidationError(*describe_first_error(errors)) from None
-    if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
+    if isinstance(body, LenientBodyModel) and (unknown_fields := body.list_unknown_fields()):
         add_ignored_fields(request, unknown_fields)
     return body
 
@@ -202,7 +202,7 @@ async def list_validation_errors(error: ValidationError) -> Any:
     return await asyncio.to_thread(error.errors, include_url=False)
 
 
-def report_ignored_fields(request: web.Request, body: ReportingBodyModel,
+def report_ignored_fields(request: web.Request, body: LenientBodyModel,
                           neutral_values: Mapping[str, Sequence[object]]) -> None:
     """Report fields that other routes refuse and this one ignores, and known fields that it ignores, too, unless they
     have one of these values, which change nothing."""
@@ -312,7 +312,7 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 
-class MergedAdapters(ReportingBodyModel):
+class MergedAdapters(LenientBodyModel):
     """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
 
     ids: Annotated[list[str], FailFast()]
@@ -322,7 +322,7 @@ class MergedAdapters(ReportingBodyModel):
     majority_sign_method: str | None = None
 
 
-class AdapterParameters(ReportingBodyModel):
+class AdapterParameters(LenientBodyModel):
     """Parameters that name the adapter of a request, or several adapters to merge."""
 
     adapter_id: str | None = None

@@ -28,8 +28,8 @@ from router.shards.message_conversion import InvalidShardAnswer, decode_answer
 from router.text import output_formats
 from router.text.output_formats import PYTHONIC_FORMAT, OutputFormat
 from router.text.response_parser import (
+    OutputFormatParser,
     ParsedToolCall,
-    StreamingResponseParser,
     parse_complete_response,
 )
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
@@ -136,7 +136,7 @@ def fuzz_response_parser(data: bytes) -> None:
     rest = source.rest()[:200]
     text = "".join(snippets[byte % len(snippets)] for byte in rest)
     whole, cut = (parse_complete_response(
-        StreamingResponseParser(FORMATS[number], "", None, streams_calls=False), pieces)
+        OutputFormatParser(FORMATS[number], "", None, streams_calls=False), pieces)
         for pieces in ([text], list(split_text(text, rest[::-1]))))
     assert [part for part in whole if isinstance(part, ParsedToolCall)] == [
         part for part in cut if isinstance(part, ParsedToolCall)], (text, whole, cut)

@@ -16,7 +16,7 @@ from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import StreamingResponseParser
+from router.text.response_parser import OutputFormatParser
 from router.validation.validator import ValidatedRequest
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": "\u00e9"}}</tool_call>'
@@ -25,7 +25,7 @@ SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9\U000
                             *(REQUIRED_CALL[:end] for end in (10, 30, 45, 60)), "STOP", "ST", "<tool_call>",
                             CALL.replace("}}", ", NaN}}"), CALL[:44]])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
+    "none": lambda: None, "calls": lambda: OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
 BLOCK_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 

@@ -35,9 +35,9 @@ from router.text.output_formats import (
 )
 from router.text.response_parser import (
     ContentPiece,
+    OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    StreamingResponseParser,
     parse_complete_response,
 )
 from router.text.tokenizer import create_byte_tokenizer
@@ -122,7 +122,7 @@ def make_either_parser(template, prompt_end=None):
     beginning = template.find_answer_beginning(Conversation((), may_reason=True), prompt + (prompt_end or ""))
     return CallsOrTextParser(
         get_output_syntax(output_format), beginning.reasoning_state, {"paint", "stop"}, partial(
-            StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
+            OutputFormatParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
 
 
 def fits(tokenizer, grammar, text):
@@ -152,7 +152,7 @@ def test_answer_is_in_the_format_or_calls(name, has_special_tokens):
                   for text, parts in cases]
     for text, parts in cases:
         assert fits(tokenizer, grammar, text), text
-        parser = StreamingResponseParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
+        parser = OutputFormatParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
         assert parse_complete_response(parser, [text]) == parts
         for pieces in ([text], [*text]):
             assert parse_complete_response(make_either_parser(template), pieces) == parts

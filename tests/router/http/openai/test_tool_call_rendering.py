@@ -16,7 +16,7 @@ from router.http.openai.tool_call_rendering import (
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import StreamingResponseParser
+from router.text.response_parser import OutputFormatParser
 from router.validation.validator import ValidatedRequest
 
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
@@ -39,12 +39,12 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
     return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(**output_options),
-                                            StreamingResponseParser(HERMES_FORMAT, prompt)).json)
+                                            OutputFormatParser(HERMES_FORMAT, prompt)).json)
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(**output_options),
-                                          StreamingResponseParser(HERMES_FORMAT, prompt))
+                                          OutputFormatParser(HERMES_FORMAT, prompt))
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     bursts = [chunks.render([token])
               for token in token_events[:-1]] + [chunks.render([token_events[-1], make_final_event(text, reason)])]
@@ -134,9 +134,9 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                                  StreamingResponseParser(HERMES_FORMAT, "")).json
+                                                  OutputFormatParser(HERMES_FORMAT, "")).json
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
-                                          StreamingResponseParser(HERMES_FORMAT, ""))
+                                          OutputFormatParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])
 
 
@@ -146,10 +146,10 @@ def test_stop_token_at_the_length_limit_is_no_content():
     token_events = [TokenEvent(7, "Hi", -0.5, False), stop_token]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     choice = json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                              StreamingResponseParser(HERMES_FORMAT, "")).json)
+                                              OutputFormatParser(HERMES_FORMAT, "")).json)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "stop")
     renderer = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
-                                            StreamingResponseParser(HERMES_FORMAT, ""))
+                                            OutputFormatParser(HERMES_FORMAT, ""))
     lines = renderer.render([*token_events, final_event]).decode().removesuffix("\n\n").split("\n\n")
     contents = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "") for line in lines]
     assert "".join(contents) == "Hi"
@@ -159,6 +159,6 @@ def test_call_that_a_stop_string_ends_with_the_last_possible_token_is_a_call():
     """Regression: its finish reason was `stop`, and clients did not run the call."""
     final_event = FinishedEvent(FinishReason.LENGTH, f"{TOOL_CALL_TEXT}STOP", 9, make_finished_timeline(),
                                 is_stopped=True)
-    assert chat_finish_reason(final_event, 1, METADATA.words) == "tool_calls"
-    assert chat_finish_reason(replace(final_event, is_stopped=False), 1, METADATA.words) == "length"
-    assert chat_finish_reason(final_event, 0, METADATA.words) == "stop"
+    assert chat_finish_reason(final_event, 1, METADATA.dialect) == "tool_calls"
+    assert chat_finish_reason(replace(final_event, is_stopped=False), 1, METADATA.dialect) == "length"
+    assert chat_finish_reason(final_event, 0, METADATA.dialect) == "stop"
