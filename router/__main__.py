@@ -38,7 +38,7 @@ from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.chat_template_client import isolate_template
-from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.model_files import load_chat_template, load_tokenizer
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.text.transformers_parser import preload_chat_parsing
@@ -97,8 +97,8 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
     try:
         folder = Path(args.folder)
         # Read before anything else is started, so that invalid files are reported at once.
-        tokenizer = read_tokenizer(folder) if args.folder else create_byte_tokenizer()
-        template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
+        tokenizer = load_tokenizer(folder) if args.folder else create_byte_tokenizer()
+        template = (load_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
         shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout,
                             read_credentials(args.shard_credentials) if args.shard_credentials else None)

@@ -170,7 +170,7 @@ class Engine:
         reason = self.why_unavailable()
         return {"ready": not reason, "not_ready_reason": reason or None, "has_shards": self.has_shards}
 
-    def metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
+    def render_metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards,
                                           adapter_names=adapter_names)
 
@@ -346,7 +346,7 @@ class Engine:
         self._fail_requests_without_shards()
         await self._plans_in_flight.wait_and_clear()
         if lost.loss_reason is ShardLossReason.MEMORY:
-            await asyncio.sleep(self._next_memory_pause())
+            await asyncio.sleep(self._update_memory_pause())
         while not await self._connect_shards(*ShardLossReason):
             self._fail_requests_without_shards()
         if has_culprit:
@@ -356,7 +356,7 @@ class Engine:
         self.resource_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
 
-    def _next_memory_pause(self) -> float:
+    def _update_memory_pause(self) -> float:
         is_repeated = now() - self._memory_lost_at < MEMORY_WINDOW_SECONDS
         self._memory_pause = min(2 * self._memory_pause, MAX_MEMORY_PAUSE) if is_repeated else MIN_MEMORY_PAUSE
         self._memory_lost_at = now()

@@ -127,9 +127,9 @@ class GrammarCompiler:
                 del self._jobs[job.grammar.digest]
             raise
         job.tenants.add(tenant_name)
-        turn.add_done_callback(partial(self._use_turn, job, tenant_name))
+        turn.add_done_callback(partial(self._compile_in_turn, job, tenant_name))
 
-    def _use_turn(self, job: CompilerJob, tenant_name: str, turn: Turn) -> None:
+    def _compile_in_turn(self, job: CompilerJob, tenant_name: str, turn: Turn) -> None:
         """Compile a grammar in a turn of the tenant, unless that of another came earlier or all requests have left."""
         job.tenants.discard(tenant_name)
         if job.is_started or not job.num_requests:

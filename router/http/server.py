@@ -44,7 +44,7 @@ from router.http.transport.connections import (
     ConnectionDrain,
     ConnectionLimits,
     Connections,
-    handle_on_connection,
+    connection_middleware,
 )
 from router.http.transport.errors import (
     COMPATS_WITH_OWN_ERRORS,
@@ -58,7 +58,7 @@ from router.http.transport.request_context import (
     add_request_id_header,
     create_request_middleware,
     create_tracing_middleware,
-    request_headers,
+    ignored_fields_headers,
 )
 from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
@@ -76,7 +76,7 @@ SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client duri
 # for the rest of an unread body: some clients read the response only after sending all of it
 UNREAD_BODY_DRAIN_SECONDS = 2.0
 BACKLOG = 1024
-# aiohttp's handling of bodies. They are decompressed by `read_content`, only after the key is checked.
+# aiohttp's handling of bodies. They are decompressed by `read_decompressed_body`, only after the key is checked.
 PROTOCOL_OPTIONS: dict[str, Any] = {"auto_decompress": False, "lingering_time": UNREAD_BODY_DRAIN_SECONDS}
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
     if isinstance(error, Cancelled | ConnectionError):
         return abort_connection(request)
     response = error_reply_for_route(request, error, compat).to_response()
-    response.headers.update(request_headers(request))
+    response.headers.update(ignored_fields_headers(request))
     if isinstance(error, web.HTTPException):
         response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS if name in error.headers})
     return response
@@ -245,7 +245,7 @@ class HttpServer:
         self._connections = Connections(ConnectionLimits()) if connections is None else connections
         self._drain = ConnectionDrain(closes_after_response)
         self._listener: asyncio.Server | None = None
-        app.middlewares.insert(0, handle_on_connection)
+        app.middlewares.insert(0, connection_middleware)
         logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WRITE_SECONDS)

@@ -82,7 +82,7 @@ class WorkerProcess:
             with other:
                 self._process = subprocess.Popen(  # noqa: S603 - a command of ours
                     command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=stderr,
-                    env=select_harmless_variables(os.environ))
+                    env=filter_environment(os.environ))
         except BaseException:
             os.close(self._stderr)
             self._socket.close()
@@ -154,7 +154,7 @@ class WorkerProcess:
         os.close(self._stderr)
 
 
-def select_harmless_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def filter_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items()
             if name in PROCESS_VARIABLES or name.startswith("PYTHON")}
 
@@ -266,7 +266,7 @@ def shorten_reason(reason: str) -> str:
 # In the process
 
 
-def enter_worker_process(niceness: int = 0) -> socket.socket:
+def set_up_worker_process(niceness: int = 0) -> socket.socket:
     """Take this process from the network, where the system allows that, let others have more of the processor by
     `niceness`, and return the socket to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent

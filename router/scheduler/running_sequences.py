@@ -103,7 +103,7 @@ class RunningSequences:
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
         cached_blocks = self.find_cached_blocks(sequence)
-        self.block_pool.acquire(cached_blocks)
+        self.block_pool.touch(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
         sequence.num_tokens_to_prefill = sequence.length

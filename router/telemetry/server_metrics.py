@@ -21,7 +21,7 @@ from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimel
 from router.scheduler.shard_messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.telemetry.event_loop_monitor import EventLoopMonitor
 from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry
-from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
+from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_metric_definitions
 from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
@@ -90,7 +90,7 @@ class RequestRecord:
         return fields
 
 
-def count_tokens(prompts: Sequence[Sequence[RequestRecord]]) -> dict[str, int]:
+def sum_choices_for_log(prompts: Sequence[Sequence[RequestRecord]]) -> dict[str, int]:
     """Return the fields of the log line of a request with several prompts or choices that differ from those of its
     first choice. A prompt counts once."""
     if len(prompts) == len(prompts[0]) == 1:
@@ -211,7 +211,7 @@ class ServerMetrics:
         """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served;
         `with_lorax_names`: whether the page repeats metrics under LoRAX's names."""
         self._scheduler = scheduler
-        self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
+        self._registry = MetricRegistry(all_metric_definitions(limits, tokens_per_step, with_adapters=with_adapters))
         self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
         self.started_at = time.time()  # Unix time
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None

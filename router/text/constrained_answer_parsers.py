@@ -45,11 +45,11 @@ class ConstrainedAnswerParser:
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
         if self._reasoning_state is ReasoningState.CLOSED and not self._is_at_start:
-            return self._take_answer()
+            return self._parse_answer_text()
         parts = self._take_reasoning()
         if self._reasoning_state is ReasoningState.CLOSED:
             self._skip_marks()
-            parts += [] if self._is_at_start else self._take_answer()
+            parts += [] if self._is_at_start else self._parse_answer_text()
         return parts
 
     def is_field_end_token(self, _token: str) -> bool:
@@ -60,7 +60,7 @@ class ConstrainedAnswerParser:
         part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
         return [part_type(self._text)] if self._text else []
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         """Return the parts that are certain by now of the text behind the reasoning."""
         text, self._text = self._text, ""
         return [ContentPiece(text)] if text else []
@@ -111,7 +111,7 @@ class RequiredCallParser(ConstrainedAnswerParser):
         self.strips_text = True
         self._arguments: StreamingJsonReader | None = None  # once the arguments have begun
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
@@ -141,7 +141,7 @@ class CallsOrTextParser(ConstrainedAnswerParser):
     def finish(self) -> list[ResponsePart]:
         return super().finish() if self._call_parser is None else self._call_parser.finish()
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         if self._call_parser is None and not self._is_text:
             is_call = begins_call(self._text.lstrip(), self._syntax, self._tool_names)
             if is_call is None:
@@ -151,7 +151,7 @@ class CallsOrTextParser(ConstrainedAnswerParser):
                 self._call_parser, self._text = self._create_call_parser(), self._text.lstrip()
                 self.strips_text = self._call_parser.strips_text
         if self._call_parser is None:
-            return super()._take_answer()
+            return super()._parse_answer_text()
         text, self._text = self._text, ""
         return self._call_parser.feed(text)
 

@@ -28,7 +28,7 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answers import process_output, raw_token_texts
+from router.http.openai.answers import raw_token_texts, run_in_thread_if_long
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.request_tools import required_call_grammar
@@ -46,14 +46,14 @@ from router.http.transport.body import (
     read_body,
     report_ignored_fields,
 )
-from router.http.transport.request_context import RequestContext, adapter_headers, request_headers
+from router.http.transport.request_context import RequestContext, adapter_headers, ignored_fields_headers
 from router.http.transport.services import (
     COMPUTE_TYPE,
     GenerationOutput,
     ServiceRoutes,
     Services,
-    check_not_resumed,
     generate_best_first,
+    reject_resume_token_ids,
 )
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
@@ -301,7 +301,7 @@ class LoraxRoutes(ServiceRoutes):
                 lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
-        parts = [] if parser is None else await process_output(
+        parts = [] if parser is None else await run_in_thread_if_long(
             output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
                               for part in parts if isinstance(part, ParsedToolCall))
@@ -325,7 +325,7 @@ class LoraxRoutes(ServiceRoutes):
     async def _generate_in_full(self, request: web.Request, generation_request: NormalizedLoraxRequest,
                                 context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
         """Return the outputs of all choices, the best first, and the response headers."""
-        check_not_resumed(generation_request.parameters.resume_token_ids)
+        reject_resume_token_ids(generation_request.parameters.resume_token_ids)
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
         outputs = await generate_best_first(self._services, validated_requests, context)
@@ -366,5 +366,5 @@ class LoraxRoutes(ServiceRoutes):
         """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
         length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
         return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
-                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_headers(request)
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | ignored_fields_headers(request)
                 | ({} if adapter is None else adapter_headers(adapter)))

@@ -11,7 +11,7 @@ from time import monotonic as clock
 from time import time_ns
 
 from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import AnswerStreamRenderer, read_answer
+from router.http.openai.answers import AnswerStreamRenderer, parse_answer
 from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason, token_logprobs_json
 from router.http.transport.errors import OllamaErrorReply
 from router.http.transport.services import GenerationOutput
@@ -92,7 +92,7 @@ def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parse
     text = thinking = ""
     calls: list[str] = []
     num_calls = 0  # with those that are text
-    for part in read_answer(output, parser, trimmed_stop_strings).parts:
+    for part in parse_answer(output, parser, trimmed_stop_strings).parts:
         match part:
             case ContentPiece(piece):
                 text += piece

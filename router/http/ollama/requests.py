@@ -116,12 +116,12 @@ class OllamaModelRequest(LenientBodyModel):
         """Load the adapter that the model is, and return it; None if it is the served model. Raises AdapterNotFound."""
         adapter, registry = self.adapter_reference(services, source_token), services.validator.adapter_registry
         if adapter is not None and registry is not None:
-            with self.report_missing_model():
+            with self.translate_missing_model_error():
                 await registry.resolve(adapter, deadline, tenant)
         return adapter
 
     @contextmanager
-    def report_missing_model(self) -> Iterator[None]:
+    def translate_missing_model_error(self) -> Iterator[None]:
         """Report an unknown model in Ollama's words: clients look for them."""
         try:
             yield

@@ -47,7 +47,7 @@ class AnswerWhitespaceStripper:
         self.num_reasoning_tokens = 0
         self._num_tokens_since_part = 0
 
-    def feed(self, parts: Iterable[ResponsePart], num_tokens: int = 1) -> list[ResponsePart]:
+    def strip_parts(self, parts: Iterable[ResponsePart], num_tokens: int = 1) -> list[ResponsePart]:
         """Return what is left of the parts that `num_tokens` more tokens have brought."""
         self._num_tokens_since_part += num_tokens
         return [stripped for part in parts if (stripped := self._strip_part(part)) is not None]
@@ -99,7 +99,7 @@ class Answer:
         return [part for part in self.parts if isinstance(part, ParsedToolCall)]
 
 
-async def process_output(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
+async def run_in_thread_if_long(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
     the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
     if len(output.tokens) <= MAX_INLINE_TOKENS:
@@ -108,8 +108,8 @@ async def process_output(output: GenerationOutput, function: Callable[..., T], *
     return await asyncio.to_thread(function, *arguments)
 
 
-def read_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
-                trimmed_stop_strings: Sequence[str]) -> Answer:
+def parse_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
+                 trimmed_stop_strings: Sequence[str]) -> Answer:
     """Return the parts of a whole answer; without a parser it is one text, with its whitespace."""
     if parser is None:
         text = trim_stop_string(output.final_event, trimmed_stop_strings)
@@ -117,8 +117,8 @@ def read_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
     stripper, parts = AnswerWhitespaceStripper(parser), list[ResponsePart]()
     *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
     for piece in pieces:
-        parts += stripper.feed(parser.feed(piece))
-    parts += stripper.feed([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
+        parts += stripper.strip_parts(parser.feed(piece))
+    parts += stripper.strip_parts([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
     return Answer(join_adjacent_parts(parts), output.final_event, stripper.num_reasoning_tokens)
 
 
@@ -151,15 +151,16 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         if self._parser is None:
             return self._render_parts([ContentPiece(text)] if text else [], token)
         parts = self._parser.feed(add_special_token_text(text, token))
-        return self._render_parts(self._stripper.feed(parts, 0 if token is None else 1), token)
+        return self._render_parts(self._stripper.strip_parts(parts, 0 if token is None else 1), token)
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
+        self._store_token_counts(event)
         if self._parser is None:
             parts: list[ResponsePart] = [ContentPiece(text)] if text else []
         else:
             last = get_last_token_text(text, token, event, self._parser)
-            parts = self._stripper.feed([*self._parser.feed(last), *self._parser.finish()], 0 if token is None else 1)
+            parts = [*self._parser.feed(last), *self._parser.finish()]
+            parts = self._stripper.strip_parts(parts, 0 if token is None else 1)
         return self._render_parts(parts, token) + self._end_call() + self._render_answer_end(event)
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:  # noqa: ARG002 - for subclasses

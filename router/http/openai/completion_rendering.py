@@ -41,7 +41,7 @@ class CompletionOutputOptions:
     has_token_ids: bool = False  # of a whole response
 
 
-def drop_generated(event: FinishedEvent) -> FinishedEvent:
+def drop_generated_output(event: FinishedEvent) -> FinishedEvent:
     """Return the end of a completion that has nothing but its prompt."""
     return replace(event, text="", num_tokens=0, finish_reason=FinishReason.LENGTH, is_stopped=False)
 
@@ -149,7 +149,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
                 f'"finish_reason":{self._dialect.unfinished_reason_json}}}],"usage":null}}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
+        self._store_token_counts(event)
         usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._dialect.completion_ends_with_usage
                  else "null")
         reason = self._dialect.completion_chunk_finish_reasons[get_finish_reason(event, self._dialect)]
@@ -226,5 +226,5 @@ class EchoOnlyStreamRenderer(DetailedCompletionStreamRenderer):
     __slots__ = ()
 
     def render(self, events: list[StreamEvent]) -> bytes:
-        return super().render([drop_generated(event) if isinstance(event, FinishedEvent) else event
+        return super().render([drop_generated_output(event) if isinstance(event, FinishedEvent) else event
                                for event in events if not isinstance(event, TokenEvent)])

@@ -22,7 +22,7 @@ from router.http.openai.completion_rendering import (
     EchoOnlyStreamRenderer,
     OpenAICompletionStreamRenderer,
     completion_json,
-    drop_generated,
+    drop_generated_output,
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
@@ -177,9 +177,9 @@ class CompletionRoutes(ServiceRoutes):
                 return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
                                                details)
 
-            outputs, choices_json = await generate_in_turns(
+            outputs, choices_json = await generate_prompts_in_groups(
                 services, context, choices, num_choices, render_output,
-                collect=collect_prompt if completion_request.has_prompt_only else collect_output)
+                collect=collect_prompt_only_output if completion_request.has_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
@@ -226,13 +226,13 @@ class CompletionRoutes(ServiceRoutes):
         return choices, all_details
 
 
-async def collect_prompt(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
+async def collect_prompt_only_output(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
     """Return the output of a request for its prompt alone."""
     output = await collect_output(stream, validated_request)
-    return replace(output, tokens=[], final_event=drop_generated(output.final_event))
+    return replace(output, tokens=[], final_event=drop_generated_output(output.final_event))
 
 
-async def generate_in_turns(
+async def generate_prompts_in_groups(
     services: Services, context: RequestContext, choices: Sequence[ValidatedRequest], num_choices: int,
     render: Callable[[int, GenerationOutput], Awaitable[str]], *,
     collect: Callable[[RequestStream, ValidatedRequest], Coroutine[None, None, GenerationOutput]],

@@ -297,7 +297,7 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
     async def render_prompt(self, stream: RequestStream) -> None:
         """Render what the first chunk has of the prompt, if that may take long, off the event loop."""
 
-    def _count(self, event: FinishedEvent) -> None:
+    def _store_token_counts(self, event: FinishedEvent) -> None:
         self.num_tokens, self.num_cached_tokens = event.num_tokens, event.timeline.num_prefix_hit_tokens
 
     def _handle_failure(self, event: FailedEvent) -> str:
@@ -337,7 +337,7 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
                 '"usage":null}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
+        self._store_token_counts(event)
         self._finish_reason_json = f'"{self._dialect.finish_reasons[get_finish_reason(event, self._dialect)]}"'
         return self._render_chunk(text, token)
 

@@ -34,7 +34,7 @@ from router.http.transport.body import (
     is_base_model,
 )
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services, check_not_resumed
+from router.http.transport.services import Services, reject_resume_token_ids
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation import bounds
@@ -159,7 +159,7 @@ class OpenAIBaseRequest(StructuredOutputRequest):
     def base_generation_input(self, prompt: RawPrompt, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
         if not self.stream:
-            check_not_resumed(self.resume_token_ids)
+            reject_resume_token_ids(self.resume_token_ids)
         greedy = self.temperature == 0
         if self.temperature is not None and self.temperature < 0:
             raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import process_output, stream_answer
+from router.http.openai.answers import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS
 from router.http.openai.requests import (
@@ -200,7 +200,7 @@ class ResponsesRequest(LenientBodyModel):
         """Return the chat with the same answer. Raises InvalidRequest."""
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in self.input:
-            item.add_to(messages)
+            item.append_to_messages(messages)
         tools = [tool.to_chat_tool() for tool in self.tools or () if self.tool_choice != "none"]
         text_format = None if self.text is None else self.text.format
         response_format = None if text_format is None else text_format.to_response_format()
@@ -260,7 +260,7 @@ class ResponsesRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         responses_request = await read_body(request, ResponsesRequest)
         responses_request.check_supported()
-        chat_request = await context.run(responses_request.to_chat_request)
+        chat_request = await context.run_in_thread_if_long(responses_request.to_chat_request)
         try:
             chat = await validate_chat(services, chat_request, context, RESPONSE_PARAMETER_NAMES)
         except ChatTemplateFailed as error:
@@ -280,4 +280,4 @@ class ResponsesRoutes(ServiceRoutes):
 
         [output] = await generate_all(services, [choice], context)
         headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(await process_output(output, renderer.render_whole, output), headers)
+        return json_text_response(await run_in_thread_if_long(output, renderer.render_whole, output), headers)

@@ -68,11 +68,11 @@ class InputMessage(LenientBodyModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: ContentText
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
         if self.role != "assistant":  # many templates know no `developer`, and would leave out what it says
             messages.append({"role": "user" if self.role == "user" else "system", "content": self.content})
             return
-        answer = get_answer_at_end(messages)
+        answer = get_or_append_assistant_message(messages)
         if answer["content"] and "tool_calls" not in answer:
             messages.append({"role": "assistant", "content": self.content})
         else:
@@ -88,8 +88,8 @@ class FunctionCallItem(LenientBodyModel):
     name: str
     arguments: str
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        get_answer_at_end(messages).setdefault("tool_calls", []).append(
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
+        get_or_append_assistant_message(messages).setdefault("tool_calls", []).append(
             {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
 
 
@@ -101,7 +101,7 @@ class FunctionCallOutputItem(LenientBodyModel):
     call_id: str
     output: ContentText
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
         messages.append({"role": "tool", "content": self.output, "tool_call_id": self.call_id})
 
 
@@ -120,13 +120,13 @@ class ReasoningItem(LenientBodyModel):
     summary: Annotated[list[ReasoningPart] | None, FailFast()] = None
     content: Annotated[list[ReasoningPart] | None, FailFast()] = None
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        answer = get_answer_at_end(messages)
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
+        answer = get_or_append_assistant_message(messages)
         text = "".join(part.text for part in self.content or self.summary or ())
         answer["reasoning_content"] = answer.get("reasoning_content", "") + text
 
 
-def get_answer_at_end(messages: list[ChatMessageFields]) -> ChatMessageFields:
+def get_or_append_assistant_message(messages: list[ChatMessageFields]) -> ChatMessageFields:
     """Return the last message if it is the assistant's, else append one: its reasoning, text and calls are items in the
     input, but one message to templates."""
     if not messages or messages[-1]["role"] != "assistant":

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, read_only_grammar
+from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, parse_single_grammar
 from router.http.transport.body import NOT_GIVEN, LenientBodyModel
 
 # Older fields for a constraint, and which one of `structured_outputs` each is.
@@ -61,7 +61,7 @@ class StructuredOutputRequest(LenientBodyModel):
         for name, kind in GUIDED_FIELDS.items():
             if (value := getattr(self, name)) is not None:
                 readers[name] = partial(_read_guided_field, kind=kind, value=value)
-        return read_only_grammar(readers)
+        return parse_single_grammar(readers)
 
 
 def _read_guided_field(parameter: str, *, kind: str, value: object) -> Grammar:

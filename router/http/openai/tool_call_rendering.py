@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, read_answer
+from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, parse_answer
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIResponseDialect,
@@ -51,7 +51,7 @@ def reasoning_fields(text: str) -> str:
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                           output_options: ChatOutputOptions, parser: ResponseParserProtocol) -> RenderedChoice:
-    answer = read_answer(output, parser, output_options.trimmed_stop_strings)
+    answer = parse_answer(output, parser, output_options.trimmed_stop_strings)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
     fields = ['"role":"assistant"']

@@ -19,8 +19,8 @@ from router.http.routes.status import PHASE_DESCRIPTIONS, VERSION
 from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import LenientBodyModel, json_response, json_text_response, read_body
 from router.http.transport.errors import find_error_reply_type
-from router.http.transport.query import parse_whole_number, read_query
-from router.http.transport.request_context import request_headers
+from router.http.transport.query import parse_query_parameters, parse_whole_number
+from router.http.transport.request_context import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.http.transport.sse import open_response_stream
 from router.monitor.batching_simulation import (
@@ -95,16 +95,16 @@ class EngineInspectionRoutes(ServiceRoutes):
 
     async def settings(self, request: web.Request) -> web.Response:
         """Return all settings of the server, each with where it came from."""
-        read_query(request, {})
+        parse_query_parameters(request, {})
         return json_response({"settings": self._settings})
 
     async def state(self, request: web.Request) -> web.Response:
-        read_query(request, {})
+        parse_query_parameters(request, {})
         return json_text_response(dumps(self._describe_state(self._make_viewer(request))))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send the state, and then frames as long as the client stays."""
-        since = read_query(request, {"since": parse_whole_number}).get("since")
+        since = parse_query_parameters(request, {"since": parse_whole_number}).get("since")
         viewer, reply_type = self._make_viewer(request), find_error_reply_type(request.path,
                                                                               self._services.config.compat)
 
@@ -124,7 +124,7 @@ class EngineInspectionRoutes(ServiceRoutes):
 
     async def trace(self, request: web.Request) -> web.StreamResponse:
         """Send the buffered steps in Chrome's trace-event format, rendered as fast as the client reads."""
-        step_range = self._get_step_range(**read_query(request, STEP_RANGE_PARAMETERS))
+        step_range = self._get_step_range(**parse_query_parameters(request, STEP_RANGE_PARAMETERS))
         described = self._services.engine.monitor.describe_sequences(step_range.sequences.values(),
                                                                      self._make_viewer(request))
         metadata = {"server": f"weft {VERSION}", "model": self._services.served_model.name,
@@ -134,14 +134,14 @@ class EngineInspectionRoutes(ServiceRoutes):
         num_steps = max(MAX_TRACE_ROWS // self._services.engine.monitor.settings.max_batch_size, 1)
         response = web.StreamResponse(headers=TRACE_HEADERS)
         response.content_type = "application/json"
-        with self._take_place("exports"):
+        with self._limit_concurrency("exports"):
             await response.prepare(request)
             while text := await self._run_in_turn(lambda: "".join(islice(pieces, num_steps))):
-                await self._limit_time(response.write(text.encode()))
-            await self._limit_time(response.write_eof())
+                await self._write_with_time_limit(response.write(text.encode()))
+            await self._write_with_time_limit(response.write_eof())
         return response
 
-    async def _limit_time(self, writing: Coroutine[Any, Any, None]) -> None:
+    async def _write_with_time_limit(self, writing: Coroutine[Any, Any, None]) -> None:
         """Write to a client. Raises ConnectionResetError if it does not read for --slow-client-timeout seconds."""
         seconds = self._services.config.slow_client_timeout
         try:
@@ -179,12 +179,12 @@ class EngineInspectionRoutes(ServiceRoutes):
                 "summary": simulated.summary, "recorded": None if given else summarize_steps(steps, submitted_at),
                 "sequences": described})
 
-        with self._take_place("simulations"):
+        with self._limit_concurrency("simulations"):
             text = await self._run_in_turn(run)
-        return json_text_response(text, request_headers(request))
+        return json_text_response(text, ignored_fields_headers(request))
 
     @contextmanager
-    def _take_place(self, name: str) -> Iterator[None]:
+    def _limit_concurrency(self, name: str) -> Iterator[None]:
         """Count what is under way by this name. Raises MonitorBusy."""
         if self._num_running[name] > MAX_WAITING_SIMULATIONS:
             raise MonitorBusy(f"{MAX_WAITING_SIMULATIONS} {name} wait already, as many as may")

@@ -15,7 +15,7 @@ from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import BodyModel, LenientBodyModel, UInt32, json_response, read_body
-from router.http.transport.request_context import request_headers
+from router.http.transport.request_context import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
@@ -96,7 +96,7 @@ class TokenizeRoutes(ServiceRoutes):
         detokenize_request = await read_body(request, DetokenizeRequest)
         text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens),
                                                                                 request[CLIENT].tenant)
-        return json_response({"prompt": text}, request_headers(request))
+        return json_response({"prompt": text}, ignored_fields_headers(request))
 
     async def tokenizer_info(self, _: web.Request) -> web.Response:
         return json_response(make_tokenizer_info(self._services.validator.tokenizer,
@@ -155,7 +155,7 @@ def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
 async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
     """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
     a read."""
-    response = web.StreamResponse(headers=request_headers(request))
+    response = web.StreamResponse(headers=ignored_fields_headers(request))
     response.content_type = "application/json"
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)

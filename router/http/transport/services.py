@@ -133,7 +133,7 @@ class PoolingRequestOutput:
     final_event: PoolingEvent
 
 
-def check_not_resumed(resume_token_ids: Sequence[int] | None) -> None:
+def reject_resume_token_ids(resume_token_ids: Sequence[int] | None) -> None:
     """Refuse to go on with an output where it is not streamed. Raises InvalidRequest."""
     if resume_token_ids:
         raise InvalidRequest("`resume_token_ids` is given, but only a stream goes on; ask for a stream, or leave it "

@@ -106,7 +106,7 @@ def fuzz_stop_strings(data: bytes) -> None:
     text = "".join("ab c"[byte % 4] for byte in rest)
     matcher, end = StopStringMatcher(strings), None
     for piece in split_text(text, rest):
-        if (end := matcher.feed(piece)) is not None:
+        if (end := matcher.find_match_end(piece)) is not None:
             break
     ends = [position + len(string) for string in strings if (position := text.find(string)) >= 0]
     if end is None:

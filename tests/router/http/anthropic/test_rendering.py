@@ -11,7 +11,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json, input_json
-from router.http.openai.answers import read_answer
+from router.http.openai.answers import parse_answer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.constrained_answer_parsers import RequiredCallParser
@@ -113,7 +113,7 @@ def test_stream_in_any_pieces_adds_up_to_the_whole_message(snippets, cuts, reaso
     tokens = [TokenEvent(1, text[start:stop], -0.5, False) for start, stop in pairwise(places)]
     end = make_end(text, len(tokens), reason, is_stopped=is_stopped)
     output = GenerationOutput(ValidatedRequest(Request("0", (1,) * 20, 50), None), tokens, [], end)
-    whole = answer_json(metadata, read_answer(output, MAKE_PARSERS[kind](), metadata.stop_sequences))
+    whole = answer_json(metadata, parse_answer(output, MAKE_PARSERS[kind](), metadata.stop_sequences))
     message = json.loads(whole)
     assert whole.isascii()
     streamed = accumulate_message(stream_events(metadata, MAKE_PARSERS[kind](), tokens, end))

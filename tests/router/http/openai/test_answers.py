@@ -17,8 +17,8 @@ from router.http.openai.answers import (
     MAX_INLINE_TOKENS,
     AnswerStreamRenderer,
     AnswerWhitespaceStripper,
-    process_output,
-    read_answer,
+    parse_answer,
+    run_in_thread_if_long,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
@@ -115,7 +115,7 @@ class PartLines(AnswerStreamRenderer):
 def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts, strips_text):
     parser = RequiredCallParser() if strips_text else ConstrainedAnswerParser()
     assert parser.strips_text == strips_text
-    stripped = [*AnswerWhitespaceStripper(parser).feed(parts)]
+    stripped = [*AnswerWhitespaceStripper(parser).strip_parts(parts)]
     for kind in (ContentPiece, ReasoningPiece):
         whole = "".join(part.text for part in parts if isinstance(part, kind))
         is_stripped = strips_text or kind is ReasoningPiece
@@ -154,7 +154,7 @@ def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(data, cuts, reas
     tokens = make_tokens(text, cuts)
     end = FinishedEvent(reason, text, len(tokens), make_finished_timeline(), is_stopped=is_stopped)
     output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
-    answer = read_answer(output, make_parser(), stops)
+    answer = parse_answer(output, make_parser(), stops)
     renderer = PartLines(str, 2, stops, make_parser())
     bursts = [renderer.render([token]) for token in tokens[:-1]] + [renderer.render([*tokens[-1:], end])]
     lines = [json.loads(line) for line in b"".join(bursts).splitlines()]
@@ -183,7 +183,7 @@ def test_long_output_is_parsed_off_the_event_loop():
             output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 500), None),
                                       make_tokens("a" * num_tokens, range(num_tokens)), [], end)
             assert len(output.tokens) == num_tokens
-            threads.append(await process_output(output, threading.current_thread))
+            threads.append(await run_in_thread_if_long(output, threading.current_thread))
         return threads
     inline, other = asyncio.run(main())
     assert inline is threading.current_thread()
@@ -198,4 +198,4 @@ def test_end_token_is_part_of_no_text(text, reason, part):
     tokens = [TokenEvent(1, text, -0.5, False), TokenEvent(256, "<|im_end|>", -0.5, True)]
     end = FinishedEvent(reason, text, len(tokens), make_finished_timeline())
     output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
-    assert read_answer(output, OutputFormatParser(HERMES_FORMAT, ""), ()).parts == [part]
+    assert parse_answer(output, OutputFormatParser(HERMES_FORMAT, ""), ()).parts == [part]

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from router.errors import InvalidTools
 from router.grammars.compiler_process import compile_grammar
 from router.grammars.parameters import Grammar
-from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
+from router.http.openai.chat_grammar import allow_reasoning_before_grammar, allow_tool_calls
 from router.http.openai.request_tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.constrained_answer_parsers import CallsOrTextParser, RequiredCallParser
@@ -109,12 +109,12 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
     """Return the grammar of an answer behind this end of the prompt."""
     grammar = FORMAT if has_format else required_call_grammar(TOOLS, "required")
     given = GenerationInput(prompt=Conversation(({"role": "user", "content": "hi"},), may_reason=True), grammar=grammar)
-    given = put_behind_reasoning(given, template, is_required_call=not has_format)
+    given = allow_reasoning_before_grammar(given, template, is_required_call=not has_format)
     if has_format and has_calls:
-        given = allow_calls(given, template, TOOLS, has_one_call=has_one_call)
+        given = allow_tool_calls(given, template, TOOLS, has_one_call=has_one_call)
     if isinstance(given.grammar, Grammar):
         return given.grammar
-    return given.grammar.behind_reasoning(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
+    return given.grammar.to_output_grammar(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
 
 
 def make_either_parser(template, prompt_end=None):

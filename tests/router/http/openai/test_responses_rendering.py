@@ -11,7 +11,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed
-from router.http.openai.answers import read_answer
+from router.http.openai.answers import parse_answer
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
@@ -93,7 +93,7 @@ def test_stream_in_any_pieces_ends_with_the_whole_response(*, snippets, cuts, re
     text += "STOP" * is_stopped
     output = make_output(make_tokens(text, cuts), text, reason, is_stopped=is_stopped)
     whole = render_whole(output, MAKE_PARSERS[kind](), stops, includes_logprobs=includes_logprobs)
-    assert [read_part(item) for item in whole["output"]] == read_answer(output, MAKE_PARSERS[kind](), stops).parts
+    assert [read_part(item) for item in whole["output"]] == parse_answer(output, MAKE_PARSERS[kind](), stops).parts
     assert [whole["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")] == [
         2, len(output.tokens), 2 + len(output.tokens)]
 
