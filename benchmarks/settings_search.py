@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.simulation.run_stats import LATENCY_KINDS, RunStats, align_columns, format_seconds_as_ms
-from router.simulation.simulate import SimulationCase, case_from_arguments, format_flags
+from router.simulation.simulate import SimulationCase, format_flags, make_simulation_case
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0}
 GOAL_PATTERN = re.compile(r"(\w+)(?:\.p(\d+(?:\.\d+)?))?=(\d+(?:\.\d+)?)(ms|s)")
@@ -123,7 +123,7 @@ def format_report(goals: list[PercentileGoal], attempts: list[TuningAttempt]) ->
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     try:
-        goals, case = PercentileGoal.parse_all(arguments["goal"]), case_from_arguments(arguments)
+        goals, case = PercentileGoal.parse_all(arguments["goal"]), make_simulation_case(arguments)
         if not case.trace.arrivals:
             raise BadRecording("the trace has no requests")
         sys.stdout.write(format_report(goals, SettingsSearch(case, goals).run()) + "\n")

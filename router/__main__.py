@@ -32,14 +32,14 @@ from router.launcher_protocol import (
 )
 from router.model_info import ModelInfo
 from router.processes.memory import return_free_memory_periodically
-from router.recording.file import RecordingFolder
+from router.recording.recording_file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress
 from router.text.chat_template import ChatTemplate, simulated_model_template
-from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.chat_template_client import isolate_template
+from router.text.model_files import load_chat_template, load_tokenizer
 from router.text.prompt_encoder import TokenLimits
-from router.text.renderer_client import isolate_template
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.text.transformers_parser import preload_chat_parsing
 from router.validation.validator import RequestValidator
@@ -97,8 +97,8 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
     try:
         folder = Path(args.folder)
         # Read before anything else is started, so that invalid files are reported at once.
-        tokenizer = read_tokenizer(folder) if args.folder else create_byte_tokenizer()
-        template = (read_chat_template(folder, args.config.tokenizer_config_path) if args.folder
+        tokenizer = load_tokenizer(folder) if args.folder else create_byte_tokenizer()
+        template = (load_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
         shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout,
                             load_credentials(args.shard_credentials) if args.shard_credentials else None)
@@ -206,7 +206,7 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     signals, tasks = StopSignals(), [asyncio.create_task(send_heartbeats(args.ready_fd)),
-                                     asyncio.create_task(process.engine.server_metrics.loop_watch.run()),
+                                     asyncio.create_task(process.engine.server_metrics.event_loop_monitor.run()),
                                      asyncio.create_task(return_free_memory_periodically())]
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):

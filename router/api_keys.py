@@ -54,7 +54,7 @@ class ApiKeys:
     @classmethod
     def from_config(cls, config: RouterConfig) -> "ApiKeys":
         """Read the keys named in the settings. Raises ValueError for an invalid file."""
-        entries = read_key_file(Path(config.api_keys)) if config.api_keys else {}
+        entries = load_key_file(Path(config.api_keys)) if config.api_keys else {}
         tenant_by_key = {key: entry.as_tenant() for key, entry in entries.items()}
         admin_keys = [key for key, entry in entries.items() if entry.role == "admin"]
         if not config.api_key:
@@ -81,7 +81,7 @@ class ApiKeys:
         return hmac.digest(self._salt, key.encode(errors="surrogateescape"), "sha256")
 
 
-def read_key_file(file: Path) -> dict[str, ApiKeyEntry]:
+def load_key_file(file: Path) -> dict[str, ApiKeyEntry]:
     """Return the file's entries by key. Raises ValueError with a message about the first error."""
     content = parse_json_file(file)
     try:

@@ -23,7 +23,7 @@ WALL_CLOCK_READERS = {
     "router/http/routes/adapters.py": "last_used",
     "router/http/routes/scoring.py": "created",
     "router/monitor/monitor.py": "the difference between both clocks",
-    "router/recording/file.py": "a file's name",
+    "router/recording/recording_file.py": "a file's name",
     "router/telemetry/server_metrics.py": "the start and loads of adapters as dates",
     "router/telemetry/spans.py": "the difference between both clocks",
     "router/text/jinja_sandbox.py": "strftime_now of templates",

@@ -14,7 +14,7 @@ from launcher.cli import DOCTOR_SETTINGS
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, ConfigurationError, LaunchError, TooManyDeathsError
 from router.config import API_KEY_ENV
-from router.telemetry.metric_definitions import all_families
+from router.telemetry.metric_definitions import all_metric_definitions
 from router.text.prompt_encoder import TokenLimits
 
 DOCS_FOLDER = Path(__file__).parents[1] / "docs"
@@ -154,7 +154,7 @@ def test_kubernetes_autoscaler_asks_for_metrics_that_the_adapter_makes_of_ours()
     assert autoscaler["spec"]["scaleTargetRef"]["name"] == load_manifest("base/deployment.yaml")["metadata"]["name"]
     rules = {rule["name"]["as"]: rule["seriesQuery"].partition("{")[0] for rule in values["rules"]["custom"]}
     assert {metric["pods"]["metric"]["name"] for metric in autoscaler["spec"]["metrics"]} == rules.keys()
-    families = {family.name for family in all_families(TokenLimits(1000, 4000), 1, with_adapters=True)}
+    families = {family.name for family in all_metric_definitions(TokenLimits(1000, 4000), 1, with_adapters=True)}
     assert set(rules.values()) <= families
     [dropped] = load_manifest("monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
     assert dropped["regex"] in families

@@ -18,8 +18,8 @@ from support.endpoint_picker import ReplicaGauges, pick_replica
 from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 
 from router.request import LoadableResource, Request
-from router.scheduler.messages import LoadResource
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource
 from router.simulation.run_stats import percentile
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits

@@ -11,8 +11,8 @@ import pytest
 from support.scheduling.scheduler_simulation import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request
-from router.scheduler.messages import Prefill
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill
 
 GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 BASE_SETTINGS = SchedulerSettings(max_concurrent_requests=10**6, max_stall_seconds=0.050)

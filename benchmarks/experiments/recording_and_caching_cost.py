@@ -21,9 +21,9 @@ from router.model_info import ModelInfo
 from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.scheduler_snapshot import take_snapshot
 from router.request import Request, hash_blocks, hash_namespace
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 
 ROUTER_US_PER_TOKEN = 40.0  # CPU time of the whole router, see benchmarks/README.md
 PROMPT_TOKENS, MIN_OUTPUT_TOKENS, BLOCK_SIZE = 64, 512, 16

@@ -37,7 +37,7 @@ from router.simulation.replicas import ReplicaSettings, simulate_replicas
 from router.simulation.routing import ROUTING_POLICIES, RoutingPolicy
 from router.simulation.run_stats import RunStats, percentile
 from router.simulation.simulate import SimulationCase
-from router.simulation.trace import RequestArrival, WorkloadTrace, parse_plain_arrival, read_trace
+from router.simulation.trace import RequestArrival, WorkloadTrace, load_trace, parse_plain_arrival
 
 POLICIES = ("round-robin", "least", "prefix")  # the shard does not simulate how long adapters take to load
 OUTPUT_TOKENS_RANGE = (8, 48)
@@ -137,7 +137,7 @@ def read_recorded_stats(paths: Sequence[Path]) -> RunStats:
     """Return the figures of the servers together, as their schedulers saw them, without the time before the load."""
     parts = []
     for path in paths:
-        trace = read_trace(path)
+        trace = load_trace(path)
         stats = trace.recorded_stats
         assert stats is not None
         stats.ended_at -= stats.started_at + min((arrival.arrived_at for arrival in trace.arrivals), default=0.0)

@@ -112,7 +112,7 @@ class AdapterRegistry:
         except TimeoutError:
             raise TimedOut("its time ran out before its adapter was there") from None
 
-    def get_adapter_reference(self, requested: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
+    def get_canonical_reference(self, requested: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
         """Return the adapter's name without fetching it; the names of a merge are joined. Raises InvalidRequest."""
         if requested is None:
             return self._default_adapter

@@ -21,9 +21,9 @@ from router.errors import (
 )
 from router.request import Request, RequestKind
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
-from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
+from router.scheduler.shard_messages import StepResult
 from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.tokenizer import ResumedText, Tokenizer
 
@@ -193,7 +193,8 @@ class ClientStreams:
         """Cancel the unfinished sequences of a tenant's request, those of its other choices and prompts included.
         Return how many there were."""
         sequence_ids = [sequence_id for sequence_id, builder in self._builders.items()
-                        if builder.record.tenant_name == tenant_name and is_of_request(builder.record.id, request_id)]
+                        if builder.record.tenant_name == tenant_name
+                        and belongs_to_request(builder.record.id, request_id)]
         for sequence_id in sequence_ids:
             self._scheduler.cancel(sequence_id, now())
             self.fail_request(sequence_id, CancelledById("DELETE /v1/requests/ID was sent for it"))
@@ -214,6 +215,6 @@ class ClientStreams:
         self._wake_engine()
 
 
-def is_of_request(record_id: str, request_id: str) -> bool:
+def belongs_to_request(record_id: str, request_id: str) -> bool:
     """Whether an id is that of a request, or of one of its prompts (`.1`) or choices (`-2`)."""
     return record_id.startswith(request_id) and CHILD_ID_PATTERN.fullmatch(record_id, len(request_id)) is not None

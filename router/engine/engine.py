@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.engine.client_streams import ClientStreams
-from router.engine.convicted_prompts import ConvictedPrompts
+from router.engine.crashing_prompts import CrashingPrompts
 from router.engine.plans_in_flight import Health, PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.monitor.monitor import EngineMonitor, Readiness
-from router.recording.file import RecordingFolder
+from router.recording.recording_file import RecordingFolder
 from router.recording.recording_scheduler import RecordingScheduler, make_optionally_recorded_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, SequenceFailed
@@ -29,8 +29,8 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.message_conversion import decode_answer, encode_plan
 from router.shards.shard_group import ShardGroup
-from router.telemetry.load_log import LoadLog
 from router.telemetry.server_metrics import NO_ADAPTER_NAMES, AdapterNames, RequestRecord, ServerMetrics
+from router.telemetry.stat_logger import StatLogger
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import ResumedText, Tokenizer
 
@@ -75,7 +75,7 @@ class Engine:
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_restart_needed, self._on_culprit_found = on_restart_needed, on_culprit_found
-        self._convicted_prompts = ConvictedPrompts()
+        self._crashing_prompts = CrashingPrompts()
         self._recording_folder = recording_folder
         self._plans_in_flight = PlansInFlight(self._wake_event.set)
         self.health = Health(self._plans_in_flight)
@@ -118,14 +118,14 @@ class Engine:
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
         self._loop_task.add_done_callback(self._on_loop_ended)
-        self._load_log_task = asyncio.create_task(LoadLog(self._scheduler, self.server_metrics).run())
+        self._stat_logger_task = asyncio.create_task(StatLogger(self._scheduler, self.server_metrics).run())
 
     async def stop(self) -> None:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
         self.monitor.close()
         self._loop_task.cancel()
-        self._load_log_task.cancel()
-        await asyncio.gather(self._loop_task, self._load_log_task, return_exceptions=True)
+        self._stat_logger_task.cancel()
+        await asyncio.gather(self._loop_task, self._stat_logger_task, return_exceptions=True)
         self._flush_events()  # events that are still queued may finish requests, which then must not fail
         self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()
@@ -143,8 +143,8 @@ class Engine:
             raise ShuttingDown(SHUTDOWN_REASON)
         if self._waits_for_new_shards and self.config.on_shard_loss == "fail":
             raise NotReady(SHARDS_LOST_REASON)
-        if self._convicted_prompts.refused_until:
-            self._convicted_prompts.check(request, now())
+        if self._crashing_prompts.refused_until:
+            self._crashing_prompts.check(request, now())
         events = self._scheduler.submit(request, now())
         first = events[0]
         if isinstance(first, RequestRejected):
@@ -170,7 +170,7 @@ class Engine:
         reason = self.why_unavailable()
         return {"ready": not reason, "not_ready_reason": reason or None, "has_shards": self.has_shards}
 
-    def metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
+    def render_metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards,
                                           adapter_names=adapter_names)
 
@@ -319,11 +319,11 @@ class Engine:
         self.health.set_ready()
         return True
 
-    def _convict(self, failures: list[SchedulerEvent]) -> None:
+    def _refuse_blamed_prompts(self, failures: list[SchedulerEvent]) -> None:
         """Refuse the prompts of the requests to blame for deaths from now on."""
         for failure in failures:
             if isinstance(failure, SequenceFailed):
-                self._convicted_prompts.add(self._client_streams.get_request(failure.sequence_id), now())
+                self._crashing_prompts.add(self._client_streams.get_request(failure.sequence_id), now())
 
     async def _recover_shards(self, lost: ShardsLost) -> None:
         logger.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
@@ -333,7 +333,7 @@ class Engine:
         failures = self._scheduler.on_shards_lost(lost.loss_reason, now())
         has_culprit = lost.loss_reason is ShardLossReason.DEATH and bool(failures)
         if has_culprit:
-            self._convict(failures)
+            self._refuse_blamed_prompts(failures)
         if self.monitor.observer is not None:
             self.monitor.observer.record_shard_loss(failures, now())
         self._queued_events += failures
@@ -346,7 +346,7 @@ class Engine:
         self._fail_requests_without_shards()
         await self._plans_in_flight.wait_and_clear()
         if lost.loss_reason is ShardLossReason.MEMORY:
-            await asyncio.sleep(self._next_memory_pause())
+            await asyncio.sleep(self._update_memory_pause())
         while not await self._connect_shards(*ShardLossReason):
             self._fail_requests_without_shards()
         if has_culprit:
@@ -356,7 +356,7 @@ class Engine:
         self.resource_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
 
-    def _next_memory_pause(self) -> float:
+    def _update_memory_pause(self) -> float:
         is_repeated = now() - self._memory_lost_at < MEMORY_WINDOW_SECONDS
         self._memory_pause = min(2 * self._memory_pause, MAX_MEMORY_PAUSE) if is_repeated else MIN_MEMORY_PAUSE
         self._memory_lost_at = now()

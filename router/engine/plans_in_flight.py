@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from router.scheduler.messages import StepPlan
+from router.scheduler.shard_messages import StepPlan
 
 MIN_STEP_LIMIT_SECONDS = 5.0
 NUM_RECENT_STEPS = 512

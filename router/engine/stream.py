@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
 from router.request import FinishReason, PoolingOutput, Request, TokenClassificationOutput
-from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
+from router.scheduler.shard_messages import PromptLogprobs, StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import ResumedText, Tokenizer
@@ -198,7 +198,7 @@ class StopStringMatcher:
         """Take a piece of which no part belongs to a stop string."""
         self._length += len(piece)
 
-    def feed(self, piece: str) -> int | None:
+    def find_match_end(self, piece: str) -> int | None:
         """Return the end of the stop string that is complete first, as an offset in the whole text; None if none is.
         Must not be called again after a match."""
         window = self._tail + piece
@@ -242,7 +242,7 @@ class OutputBuilder:
         if self._stop_strings is not None:
             num_skipped = max(self.request.sampling.min_tokens - 1, 0)
             self._stop_strings.skip("".join(text.pieces[:num_skipped]))
-            self._stop_strings.feed("".join(text.pieces[num_skipped:]))
+            self._stop_strings.find_match_end("".join(text.pieces[num_skipped:]))
 
     @property
     def num_tokens(self) -> int:
@@ -282,7 +282,7 @@ class OutputBuilder:
                 continue
             if self.num_tokens + len(self._row_events) < self.request.sampling.min_tokens:
                 self._stop_strings.skip(piece)
-            elif (end := self._stop_strings.feed(piece)) is not None:
+            elif (end := self._stop_strings.find_match_end(piece)) is not None:
                 self._text_end = end
                 return len(self._row_events)
         return None
@@ -309,7 +309,7 @@ class OutputBuilder:
         self.record.finish_reason = reason
         if self._text_end is None:
             self._text_pieces.append(rest := self._detokenizer.finish())
-            self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
+            self._text_end = self._stop_strings.find_match_end(rest) if self._stop_strings is not None else None
         text = "".join(self._text_pieces)[:self._text_end]
         is_stopped = self._text_end is not None or self._ends_with_stop_token
         self.stream.put(FinishedEvent(reason, text, self.num_tokens, self.record.timeline, is_stopped))

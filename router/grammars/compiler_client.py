@@ -11,7 +11,13 @@ from functools import partial
 
 from router.errors import InvalidRequest, Overloaded
 from router.grammars.parameters import Grammar
-from router.processes.worker_process import STOP_REASON, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
+from router.processes.worker_process import (
+    STOP_REASON,
+    RestartingWorker,
+    WorkerAnswer,
+    WorkerTaskWording,
+    shorten_reason,
+)
 from router.request import FairSemaphore, Turn
 
 COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
@@ -21,7 +27,7 @@ MAX_WAIT_SECONDS = 30.0  # that a request waits for its grammar
 MAX_CACHED_RESULTS = 128
 NUM_WORKERS = 2
 MAX_PENDING_GRAMMARS, MAX_PENDING_PER_TENANT = 64, 32  # the latter beside those that are compiled
-COMPILER_TASK = WorkerTask("compile", "compiled", "grammars")
+COMPILER_TASK = WorkerTaskWording("compile", "compiled", "grammars")
 
 
 class ResumedTokenUnfit(Exception):
@@ -32,7 +38,7 @@ class ResumedTokenUnfit(Exception):
         self.index = index
 
 
-class CompilerWorker(ProcessWorker):
+class CompilerWorker(RestartingWorker):
     """Compiler of one grammar at a time, in a process of its own."""
 
     def __init__(self, get_tokenizer: Callable[[], str], command: Sequence[str]) -> None:
@@ -121,9 +127,9 @@ class GrammarCompiler:
                 del self._jobs[job.grammar.digest]
             raise
         job.tenants.add(tenant_name)
-        turn.add_done_callback(partial(self._use_turn, job, tenant_name))
+        turn.add_done_callback(partial(self._compile_in_turn, job, tenant_name))
 
-    def _use_turn(self, job: CompilerJob, tenant_name: str, turn: Turn) -> None:
+    def _compile_in_turn(self, job: CompilerJob, tenant_name: str, turn: Turn) -> None:
         """Compile a grammar in a turn of the tenant, unless that of another came earlier or all requests have left."""
         job.tenants.discard(tenant_name)
         if job.is_started or not job.num_requests:

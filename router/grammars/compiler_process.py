@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.grammars.output_grammar_writer import OutputGrammarWriter
-from router.processes.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
+from router.processes.worker_process import WorkerAnswer, answer_requests, limit_memory, set_up_worker_process
 
 NICENESS = 5  # a third of the share of a processor that router and shards have: a grammar delays its own request
 MAX_EXTRA_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
@@ -112,7 +112,7 @@ def serve_requests(parent: socket.socket) -> None:
 
 
 def main() -> None:
-    with enter_worker_process(NICENESS) as parent:
+    with set_up_worker_process(NICENESS) as parent:
         try:
             serve_requests(parent)
         except GrammarCompileError as unusable:

@@ -18,13 +18,13 @@ def make_output_grammar(node: Node, reference_fault: str = "") -> Grammar:
     return Grammar("output", source, reference_fault)
 
 
-def make_node(grammar: Grammar) -> Node:
+def make_grammar_node(grammar: Grammar) -> Node:
     return [grammar.kind, grammar.source]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatGrammar:
-    """Grammar of an answer in a chat, which reasoning may precede: the rendered prompt decides (`behind_reasoning`).
+    """Grammar of an answer in a chat, which reasoning may precede: the rendered prompt decides (`to_output_grammar`).
     `opening` is the text before the answer, unless the prompt has begun the answer. `calls` may come instead of it."""
 
     answer: Grammar
@@ -32,19 +32,19 @@ class ChatGrammar:
     opening: str = ""
     calls: Grammar | None = None
 
-    def behind_reasoning(self, state: ReasoningState) -> Grammar:
+    def to_output_grammar(self, state: ReasoningState) -> Grammar:
         has_thoughts = state is not ReasoningState.CLOSED and self.syntax.thoughts is not None
         if not has_thoughts and self.calls is None:
             return self.answer
-        node: Node = ["sequence", ["text", self.opening if has_thoughts else ""], make_node(self.answer)]
+        node: Node = ["sequence", ["text", self.opening if has_thoughts else ""], make_grammar_node(self.answer)]
         if self.calls is not None:
-            node = ["choice", make_node(self.calls), node]
+            node = ["choice", make_grammar_node(self.calls), node]
         if has_thoughts:
-            node = ["sequence", *self._list_thoughts(state), node]
+            node = ["sequence", *self._make_reasoning_nodes(state), node]
         faults = [grammar.reference_fault for grammar in (self.answer, self.calls) if grammar is not None]
         return make_output_grammar(node, next(filter(None, faults), ""))
 
-    def _list_thoughts(self, state: ReasoningState) -> list[Node]:
+    def _make_reasoning_nodes(self, state: ReasoningState) -> list[Node]:
         assert self.syntax.thoughts is not None, "the model sets reasoning apart"
         thoughts_opening, closing = self.syntax.thoughts
         rest: list[Node] = [["until", closing], ["text", self.syntax.thoughts_end], BLANK_NODE]

@@ -76,7 +76,7 @@ def parse_grammar(parameter: str, value: object) -> Grammar | None:
     if kind == "regex":
         return make_regex_grammar(f"{parameter}.value", value.get("value"))
     if kind in JSON_GRAMMAR_TYPES:
-        return make_json_schema_grammar(*find_schema(parameter, kind, value))
+        return make_json_schema_grammar(*find_json_schema(parameter, kind, value))
     raise InvalidRequest(
         f"`{parameter}.type` must be one of {', '.join(JSON_GRAMMAR_TYPES)}, regex or text, got `{kind[:40]}`")
 
@@ -109,7 +109,7 @@ def make_context_free_grammar(path: str, source: object) -> Grammar:
     return Grammar("grammar", source)
 
 
-def find_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, Any]:
+def find_json_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, Any]:
     """Return the path of the schema in the request, and its value."""
     keys = ("json_schema", "value") if kind == "json_schema" else ("value", "schema")
     key = next((place for place in keys if value.get(place) is not None), None)
@@ -120,14 +120,14 @@ def find_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, 
     path, schema = f"{parameter}.{key}", value[key]
     if kind != "json_schema":
         return path, schema
-    schema = parse_if_string(path, schema)
+    schema = parse_json_if_string(path, schema)
     if not isinstance(schema, dict) or schema.get("schema") is None:
         raise InvalidRequest(f"`{path}` must be an object with a `schema`")
     return f"{path}.schema", schema["schema"]
 
 
 def make_json_schema_grammar(path: str, value: object) -> Grammar:
-    schema = parse_if_string(path, value)
+    schema = parse_json_if_string(path, value)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"`{path}` must be a JSON schema: an object, or a string that holds one")
     check_depth(path, schema)
@@ -136,12 +136,12 @@ def make_json_schema_grammar(path: str, value: object) -> Grammar:
     except ValueError:
         raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
     check_text(path, source, MAX_CHARACTERS)
-    for keys, subschema in iterate_schemas((), schema):
-        check_keywords(path, keys, subschema)
+    for keys, subschema in iterate_subschemas((), schema):
+        check_schema_keywords(path, keys, subschema)
     return Grammar("json_schema", source, find_reference_fault(schema))
 
 
-def parse_if_string(path: str, value: object) -> object:
+def parse_json_if_string(path: str, value: object) -> object:
     """Return a string parsed as JSON, and every other value unchanged."""
     if not isinstance(value, str):
         return value
@@ -164,20 +164,20 @@ def check_depth(path: str, schema: dict[str, Any]) -> None:
                  if isinstance(inner, dict | list)]
 
 
-def iterate_schemas(keys: Keys, value: object, *, maps_names: bool = False) -> Iterator[tuple[Keys, dict[str, Any]]]:
+def iterate_subschemas(keys: Keys, value: object, *, maps_names: bool = False) -> Iterator[tuple[Keys, dict[str, Any]]]:
     """Yield all schemas in a value, each with the keys that lead to it: a path of each as text could take gigabytes.
     With `maps_names` the value maps names to schemas."""
     if isinstance(value, dict) and not maps_names:
         yield keys, value
         for key, item in value.items():
             if key not in PLAIN_VALUE_KEYWORDS:
-                yield from iterate_schemas((*keys, key), item, maps_names=key in SCHEMA_MAP_KEYWORDS)
+                yield from iterate_subschemas((*keys, key), item, maps_names=key in SCHEMA_MAP_KEYWORDS)
     elif isinstance(value, dict | list):
         for name, item in (value.items() if isinstance(value, dict) else enumerate(value)):
-            yield from iterate_schemas((*keys, name), item)
+            yield from iterate_subschemas((*keys, name), item)
 
 
-def check_keywords(path: str, keys: Keys, schema: dict[str, Any]) -> None:
+def check_schema_keywords(path: str, keys: Keys, schema: dict[str, Any]) -> None:
     for key in UNSUPPORTED_KEYWORDS & schema.keys():
         place = ".".join(map(str, (path, *keys, key)))
         raise InvalidRequest(f"`{place}` is not supported, and would be ignored; leave it out")
@@ -191,11 +191,11 @@ def check_keywords(path: str, keys: Keys, schema: dict[str, Any]) -> None:
 def find_reference_fault(schema: dict[str, Any]) -> str:
     """Return a description of the first reference that does not lead to a part of the schema; empty if there is none,
     or if a part has an id of its own, which references may be relative to."""
-    if any("$id" in subschema for _, subschema in iterate_schemas((), schema)):
+    if any("$id" in subschema for _, subschema in iterate_subschemas((), schema)):
         return ""
-    anchors = {subschema.get(key) for _, subschema in iterate_schemas((), schema) for key in ANCHOR_KEYWORDS
+    anchors = {subschema.get(key) for _, subschema in iterate_subschemas((), schema) for key in ANCHOR_KEYWORDS
                if isinstance(subschema.get(key), str)}
-    for keys, subschema in iterate_schemas((), schema):
+    for keys, subschema in iterate_subschemas((), schema):
         reference = subschema.get("$ref")
         if isinstance(reference, str) and not is_reference_valid(reference, schema, anchors):
             place = ".".join(map(str, (*keys, "$ref")))  # within the schema: dialects have different names for that
@@ -237,7 +237,7 @@ STRUCTURED_OUTPUT_READERS: Mapping[str, Callable[[str, object], Grammar]] = {
     "json_object": lambda path, _: make_json_schema_grammar(path, ANY_OBJECT_SCHEMA)}
 
 
-def read_only_grammar(grammars: Mapping[str, Callable[[str], Grammar | None]]) -> tuple[str, Grammar] | None:
+def parse_single_grammar(grammars: Mapping[str, Callable[[str], Grammar | None]]) -> tuple[str, Grammar] | None:
     """Return the parameter that holds a grammar, and the grammar; None if none does. Each parameter has a function that
     reads it. Raises InvalidRequest if several hold one."""
     found = [(parameter, grammar) for parameter, read in grammars.items() if (grammar := read(parameter)) is not None]

@@ -39,12 +39,12 @@ from router.http.openai.responses import ResponsesRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from router.http.routes.batching_study_compat import StudyInferenceRequest
 from router.http.routes.clouds import VertexRequest
-from router.http.routes.engine import SimulateRequest
+from router.http.routes.engine_inspection import SimulateRequest
 from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, EmbeddingsRequest, EmbedRequest
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
-from router.http.transport.body import BodyModel, ReportingBodyModel, json_response
+from router.http.transport.body import BodyModel, LenientBodyModel, json_response
 from router.http.transport.errors import (
     AnthropicErrorReply,
     ErrorReply,
@@ -301,7 +301,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
     for model in iter_subclasses(BodyModel):
         schema = schemas["$defs"].get(model.__name__, {})
-        if schema and issubclass(model, ReportingBodyModel) and model.ignored_fields:
+        if schema and issubclass(model, LenientBodyModel) and model.ignored_fields:
             schema["description"] += f" Ignored: {', '.join(sorted(model.ignored_fields))}."
         properties = schema.get("properties", {})
         for name in model.model_fields.keys() & properties.keys():

@@ -18,7 +18,7 @@ from router.http.docs import (
     get_route_sections,
     iter_subclasses,
 )
-from router.http.transport.body import BodyModel, ReportingBodyModel
+from router.http.transport.body import BodyModel, LenientBodyModel
 
 PAGE = Path("docs/reference/http-fields.md")
 PAGE_HEADER = """\
@@ -116,7 +116,7 @@ def format_table(schema: Schema) -> Iterator[str]:
 
 def format_notes(model: type[BodyModel]) -> Iterator[str]:
     """Yield which fields that a model does not have are ignored and refused."""
-    if not issubclass(model, ReportingBodyModel):
+    if not issubclass(model, LenientBodyModel):
         return
     for title, names in (("Ignored", model.unreported_fields),
                          ("Ignored, and named in the answer", model.ignored_fields),

@@ -32,7 +32,7 @@ from router.http.page.routes import PageRoutes, StartingPageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
-from router.http.routes.engine import EngineInspectionRoutes
+from router.http.routes.engine_inspection import EngineInspectionRoutes
 from router.http.routes.pooling import PoolingRoutes
 from router.http.routes.scoring import ScoringRoutes
 from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
@@ -44,7 +44,7 @@ from router.http.transport.connections import (
     ConnectionDrain,
     ConnectionLimits,
     Connections,
-    handle_on_connection,
+    connection_middleware,
 )
 from router.http.transport.errors import (
     COMPATS_WITH_OWN_ERRORS,
@@ -58,9 +58,9 @@ from router.http.transport.request_context import (
     add_request_id_header,
     create_request_middleware,
     create_tracing_middleware,
-    request_headers,
+    ignored_fields_headers,
 )
-from router.http.transport.services import ServedModel, Services, TurnBudget
+from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
@@ -76,7 +76,7 @@ SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client duri
 # for the rest of an unread body: some clients read the response only after sending all of it
 UNREAD_BODY_DRAIN_SECONDS = 2.0
 BACKLOG = 1024
-# aiohttp's handling of bodies. They are decompressed by `read_content`, only after the key is checked.
+# aiohttp's handling of bodies. They are decompressed by `read_decompressed_body`, only after the key is checked.
 PROTOCOL_OPTIONS: dict[str, Any] = {"auto_decompress": False, "lingering_time": UNREAD_BODY_DRAIN_SECONDS}
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         create_request_middleware(api_keys, partial(render_failure, compat=config.compat), engine,
                                   logs_requests=config.request_log, allowed_hosts=find_allowed_hosts(config))])
     services = Services(engine, validator, config, served_model, PumpFlusher(),
-                        TurnBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
+                        RequestGroupBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
     pooling_routes, probe_routes = PoolingRoutes(services), ProbeRoutes(engine.why_unavailable, lambda: None)
     for route in [
@@ -158,7 +158,7 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
     if isinstance(error, Cancelled | ConnectionError):
         return abort_connection(request)
     response = error_reply_for_route(request, error, compat).to_response()
-    response.headers.update(request_headers(request))
+    response.headers.update(ignored_fields_headers(request))
     if isinstance(error, web.HTTPException):
         response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS if name in error.headers})
     return response
@@ -245,7 +245,7 @@ class HttpServer:
         self._connections = Connections(ConnectionLimits()) if connections is None else connections
         self._drain = ConnectionDrain(closes_after_response)
         self._listener: asyncio.Server | None = None
-        app.middlewares.insert(0, handle_on_connection)
+        app.middlewares.insert(0, connection_middleware)
         logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WRITE_SECONDS)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan
+from router.scheduler.shard_messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan
 
 LaneAndSequence = tuple[int, int]  # lane, sequence id
 

@@ -11,7 +11,7 @@ from typing import Any
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.model_info import ModelInfo
-from router.monitor.monitor import BufferedStretch
+from router.monitor.monitor import BufferedStepRange
 from router.monitor.observed_steps import (
     DECODE_ROW,
     FINAL_CHUNK_ROW,
@@ -26,9 +26,9 @@ from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOL
 from router.request import Request, RequestKind, Tenant
 from router.scheduler.cost_model import CostTerms
 from router.scheduler.events import SchedulerEvent
-from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepPlan
 from router.simulation.simulate import Simulation
 from router.simulation.timing_profile import TimingProfile
 from router.simulation.trace import RequestArrival, WorkloadTrace
@@ -112,9 +112,9 @@ def make_arrivals(sequences: Sequence[ObservedSequence]) -> list[RequestArrival]
         max(sequence.num_output_tokens, 1)) for sequence in sequences]
 
 
-def select_sequences(stretch: BufferedStretch) -> list[ObservedSequence]:
-    """Return the sequences of a stretch that can be simulated, in order of their submission."""
-    return sorted((sequence for sequence in stretch.sequences.values()
+def select_sequences(step_range: BufferedStepRange) -> list[ObservedSequence]:
+    """Return the sequences of a range of steps that can be simulated, in order of their submission."""
+    return sorted((sequence for sequence in step_range.sequences.values()
                    if sequence.kind is RequestKind.GENERATE and sequence.tenant_name is not None),
                   key=lambda sequence: (sequence.submitted_at, sequence.id))
 
@@ -126,8 +126,8 @@ def measure_timing(steps: Sequence[dict[str, Any]], coefficients: CostTerms) -> 
     return TimingProfile(coefficients, idle_overheads=overhead, pipelined_overheads=overhead)
 
 
-def parse_steps(stretch: BufferedStretch) -> list[dict[str, Any]]:
-    return [json.loads(step.json_text) for step in stretch.steps]
+def parse_steps(step_range: BufferedStepRange) -> list[dict[str, Any]]:
+    return [json.loads(step.json_text) for step in step_range.steps]
 
 
 def summarize_steps(steps: Sequence[dict[str, Any]], submitted_at: dict[int, float]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from router.monitor.rates import describe_rates_since_start
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import SequenceRenderer, Viewer
 from router.scheduler.cost_model import CostTerms
-from router.scheduler.messages import Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan
 from router.telemetry.server_metrics import ServerMetrics
 
 MAX_FRAMES_PER_SECOND = 20
@@ -55,7 +55,7 @@ class BufferedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferedStretch:
+class BufferedStepRange:
     """Consecutive buffered steps and facts about their sequences."""
 
     steps: list[BufferedStep]
@@ -287,14 +287,14 @@ class EngineMonitor:
 
     def _render_history(self, viewer: Viewer, since: int) -> bytes | None:
         self._observe_steps()
-        stretch = self.get_buffered_stretch(since)
-        if not stretch.steps:
+        step_range = self.get_buffered_step_range(since)
+        if not step_range.steps:
             return None
-        steps = ",".join(step.json_text for step in stretch.steps)
-        sequences = dumps(self._renderer.describe_all(stretch.sequences.values(), viewer), separators=(",", ":"))
+        steps = ",".join(step.json_text for step in step_range.steps)
+        sequences = dumps(self._renderer.describe_all(step_range.sequences.values(), viewer), separators=(",", ":"))
         now = round_seconds(clock() + self.clock_offset)
-        return render_event("frame", f'{{"t":{now},"step":{stretch.steps[-1].number},"steps":[{steps}],'
-                                     f'"sequences":{sequences}}}', stretch.steps[-1].number)
+        return render_event("frame", f'{{"t":{now},"step":{step_range.steps[-1].number},"steps":[{steps}],'
+                                     f'"sequences":{sequences}}}', step_range.steps[-1].number)
 
     def _describe_sequences(self, sequence_ids: Iterable[int], viewer: Viewer) -> list[dict[str, Any]]:
         assert self.observer is not None
@@ -304,12 +304,12 @@ class EngineMonitor:
 
     # -- state
 
-    def get_buffered_stretch(self, since: int = 0, until: int | None = None) -> BufferedStretch:
+    def get_buffered_step_range(self, since: int = 0, until: int | None = None) -> BufferedStepRange:
         """Return the buffered steps with numbers above `since`, up to `until`, and their sequences."""
         steps = [step for step in self._buffered_steps
                  if step.number > since and (until is None or step.number <= until)]
         sequences = self._sequences if self.observer is None else self.observer.sequences
-        return BufferedStretch(steps, {} if not steps else {
+        return BufferedStepRange(steps, {} if not steps else {
             sequence_id: sequence for sequence_id, sequence in sequences.items()
             if sequence.first_step is not None and sequence.first_step <= steps[-1].number
             and sequence.last_step >= steps[0].number})

@@ -23,9 +23,9 @@ from router.monitor.observed_steps import (
 )
 from router.monitor.rates import RateWindow
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
-from router.scheduler.messages import Decode, NewSequence, PoolingStep, Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, Sequence, SequenceState
+from router.scheduler.shard_messages import Decode, NewSequence, PoolingStep, Prefill, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Viewer:
         return self.shows_text and (self.is_admin or self.owns(sequence))
 
 
-class Ordinals:
+class AnonymousNumbers:
     """Numbers from 1 for tenants and adapters, in the order in which they are first shown. None has number 0."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SequenceRenderer:
 
     def __init__(self, clock_offset: float) -> None:
         self.clock_offset = clock_offset
-        self._tenants, self._adapters = Ordinals(), Ordinals()
+        self._tenants, self._adapters = AnonymousNumbers(), AnonymousNumbers()
 
     def describe(self, sequence: ObservedSequence, viewer: Viewer) -> dict[str, Any]:
         is_own = viewer.owns(sequence)

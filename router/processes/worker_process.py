@@ -43,7 +43,7 @@ WorkerAnswer = dict[str, Any]  # has `refused` or `overloaded`, a reason, if the
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerTask:
+class WorkerTaskWording:
     """Words for what a process does, in errors and in the log: `compile`, `compiled`, `grammars`."""
 
     verb: str
@@ -59,7 +59,7 @@ class WorkerUnavailable(Exception):
     """The process does not answer."""
 
 
-class WorkerTimeUsedUp(WorkerUnavailable):
+class WorkerCpuTimeExceeded(WorkerUnavailable):
     """The work has had its time of the processor."""
 
 
@@ -74,7 +74,7 @@ class WorkerDied(WorkerUnavailable):
 class WorkerProcess:
     """Handle of a child process. `send_request` blocks until the answer arrives."""
 
-    def __init__(self, task: WorkerTask, command: Sequence[str]) -> None:
+    def __init__(self, task: WorkerTaskWording, command: Sequence[str]) -> None:
         self._task = task
         self._socket, other = socket.socketpair()
         self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # what does not fit into the pipe is lost
@@ -82,7 +82,7 @@ class WorkerProcess:
             with other:
                 self._process = subprocess.Popen(  # noqa: S603 - a command of ours
                     command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=stderr,
-                    env=select_harmless_variables(os.environ))
+                    env=filter_environment(os.environ))
         except BaseException:
             os.close(self._stderr)
             self._socket.close()
@@ -106,7 +106,7 @@ class WorkerProcess:
                 except TimeoutError:
                     unused_seconds = max_seconds - (self._read_cpu_seconds() - cpu_seconds_before)
                     if unused_seconds <= MIN_WAIT_SECONDS:
-                        raise WorkerTimeUsedUp(too_slow) from None
+                        raise WorkerCpuTimeExceeded(too_slow) from None
                     if monotonic() >= deadline:
                         raise
                     self._socket.settimeout(min(unused_seconds, max(deadline - monotonic(), MIN_WAIT_SECONDS)))
@@ -154,15 +154,15 @@ class WorkerProcess:
         os.close(self._stderr)
 
 
-def select_harmless_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def filter_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items()
             if name in PROCESS_VARIABLES or name.startswith("PYTHON")}
 
 
-class ProcessWorker:
+class RestartingWorker:
     """Worker for one request at a time, with a process of its own that is started when needed."""
 
-    def __init__(self, task: WorkerTask, command: Sequence[str],
+    def __init__(self, task: WorkerTaskWording, command: Sequence[str],
                  get_first_request: Callable[[], WorkerMessage]) -> None:
         """`get_first_request` returns the first message to a new process, and answers when it is ready."""
         self._task = task
@@ -184,7 +184,7 @@ class ProcessWorker:
         except WorkerUnavailable as ended:
             if self._is_closed:
                 return {"refused": STOP_REASON}, False
-            return {"refused": str(ended)}, isinstance(ended, WorkerTimeUsedUp | WorkerDied)
+            return {"refused": str(ended)}, isinstance(ended, WorkerCpuTimeExceeded | WorkerDied)
         return answer, True
 
     def kill(self) -> None:
@@ -229,7 +229,7 @@ class ProcessWorker:
             process.kill()
         try:
             answer = process.send_request(first_request, MAX_START_SECONDS, MAX_START_SECONDS)
-        except (WorkerDied, WorkerTimeUsedUp):
+        except (WorkerDied, WorkerCpuTimeExceeded):
             raise WorkerUnavailable(f"{self._task.process_name} does not start") from None
         if "refused" in answer:
             raise WorkerUnavailable(answer["refused"])
@@ -238,17 +238,17 @@ class ProcessWorker:
 class IdleWorkers:
     """Workers that wait for work; thread-safe. The next to be taken has a process if any has."""
 
-    def __init__(self, workers: Iterable[ProcessWorker]) -> None:
+    def __init__(self, workers: Iterable[RestartingWorker]) -> None:
         self._workers = deque(workers)
         self._condition = threading.Condition()
 
-    def take(self) -> ProcessWorker:
+    def take(self) -> RestartingWorker:
         """Remove and return the next worker. Blocks until there is one."""
         with self._condition:
             self._condition.wait_for(lambda: self._workers)
             return self._workers.pop()
 
-    def put(self, worker: ProcessWorker) -> None:
+    def put(self, worker: RestartingWorker) -> None:
         with self._condition:
             if worker.process is None:
                 self._workers.appendleft(worker)
@@ -266,7 +266,7 @@ def shorten_reason(reason: str) -> str:
 # In the process
 
 
-def enter_worker_process(niceness: int = 0) -> socket.socket:
+def set_up_worker_process(niceness: int = 0) -> socket.socket:
     """Take this process from the network, where the system allows that, let others have more of the processor by
     `niceness`, and return the socket to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent

@@ -13,7 +13,9 @@ from router.model_info import ModelInfo
 from router.recording.scheduler_snapshot import StateTable, get_resource_fields, redact_request, take_snapshot
 from router.request import FinishReason, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
-from router.scheduler.messages import (
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import (
     Decode,
     Filter,
     PoolingStep,
@@ -23,8 +25,6 @@ from router.scheduler.messages import (
     StepPlan,
     StepResult,
 )
-from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import SchedulerSettings
 
 MARSHAL_VERSION = 2  # version of marshal's format: the last one in which equal values always give equal bytes
 SEGMENT_SECONDS, SEGMENT_FRACTION = 30.0, 0.1  # a segment lasts so many seconds or this share of all kept, if longer

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
+from router.recording.recording_file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
 from router.recording.recording_scheduler import (
     DecisionSummary,
     summarize_events,
@@ -31,8 +31,8 @@ from router.recording.scheduler_snapshot import (
 )
 from router.request import LoadableResource
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.shard_messages import StepPlan, StepResult, StepResultRow
 
 CallResult = StepPlan | None | list[Any]  # a list of events or of resource commands
 ONE_TOKEN_ROW = StepResultRow((PLACEHOLDER_TOKEN,), (0.0,))

@@ -32,12 +32,12 @@ from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import CachedResource, LoadableResourceCache, ResourceState
-from router.scheduler.messages import LoadResource, UnloadResource
 from router.scheduler.running_sequences import Batch, BlockHasher, RunningSequences
 from router.scheduler.scheduler import POLICIES, Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource, UnloadResource
 from router.scheduler.step import ChunkWrite, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, QueueDemand, TenantQueue, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from router.request import RequestKind
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.messages import Concat, NewSequence
 from router.scheduler.running_sequences import Batch
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
+from router.scheduler.shard_messages import Concat, NewSequence
 from router.scheduler.step import StepDraft, compute_decode_load
 
 if TYPE_CHECKING:  # the Scheduler makes its policy, which asks it for what a step may hold

@@ -65,7 +65,7 @@ class BlockPool:
             self._ref_counts[block] = 1
         return allocated[::-1]
 
-    def acquire(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Iterable[int]) -> None:
         """Hold cached blocks to read from."""
         for block in blocks:
             self._ref_counts[block] += 1

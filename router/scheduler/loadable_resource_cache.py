@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
-from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_IDLE_GRAMMARS = 32
@@ -261,7 +261,7 @@ class LoadableResourceCache:
         self.available.add(resource)
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
-        self._queue.bring_back_sequences(resource, now)
+        self._queue.release_set_aside_sequences(resource, now)
 
     def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
         if resource in self.available:

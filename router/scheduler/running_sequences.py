@@ -14,9 +14,9 @@ from math import ceil
 from router.model_info import ModelInfo
 from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.messages import BlockGrant, Filter, NewSequence
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import BlockGrant, Filter, NewSequence
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +103,7 @@ class RunningSequences:
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
         cached_blocks = self.find_cached_blocks(sequence)
-        self.block_pool.acquire(cached_blocks)
+        self.block_pool.touch(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
         sequence.num_tokens_to_prefill = sequence.length

@@ -19,11 +19,11 @@ from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
-from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.step import StepDraft, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector

@@ -11,9 +11,9 @@ from router.scheduler.admission_control import WaitForecast
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
-from router.scheduler.messages import StepResult
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
+from router.scheduler.shard_messages import StepResult
 from router.scheduler.step import UnansweredPlan, find_finish_point
 from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares, WaitingQueue
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from router.request import FinishReason, Request, RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.messages import (
+from router.scheduler.running_sequences import Batch
+from router.scheduler.sequence import Sequence
+from router.scheduler.shard_messages import (
     BlockGrant,
     Concat,
     Decode,
@@ -16,8 +18,6 @@ from router.scheduler.messages import (
     PrefillChunk,
     ShardMessage,
 )
-from router.scheduler.running_sequences import Batch
-from router.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)

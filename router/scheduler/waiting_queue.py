@@ -175,7 +175,7 @@ class WaitingQueue:
         if self.set_aside_by_resource.get(resource) == []:
             del self.set_aside_by_resource[resource]
 
-    def bring_back_sequences(self, resource: LoadableResource, now: float) -> None:
+    def release_set_aside_sequences(self, resource: LoadableResource, now: float) -> None:
         """Queue the sequences that waited for a resource now loaded; they may still lack another."""
         self.requested_loads.pop(resource, None)
         self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []), now)

@@ -19,7 +19,7 @@ from router.request import (
     TokenClassificationOutput,
 )
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import (
+from router.scheduler.shard_messages import (
     BlockGrant,
     Concat,
     Decode,

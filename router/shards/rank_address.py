@@ -21,7 +21,7 @@ def is_remote(address: str) -> bool:
     return address.startswith(FILE_SCHEME)
 
 
-def read_address(address: str) -> str:
+def resolve_rank_address(address: str) -> str:
     """Return the address of a rank for gRPC, or "" while a shard on another host has none."""
     if not is_remote(address):
         return address
@@ -33,7 +33,7 @@ def read_address(address: str) -> str:
 
 async def wait_for_address(address: str) -> str:
     """Return the address of a rank for gRPC as soon as it has one."""
-    while not (found := read_address(address)):  # noqa: ASYNC110 - another process writes the file
+    while not (found := resolve_rank_address(address)):  # noqa: ASYNC110 - another process writes the file
         await asyncio.sleep(CHECK_ADDRESS_SECONDS)
     return found
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, LoadableResource
-from router.scheduler.messages import LoadResource, ResourceCommand
+from router.scheduler.shard_messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
 from router.shards.message_conversion import RESOURCE_KINDS
@@ -128,7 +128,7 @@ class ResourceLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            if (reason_for_clients := hide_folder(reason, self._sources[resource])) != reason:
+            if (reason_for_clients := hide_adapter_folder(reason, self._sources[resource])) != reason:
                 logger.warning("an adapter was not loaded: %s", reason)
             self._on_load_ended(resource, reason_for_clients)
         else:
@@ -152,7 +152,7 @@ class ResourceLoader:
         self._on_load_ended(resource, "")
 
 
-def hide_folder(reason: str, source: str) -> str:
+def hide_adapter_folder(reason: str, source: str) -> str:
     """Return a reason without the path of an adapter's folder, which clients must not see."""
     if not source.startswith("/"):
         return reason

@@ -14,15 +14,15 @@ from google.protobuf.message import Message
 from router.config import RouterConfig
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
+from router.shards.hang_detection import wait_until_unresponsive
 from router.shards.rank_address import (
     CHECK_ADDRESS_SECONDS,
     Channel,
     is_remote,
     open_channel,
-    read_address,
+    resolve_rank_address,
     wait_for_address,
 )
-from router.shards.response_watch import wait_until_unresponsive
 from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
 from shard.credentials import ShardTlsCredentials
 from shard.pb import shard_pb2 as pb
@@ -147,7 +147,7 @@ class RankConnection:
             while not (await asyncio.wait([ready], timeout=check_seconds))[0]:
                 if await is_hung(self._address):
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
-                if read_address(self._address) != self._target:
+                if resolve_rank_address(self._address) != self._target:
                     raise ShardsLost(ShardLossReason.DEATH, "a shard on another host is gone before it was connected")
         finally:
             ready.cancel()
@@ -221,9 +221,9 @@ class ShardGroup:
     def watch_responses(self) -> None:
         """Watch from now on, until the next `connect`, whether all ranks respond."""
         for number, rank in enumerate(self._ranks):
-            rank.watch_responses(self._response_timeout, partial(self._give_up, number))
+            rank.watch_responses(self._response_timeout, partial(self._fail_all_ranks, number))
 
-    def _give_up(self, number: int) -> None:
+    def _fail_all_ranks(self, number: int) -> None:
         """Fail everything that waits for any rank: the others may wait for this one for ever."""
         if not self.hang_reason:
             self.hang_reason = (f"the process of shard {number} does not respond for {self._response_timeout:g} "

@@ -21,8 +21,8 @@ class ShardStartupProgress:
     seconds: float = 0.0
 
 
-def read_shard_progress(path: Path) -> ShardStartupProgress:
-    """Read the progress of a shard; without a valid file it is at the beginning."""
+def load_shard_progress(path: Path) -> ShardStartupProgress:
+    """Load the progress of a shard; without a valid file it is at the beginning."""
     with suppress(OSError, ValueError, TypeError):
         progress = ShardStartupProgress(**json.loads(path.read_bytes()))
         if progress.phase in STARTUP_PHASES:
@@ -38,13 +38,13 @@ class StartupProgress:
 
     def is_warm(self) -> bool:
         """Whether the shards were ready for an earlier router."""
-        return bool(self._progress_files) and all(read_shard_progress(file).phase == STARTUP_PHASES[-1]
+        return bool(self._progress_files) and all(load_shard_progress(file).phase == STARTUP_PHASES[-1]
                                                   for file in self._progress_files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress of the slowest shard's phase, for probes: never `ready`, since the router is not.
         Bytes are sums over all shards in that phase. The time left is given if the rate of all of them is known."""
-        shard_progress = [read_shard_progress(file) for file in self._progress_files] or [ShardStartupProgress()]
+        shard_progress = [load_shard_progress(file) for file in self._progress_files] or [ShardStartupProgress()]
         phase_index = min(STARTUP_PHASES.index(shard.phase) for shard in shard_progress)
         slowest = [shard for shard in shard_progress if shard.phase == STARTUP_PHASES[phase_index]]
         result: dict[str, Any] = {"phase": STARTUP_PHASES[min(phase_index, 2)]}

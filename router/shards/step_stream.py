@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from router.shards.hang_detection import FIRST_CHECK_SECONDS, wait_for_outcome
 from router.shards.rank_address import Channel
-from router.shards.response_watch import FIRST_CHECK_SECONDS, wait_for_outcome
 from shard.pb import shard_pb2 as pb
 
 STATUS_BY_CODE = {code.value[0]: code for code in grpc.StatusCode}

@@ -12,7 +12,7 @@ from typing import Any
 
 from router.simulation.routing import ROUTING_POLICIES, RoutingPolicy
 from router.simulation.run_stats import RunStats, align_columns, format_seconds_as_ms
-from router.simulation.simulate import Simulation, SimulationCase, case_from_arguments
+from router.simulation.simulate import Simulation, SimulationCase, make_simulation_case
 from router.simulation.trace import RequestArrival
 
 MAX_REPLICAS = 1_000  # each is a scheduler of its own, in one process
@@ -49,7 +49,7 @@ class ReplicaSimulation:
         for arrival in arrivals:
             self._advance_until(arrival.arrived_at)
             loads = [simulation.scheduler.num_unfinished for simulation in self.replicas]
-            self.replicas[self._policy.choose(arrival.request, loads)].receive(arrival)
+            self.replicas[self._policy.choose(arrival.request, loads)].inject_arrival(arrival)
         self._advance_until(inf)
         return [simulation.stats for simulation in self.replicas]
 
@@ -114,7 +114,7 @@ def main() -> None:
     try:
         replica_settings = ReplicaSettings(arguments["replicas"], arguments["route"],
                                            arguments["adapter_load_ms"] / 1000)
-        report = simulate_and_report(case_from_arguments(arguments), replica_settings, arguments.get("settings", {}))
+        report = simulate_and_report(make_simulation_case(arguments), replica_settings, arguments.get("settings", {}))
     except ValueError as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
-from router.scheduler.messages import PoolingStep, Prefill, StepPlan
+from router.scheduler.shard_messages import PoolingStep, Prefill, StepPlan
 
 LATENCY_KINDS = {"ttft": "first token", "wait": "waiting", "itl": "between tokens"}
 PERCENTILES = (50, 90, 99)

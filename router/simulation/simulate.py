@@ -17,17 +17,17 @@ from typing import Any, Protocol
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
-from router.recording.file import BadRecording, Recording
+from router.recording.recording_file import BadRecording, Recording
 from router.recording.replay import RowsDefaultingToOneToken
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
-from router.scheduler.messages import StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepPlan, StepResult, UnloadResource
 from router.simulation.run_stats import RunStats, format_table
 from router.simulation.timing_profile import TimingProfile, TimingReplay
-from router.simulation.trace import RequestArrival, WorkloadTrace, read_trace
+from router.simulation.trace import RequestArrival, WorkloadTrace, load_trace
 
 SIMULATED_EPOCH = 1
 
@@ -62,7 +62,7 @@ class Simulation:
         self.model_info = model_info = replace(model_info, tokens_per_step=1)
         self._adapter_load_seconds = adapter_load_seconds
         self.observer: AnswerObserver | None = None
-        self.scheduler = Scheduler(settings, model_info, trace.make_hasher())
+        self.scheduler = Scheduler(settings, model_info, trace.make_replaying_hasher())
         self.scheduler.cost_model = CostModel(timing_profile.coefficients)
         self.scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
         self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
@@ -88,7 +88,7 @@ class Simulation:
             event[1]()
             self._send_plans()
 
-    def receive(self, arrival: RequestArrival) -> None:
+    def inject_arrival(self, arrival: RequestArrival) -> None:
         """Let a request arrive that is not in the trace, after `advance_until` the time of its arrival."""
         self.now = max(self.now, arrival.arrived_at)
         self._submit(arrival)
@@ -194,12 +194,12 @@ class SimulationCase:
 
     @classmethod
     def from_files(cls, trace_path: Path, like_path: Path | None, seed: int) -> "SimulationCase":
-        parsed_trace = read_trace(trace_path)
+        parsed_trace = load_trace(trace_path)
         if like_path is None and parsed_trace.timing_profile is None:
             raise BadRecording(
                 f"{trace_path} does not tell how fast shards are; name a recording that does: --like FILE")
         model_recording = Recording(like_path or trace_path)
-        timing_profile = parsed_trace.timing_profile if like_path is None else read_trace(like_path).timing_profile
+        timing_profile = parsed_trace.timing_profile if like_path is None else load_trace(like_path).timing_profile
         assert timing_profile is not None
         return cls(parsed_trace, timing_profile, model_recording.config, model_recording.model_info, seed)
 
@@ -242,7 +242,7 @@ def simulate_and_report(case: SimulationCase, settings: Mapping[str, Any]) -> st
             + format_table(stats_by_run))
 
 
-def case_from_arguments(arguments: Mapping[str, Any]) -> SimulationCase:
+def make_simulation_case(arguments: Mapping[str, Any]) -> SimulationCase:
     like = arguments.get("like")
     return SimulationCase.from_files(Path(arguments["trace"]), Path(like) if like else None,
                                      int(arguments.get("seed", 0)))
@@ -251,7 +251,7 @@ def case_from_arguments(arguments: Mapping[str, Any]) -> SimulationCase:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     try:
-        sys.stdout.write(simulate_and_report(case_from_arguments(arguments), arguments.get("settings", {})) + "\n")
+        sys.stdout.write(simulate_and_report(make_simulation_case(arguments), arguments.get("settings", {})) + "\n")
     except ValueError as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from router.recording.file import BadRecording, RecordedCall, Recording
+from router.recording.recording_file import BadRecording, RecordedCall, Recording
 from router.recording.replay import CallResult, Replay
 from router.recording.scheduler_snapshot import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import ADAPTER, LoadableResource, Request, Tenant, hash_blocks
 from router.scheduler.events import SequenceFailed, SequenceFinished
-from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.shard_messages import StepPlan
 from router.simulation.run_stats import RunStats
 from router.simulation.timing_profile import TimingCollector, TimingProfile
 
@@ -46,7 +46,7 @@ class WorkloadTrace:
     timing_profile: TimingProfile | None = None
     next_hashes: dict[bytes, list[bytes]] = field(default_factory=dict)  # by block hash: the hashes that followed it
 
-    def make_hasher(self) -> Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]:
+    def make_replaying_hasher(self) -> Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]:
         """Return a hasher that repeats the recorded hashes of blocks; a block without one gets a unique hash."""
         remaining = {before: deque(names) for before, names in self.next_hashes.items()}
         unique_tokens = count(1)
@@ -62,13 +62,13 @@ class WorkloadTrace:
         return replay_hashes
 
 
-def read_trace(path: Path) -> WorkloadTrace:
+def load_trace(path: Path) -> WorkloadTrace:
     try:
         return TraceBuilder(Recording(path)).build_trace()
     except BadRecording:
         if not is_plain_trace(path):
             raise
-        return read_plain_trace(path)
+        return load_plain_trace(path)
 
 
 # -- plain lists
@@ -83,7 +83,7 @@ def is_plain_trace(path: Path) -> bool:
     return isinstance(first, dict) and "prompt_tokens" in first
 
 
-def read_plain_trace(path: Path) -> WorkloadTrace:
+def load_plain_trace(path: Path) -> WorkloadTrace:
     arrivals, adapter_ids = [], dict[str, int]()
     for line_number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -39,14 +39,14 @@ request_duration = partial(histogram, bucket_bounds=REQUEST_DURATION_BUCKETS)
 step_duration = partial(histogram, bucket_bounds=STEP_DURATION_BUCKETS)
 
 
-def all_families(limits: TokenLimits, tokens_per_step: int, *,
-                 with_adapters: bool = False) -> tuple[MetricDefinition, ...]:
+def all_metric_definitions(limits: TokenLimits, tokens_per_step: int, *,
+                           with_adapters: bool = False) -> tuple[MetricDefinition, ...]:
     """Return all metrics, including those of adapters if adapters are served (`with_adapters`)."""
-    return (*request_families(limits, tokens_per_step), *STEP_FAMILIES, *SERVER_FAMILIES,
+    return (*request_metric_definitions(limits, tokens_per_step), *STEP_FAMILIES, *SERVER_FAMILIES,
             *(ADAPTER_FAMILIES if with_adapters else ()), *GATEWAY_FAMILIES)
 
 
-def request_families(limits: TokenLimits, tokens_per_step: int) -> tuple[MetricDefinition, ...]:
+def request_metric_definitions(limits: TokenLimits, tokens_per_step: int) -> tuple[MetricDefinition, ...]:
     length_buckets = length_bucket_bounds(limits.max_total_tokens)
     return (
         counter("tgi_request_count", "Requests received, each counted once."),

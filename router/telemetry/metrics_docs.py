@@ -19,14 +19,14 @@ from router.telemetry.metric_definitions import (
     STEP_DURATION_BUCKETS,
     STEP_FAMILIES,
     length_bucket_bounds,
-    request_families,
+    request_metric_definitions,
 )
 from router.text.prompt_encoder import TokenLimits
 
 PAGE = Path("docs/reference/metrics.md")
 EXAMPLE_LIMITS, EXAMPLE_TOKENS_PER_STEP = TokenLimits(max_input_tokens=1000, max_total_tokens=4000), 3
 FAMILIES_BY_SECTION = {
-    "Requests": request_families(EXAMPLE_LIMITS, EXAMPLE_TOKENS_PER_STEP),
+    "Requests": request_metric_definitions(EXAMPLE_LIMITS, EXAMPLE_TOKENS_PER_STEP),
     "Steps and batches": STEP_FAMILIES,
     "Queue, cache, shards": SERVER_FAMILIES,
     "Adapters": ADAPTER_FAMILIES,

@@ -16,12 +16,12 @@ from router.scheduler.batching_policies import compute_chunk_load
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import LOADED_STATE, UNLOADED_STATE, UNLOADING_STATE
-from router.scheduler.messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
+from router.scheduler.shard_messages import Concat, Decode, Filter, PoolingStep, Prefill, StepPlan, StepResult
+from router.telemetry.event_loop_monitor import EventLoopMonitor
 from router.telemetry.instruments import OTHER_LABEL, GaugeValues, Histogram, MetricRegistry
-from router.telemetry.loop_watch import LoopWatch
-from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_families
+from router.telemetry.metric_definitions import ADAPTER_STATES, LORAX_METRIC_NAMES, PHASE_NAMES, all_metric_definitions
 from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
@@ -90,7 +90,7 @@ class RequestRecord:
         return fields
 
 
-def count_tokens(prompts: Sequence[Sequence[RequestRecord]]) -> dict[str, int]:
+def sum_choices_for_log(prompts: Sequence[Sequence[RequestRecord]]) -> dict[str, int]:
     """Return the fields of the log line of a request with several prompts or choices that differ from those of its
     first choice. A prompt counts once."""
     if len(prompts) == len(prompts[0]) == 1:
@@ -211,14 +211,14 @@ class ServerMetrics:
         """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served;
         `with_lorax_names`: whether the page repeats metrics under LoRAX's names."""
         self._scheduler = scheduler
-        self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
+        self._registry = MetricRegistry(all_metric_definitions(limits, tokens_per_step, with_adapters=with_adapters))
         self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
         self.started_at = time.time()  # Unix time
         self.adapters = AdapterMetrics(self._registry) if with_adapters else None
         self.requests = RequestMetrics(self._registry, self.adapters)
         self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
-        self.loop_watch = LoopWatch(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
-                                      for part in ("all", "computing")))
+        self.event_loop_monitor = EventLoopMonitor(*(self._registry.get_histogram("weft_event_loop_delay_seconds", part)
+                                                     for part in ("all", "computing")))
 
     def render(self, *, is_ready: bool, has_shards: bool, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         gauges = scheduler_gauges(self._scheduler) | {"tgi_ready": {(): is_ready}, "tgi_shard_ready": {(): has_shards}}

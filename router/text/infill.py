@@ -43,7 +43,7 @@ class InfillEncoder:
     adds_space: bool  # whether the tokenizer puts a space before every text
 
     @classmethod
-    def find(cls, tokenizer: Tokenizer, vocabulary_size: int) -> Self | None:
+    def create_if_supported(cls, tokenizer: Tokenizer, vocabulary_size: int) -> Self | None:
         """Return the encoder for a model; None if its vocabulary lacks the tokens."""
         def find_tokens(names: Sequence[str]) -> list[int]:
             tokens = map(tokenizer.token_to_id, names)

@@ -1,7 +1,7 @@
 """Sandbox for chat templates, jinja2 programs written by others. Bounded are the output; every text, list and number
 that results from arithmetic; ranges (100,000, by jinja2's sandbox); and the CPU time, checked in every iteration, call,
 and item of `map`, `select` and similar filters. The work inside a single filter or method is bounded by the process in
-which servers render (`renderer_client.py`)."""
+which servers render (`chat_template_client.py`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from router.errors import ChatTemplateFailed
 
 MAX_CHARACTERS = 10_000_000  # more than the longest context of any model
 CHARACTERS_PER_BIT = 1000  # characters that one bit of an integer counts as, since arithmetic on long integers is slow
-# that a render may allocate, in a process of its own (renderer_process.py)
+# that a render may allocate, in a process of its own (chat_template_process.py)
 MAX_MEMORY_BYTES = 256 * 1024 * 1024
 TOO_MUCH_MEMORY = f"it takes more than {MAX_MEMORY_BYTES // 1024 ** 2} MiB of memory; send less"
 MAX_CPU_SECONDS = 0.5  # of CPU time, so that a client gets the error within a second

@@ -16,8 +16,8 @@ from router.text.tokenizer import Tokenizer
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer and the end tokens. Raises ValueError if a file is missing or invalid."""
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer and the end tokens. Raises ValueError if a file is missing or invalid."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"there is no {path}: weft needs the file of a fast tokenizer; transformers makes one with "
@@ -30,15 +30,15 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # The first of three files that has any; without any, the model never ends a text.
-    end_tokens = (read_end_token_ids(folder / "generation_config.json") or read_end_token_ids(folder / "config.json")
-                  or read_named_end_token(folder / "tokenizer_config.json", tokenizer))
+    end_tokens = (load_eos_token_ids(folder / "generation_config.json") or load_eos_token_ids(folder / "config.json")
+                  or load_named_eos_token(folder / "tokenizer_config.json", tokenizer))
     config_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
-    config = read_json_object(config_files[-1]) | read_special_tokens(config_files)
+    config = load_json_object(config_files[-1]) | load_special_tokens(config_files)
     return Tokenizer(tokenizer, end_tokens, str(path), config)
 
 
-def read_end_token_ids(path: Path) -> frozenset[int]:
-    value = read_json_object(path).get("eos_token_id")
+def load_eos_token_ids(path: Path) -> frozenset[int]:
+    value = load_json_object(path).get("eos_token_id")
     if value is None:
         return frozenset()
     tokens = value if isinstance(value, list) else [value]
@@ -48,9 +48,9 @@ def read_end_token_ids(path: Path) -> frozenset[int]:
     return frozenset(tokens)
 
 
-def read_named_end_token(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+def load_named_eos_token(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
     """Return the end token whose text is `eos_token`, given as a string or as an object with `content`."""
-    value = read_json_object(path).get("eos_token")
+    value = load_json_object(path).get("eos_token")
     text = token_text_from_json(value)
     if text is None:
         return frozenset()
@@ -64,7 +64,7 @@ def token_text_from_json(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def read_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:
+def load_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:
     """Return the template of the first of three files that has one, or None: the model is not made for chats. The files
     are those of current and former versions of transformers. `override_file` (--tokenizer-config-path) replaces all
     three; special tokens that it lacks come from the folder."""
@@ -72,36 +72,36 @@ def read_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | 
     token_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if override_file:
         token_files.append(path := Path(override_file))
-        source = read_template_from_json(path)
+        source = load_template_from_json(path)
         if not source:
             raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
     else:
-        source = (read_template_file(folder / "chat_template.jinja")
-                  or read_template_from_json(folder / "chat_template.json")
-                  or read_template_from_json(folder / "tokenizer_config.json"))
-    return ChatTemplate(source, read_special_tokens(token_files), read_output_format(folder)) if source else None
+        source = (load_template_file(folder / "chat_template.jinja")
+                  or load_template_from_json(folder / "chat_template.json")
+                  or load_template_from_json(folder / "tokenizer_config.json"))
+    return ChatTemplate(source, load_special_tokens(token_files), load_response_template(folder)) if source else None
 
 
-def read_output_format(folder: Path) -> OutputFormat | None:
+def load_response_template(folder: Path) -> OutputFormat | None:
     """Return the format of the model's answers (`response_template`), if the folder has one."""
     path = folder / "tokenizer_config.json"
-    output_format = read_json_object(path).get("response_template")
+    output_format = load_json_object(path).get("response_template")
     if output_format is not None and not (isinstance(output_format, dict)
                                           and isinstance(output_format.get("start_anchor"), str)):
         raise ValueError(f"`response_template` in {path} must be an object with a `start_anchor`")
     return output_format
 
 
-def read_template_file(path: Path) -> str:
+def load_template_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text: {error}") from error
 
 
-def read_template_from_json(path: Path) -> str:
+def load_template_from_json(path: Path) -> str:
     """Return the only template of a file, or of several the one named `default`; empty if there is none."""
-    template = read_json_object(path).get("chat_template")
+    template = load_json_object(path).get("chat_template")
     if isinstance(template, list):
         template = next((item.get("template") for item in template
                          if isinstance(item, dict) and item.get("name") == "default"), None)
@@ -110,12 +110,12 @@ def read_template_from_json(path: Path) -> str:
     return template or ""
 
 
-def read_special_tokens(files: Iterable[Path]) -> dict[str, str]:
-    return {name: text for file in map(read_json_object, files) for name in SPECIAL_TOKEN_NAMES
+def load_special_tokens(files: Iterable[Path]) -> dict[str, str]:
+    return {name: text for file in map(load_json_object, files) for name in SPECIAL_TOKEN_NAMES
             if isinstance(text := token_text_from_json(file.get(name)), str)}
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def load_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if there is no such file."""
     if not path.is_file():
         return {}

@@ -291,21 +291,21 @@ def get_output_syntax(output_format: OutputFormat) -> OutputSyntax:
     if isinstance(syntax := output_format.get(SYNTAX_KEY), OutputSyntax):
         return syntax
     fields = output_format["fields"]
-    thoughts = next((find_marks(fields[name]) for name in REASONING_FIELDS if name in fields), None)
+    thoughts = next((find_field_delimiters(fields[name]) for name in REASONING_FIELDS if name in fields), None)
     calls = fields.get(TOOL_CALLS_FIELD, {})
-    marks = find_marks(calls) if is_json_call(calls, CALL_TRANSFORM) and calls.get("repeats") else None
+    marks = find_field_delimiters(calls) if is_json_call(calls, CALL_TRANSFORM) and calls.get("repeats") else None
     if marks is None:
         return OutputSyntax(thoughts)
     return OutputSyntax(thoughts, call=f"{marks[0]}{BLANK}{{call}}{BLANK}{marks[1]}", calls_separator=BLANK)
 
 
-def find_marks(field: Mapping[str, Any]) -> tuple[str, str] | None:
+def find_field_delimiters(field: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the texts that open and close a field, without whitespace; None if they are not fixed."""
-    opening, closing = find_mark(field, "open"), find_mark(field, "close")
+    opening, closing = find_field_delimiter(field, "open"), find_field_delimiter(field, "close")
     return (opening, closing) if opening and closing else None
 
 
-def find_mark(field: Mapping[str, Any], kind: str) -> str:
+def find_field_delimiter(field: Mapping[str, Any], kind: str) -> str:
     """Return the text that opens or closes a field; empty if it is not fixed."""
     if isinstance(text := field.get(kind), str):
         return text
@@ -360,7 +360,7 @@ def get_tool_call_start(output_format: OutputFormat | None, template: str) -> st
     field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
     if field.get("content") != "json" or not field.get("repeats"):
         return ""
-    text = find_mark(field, "open")
+    text = find_field_delimiter(field, "open")
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 

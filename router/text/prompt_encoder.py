@@ -160,7 +160,7 @@ class PromptEncoder:
     def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
                  chat_template: ChatTemplate | None = None) -> None:
         self.limits = TokenLimits.from_config(config, model_info)
-        self.infill = InfillEncoder.find(tokenizer, model_info.vocabulary_size)  # None if the model cannot
+        self.infill = InfillEncoder.create_if_supported(tokenizer, model_info.vocabulary_size)
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._model_info = model_info

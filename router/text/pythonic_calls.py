@@ -72,7 +72,7 @@ class PythonicCallParser:
             return []
         self._may_be_list, end = False, self._num_scanned + end
         try:
-            calls = [*read_calls(text[:end])] if self._is_in_bounds(end) else []
+            calls = [*parse_pythonic_calls(text[:end])] if self._is_in_bounds(end) else []
         except ValueError:
             return []
         if not calls or (self._tool_names is not None and not self._tool_names.issuperset(call.name for call in calls)):
@@ -163,7 +163,7 @@ def iterate_tokens(text: str) -> Iterator[tuple[str, str]]:
         place = match.end()
 
 
-def read_calls(text: str) -> Iterator[ParsedToolCall]:
+def parse_pythonic_calls(text: str) -> Iterator[ParsedToolCall]:
     """Yield the calls of a list. Raises ValueError if the text is no list of calls."""
     tokens = TokenReader(text)
     tokens.take("mark", "[")
@@ -174,11 +174,11 @@ def read_calls(text: str) -> Iterator[ParsedToolCall]:
         for _ in tokens.iterate_items(")"):
             key = tokens.take("name")[1]
             tokens.take("mark", "=")
-            arguments[key] = read_value(tokens)
+            arguments[key] = parse_literal(tokens)
         yield ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-def read_value(tokens: TokenReader) -> Any:
+def parse_literal(tokens: TokenReader) -> Any:
     """Return the value of a literal. Raises ValueError."""
     kind, text = tokens.take()
     if kind == "string":
@@ -188,14 +188,14 @@ def read_value(tokens: TokenReader) -> Any:
     if kind == "name" and text in CONSTANTS:
         return CONSTANTS[text]
     if text in {"[", "("}:
-        return [read_value(tokens) for _ in tokens.iterate_items(CLOSING_BRACKETS[text])]
+        return [parse_literal(tokens) for _ in tokens.iterate_items(CLOSING_BRACKETS[text])]
     if text != "{":
         raise ValueError(f"{text!r} is no value")
     items: dict[str, Any] = {}
     for _ in tokens.iterate_items("}"):
         key = tokens.take("string")[1]
         tokens.take("mark", ":")
-        items[ESCAPE_PATTERN.sub(unescape, key[1:-1])] = read_value(tokens)
+        items[ESCAPE_PATTERN.sub(unescape, key[1:-1])] = parse_literal(tokens)
     return items
 
 

@@ -1,5 +1,5 @@
 """Parsers of a model's output into content, reasoning and tool calls, by its format (output_formats.py). Output that
-does not fit its format is content. constrained_answers.py parses what a grammar ensures."""
+does not fit its format is content. constrained_answer_parsers.py parses what a grammar ensures."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.text.json_reader import JsonReader
 from router.text.output_formats import (
     REASONING_FIELDS,
     TOOL_CALLS_FIELD,
@@ -17,6 +16,7 @@ from router.text.output_formats import (
     has_json_calls,
     without_tool_calls,
 )
+from router.text.streaming_json_reader import StreamingJsonReader
 from router.text.transformers_parser import compile_field_end, create_parser, find_open_field, has_streamed_calls
 
 # Beginning of the JSON of a call, up to its arguments.
@@ -65,7 +65,7 @@ ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening 
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
-class ResponseParser(Protocol):
+class ResponseParserProtocol(Protocol):
     """Parser of one answer."""
 
     strips_text: bool  # whether whitespace around the text separates it from calls
@@ -80,7 +80,7 @@ class ResponseParser(Protocol):
         """Return the remaining parts, at the end of the answer."""
 
 
-class StreamingResponseParser:
+class OutputFormatParser:
     """Streaming parser of one answer. `prompt` is the prompt or its end: a template may have begun the answer there.
     A call whose name is known and whose arguments have begun is returned as it comes, and stays a call whatever
     follows. From the first other invalid call on, calls are no longer parsed but returned as text."""
@@ -202,7 +202,7 @@ class JsonCallReader:
     def __init__(self, name: str | None, tool_names: Collection[str] | None) -> None:
         self.body = ""
         self._name, self._tool_names = name, tool_names
-        self._arguments: JsonReader | None = None  # once the arguments have begun
+        self._arguments: StreamingJsonReader | None = None  # once the arguments have begun
         self._rest = ""  # text behind the arguments
 
     @property
@@ -223,7 +223,7 @@ class JsonCallReader:
             name = json.loads(match[1]) if self._name is None else self._name
             if self._tool_names is not None and name not in self._tool_names:
                 return parts
-            self._arguments, text = JsonReader(), self.body[match.end():]
+            self._arguments, text = StreamingJsonReader(), self.body[match.end():]
             parts.append(ToolCallOpening(name))
         arguments = self._arguments.take(text)
         self._rest += text[len(arguments):]
@@ -262,7 +262,7 @@ def parse_tool_call(function: Any, tool_names: Collection[str] | None = None) ->
     return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-def parse_complete_response(parser: ResponseParser, pieces: Iterable[str]) -> list[WholePart]:
+def parse_complete_response(parser: ResponseParserProtocol, pieces: Iterable[str]) -> list[WholePart]:
     """Parse a complete answer; adjacent parts of the same kind are joined."""
     return join_adjacent_parts([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
 

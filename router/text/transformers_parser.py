@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 from router.errors import NotReady
-from router.text.json_reader import JsonReader
 from router.text.output_formats import (
     CALL_TRANSFORM,
     NAMED_CALL_TRANSFORM,
@@ -18,6 +17,7 @@ from router.text.output_formats import (
     has_json_calls,
     is_json_call,
 )
+from router.text.streaming_json_reader import StreamingJsonReader
 
 
 def import_chat_parsing() -> Any:
@@ -57,7 +57,8 @@ def get_parser_class() -> Any:
 
         def __init__(self, *arguments: Any, has_json_calls: bool, **options: Any) -> None:
             self._json_field = TOOL_CALLS_FIELD if has_json_calls else ""
-            self._json_reader, self._json_end = JsonReader(), 0  # of the last call; where in the text its JSON ends
+            self._json_reader = StreamingJsonReader()  # of the last call
+            self._json_end = 0  # where in the text its JSON ends
             super().__init__(*arguments, **options)
 
         @property
@@ -68,7 +69,7 @@ def get_parser_class() -> Any:
         def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
             super()._open_explicit(events, field, match)
             events[-1]["captures"] = match.groupdict()
-            self._json_reader, self._json_end = JsonReader(), match.end()
+            self._json_reader, self._json_end = StreamingJsonReader(), match.end()
 
         def _scan(self, watch: Any, eos: bool) -> Any:
             if self._current == self._json_field:

@@ -197,7 +197,7 @@ class RequestValidator:
         if generation_input.max_new_tokens == 0:
             raise InvalidRequest(f"`{names.max_new_tokens}` must be at least 1, got 0")
         self._check_stop_strings(names.stop, generation_input.stop_strings)
-        self._check_ends(generation_input, sampling)
+        self._check_stop_conditions(generation_input, sampling)
         if generation_input.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
         limit = (max(config.max_top_n_tokens, names.max_top_n_tokens)
@@ -305,7 +305,7 @@ class RequestValidator:
                 raise InvalidRequest(f"a string in `{name}` must have at most {MAX_STOP_CHARACTERS} characters, "
                                      f"got {len(string)}", param=name)
 
-    def _check_ends(self, generation_input: GenerationInput, sampling: SamplingParams) -> None:
+    def _check_stop_conditions(self, generation_input: GenerationInput, sampling: SamplingParams) -> None:
         """Check that there is a token to choose in every step: what ends a text must go together."""
         grammar_name, stop_tokens = generation_input.parameter_names.grammar, generation_input.stop_token_ids
         if stop_tokens:
@@ -325,7 +325,7 @@ class RequestValidator:
         if (grammar := generation_input.grammar) is None:
             return None
         if isinstance(grammar, ChatGrammar):
-            grammar = grammar.behind_reasoning(reasoning_state)
+            grammar = grammar.to_output_grammar(reasoning_state)
         tokens = generation_input.resume_token_ids
         get_resource, reason = self._get_resource, ""
         if self._config.disable_grammar_support:

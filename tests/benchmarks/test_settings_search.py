@@ -8,7 +8,7 @@ from support.scheduling.recordings import record_busy_simulation
 
 from benchmarks import settings_search
 from benchmarks.settings_search import PercentileGoal, SettingsSearch, format_report
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.simulation.run_stats import RunStats
 from router.simulation.simulate import SimulationCase
 

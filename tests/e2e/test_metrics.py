@@ -44,7 +44,7 @@ def test_requests_tokens_and_steps_are_counted_exactly(tmp_path: Any, policy: st
     async def scenario(weft: Any) -> None:
         await send_known_load(weft)
         await weft.wait_for_steps_in_flight()
-        check_metrics_page(weft.engine.metrics_page())
+        check_metrics_page(weft.engine.render_metrics_page())
         samples = await get_metrics(weft)
         texts, lengths = (NUM_SHORT_REQUESTS + NUM_LONG_REQUESTS - 2 + 4,
                           [SHORT_LENGTH] * NUM_SHORT_REQUESTS + [LONG_LENGTH] * (NUM_LONG_REQUESTS + 2))

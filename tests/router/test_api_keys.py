@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.api_keys import ApiKeyEntry, ApiKeys, read_key_file
+from router.api_keys import ApiKeyEntry, ApiKeys, load_key_file
 from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, Tenant
 
@@ -23,7 +23,7 @@ def write_key_file(tmp_path):
 def get_key_file_error(write_key_file):
     def read(content):
         with pytest.raises(ValueError, match=r"keys\.json") as refused:
-            read_key_file(write_key_file(content))
+            load_key_file(write_key_file(content))
         return str(refused.value)
     return read
 
@@ -33,14 +33,14 @@ def get_key_file_error(write_key_file):
 
 def test_key_belongs_to_a_tenant_with_weight_and_limits(write_key_file):
     limits = {"max_concurrent_requests": 8, "max_queue_requests": 4, "max_queue_tokens": 20_000}
-    entries = read_key_file(write_key_file({"sk-one": {"tenant": "a", "weight": 3, **limits},
+    entries = load_key_file(write_key_file({"sk-one": {"tenant": "a", "weight": 3, **limits},
                                             "sk-two": {"tenant": "b"}}))
     assert {key: entry.as_tenant() for key, entry in entries.items()} == {
         "sk-one": Tenant("a", 3.0, 8, 4, 20_000), "sk-two": Tenant("b")}
 
 
 def test_several_keys_may_belong_to_one_tenant(write_key_file):
-    assert set(read_key_file(write_key_file({"one": {"tenant": "a", "weight": 2},
+    assert set(load_key_file(write_key_file({"one": {"tenant": "a", "weight": 2},
                                              "two": {"tenant": "a", "weight": 2.0}}))) == {"one", "two"}
 
 
@@ -92,10 +92,10 @@ def test_error_messages_never_contain_a_whole_key(get_key_file_error):
 
 def test_unreadable_key_file_is_rejected_with_a_reason(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*no.json \(--api-keys\): No such file"):
-        read_key_file(tmp_path / "no.json")
+        load_key_file(tmp_path / "no.json")
     (tmp_path / "latin").write_bytes(b'{"\xe9": {}}')
     with pytest.raises(ValueError, match="latin is not UTF-8"):
-        read_key_file(tmp_path / "latin")
+        load_key_file(tmp_path / "latin")
 
 
 # -- keys
@@ -143,7 +143,7 @@ def test_keys_are_not_stored_in_clear_text():
 
 
 def test_key_is_a_user_key_unless_the_file_says_admin(write_key_file):
-    entries = read_key_file(write_key_file({"sk-one": {"tenant": "a"}, "sk-two": {"tenant": "a", "role": "user"},
+    entries = load_key_file(write_key_file({"sk-one": {"tenant": "a"}, "sk-two": {"tenant": "a", "role": "user"},
                                             "sk-three": {"tenant": "a", "role": "admin"}}))
     assert [entry.role for entry in entries.values()] == ["user", "user", "admin"]
     assert ApiKeyEntry(tenant="a").role == "user"

@@ -22,8 +22,8 @@ from support.scheduling.shared_prefixes import (
 from router.request import Request
 from router.scheduler.events import TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import Concat, StepPlan, StepResult, StepResultRow
 from router.scheduler.running_sequences import RunningSequences
+from router.scheduler.shard_messages import Concat, StepPlan, StepResult, StepResultRow
 
 EXTRA_REQUEST_FIELDS = st.fixed_dictionaries({
     "tenant": st.sampled_from(["one", "one", "two"]), "prompt_logprobs": st.sampled_from([False, False, False, True])})

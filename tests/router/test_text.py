@@ -10,7 +10,7 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, TokenEvent
 from router.request import FinishReason, Request
-from router.scheduler.messages import StepResultRow
+from router.scheduler.shard_messages import StepResultRow
 from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import REPLACEMENT_CHARACTER
 

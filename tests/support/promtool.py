@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from router.telemetry.instruments import MetricType
-from router.telemetry.metric_definitions import all_families
+from router.telemetry.metric_definitions import all_metric_definitions
 from router.text.prompt_encoder import TokenLimits
 
 DEPLOY_FOLDER = Path(__file__).parents[2] / "deploy"
-FAMILIES_BY_NAME = {family.name: family for family in all_families(TokenLimits(1000, 4000), 1, with_adapters=True)}
+FAMILIES_BY_NAME = {family.name: family
+                    for family in all_metric_definitions(TokenLimits(1000, 4000), 1, with_adapters=True)}
 
 
 def run_promtool(*arguments: str, stdin_text: str = "") -> tuple[int, set[str]]:

@@ -18,14 +18,14 @@ from router.http.ollama.requests import (
     OllamaShowRequest,
 )
 from router.http.openai.completions import CompletionRequest
-from router.http.openai.constraints import StructuredOutputs
 from router.http.openai.requests import ChatRequest, StreamOptions
 from router.http.openai.responses import ReasoningOptions, ResponsesRequest, TextOptions
+from router.http.openai.structured_outputs import StructuredOutputs
 from router.http.routes.pooling import EmbeddingsRequest
-from router.http.transport.body import ReportingBodyModel
+from router.http.transport.body import LenientBodyModel
 from router.validation import bounds
 
-BODY_MODELS: Mapping[str, type[ReportingBodyModel]] = {  # by the route, and the name of an object in its body
+BODY_MODELS: Mapping[str, type[LenientBodyModel]] = {  # by the route, and the name of an object in its body
     "/v1/chat/completions": ChatRequest, "/v1/chat/completions stream_options": StreamOptions,
     "/v1/completions": CompletionRequest, "/v1/completions structured_outputs": StructuredOutputs,
     "/v1/responses": ResponsesRequest, "/v1/responses reasoning": ReasoningOptions, "/v1/responses text": TextOptions,
@@ -70,7 +70,7 @@ VLLM_FIELDS: Mapping[str, str] = {
 }
 
 
-def list_treatments(body_model: type[ReportingBodyModel], name: str) -> list[str]:
+def list_treatments(body_model: type[LenientBodyModel], name: str) -> list[str]:
     """Return how a body treats a field: `honoured`, `refused` or `ignored`. Any other number than one is a fault."""
     field = next((field for known, field in body_model.model_fields.items() if name in {known, field.alias}), None)
     is_refused = field is not None and is_refusing(field.annotation, field.metadata)

@@ -12,10 +12,10 @@ from pydantic_core import from_json
 
 from router.engine.stream import FinishedEvent
 from router.http.openai.answers import COMPLETED_FINISH_REASONS, Answer, AnswerStreamRenderer
-from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason
+from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason
 from router.http.transport.errors import AnthropicErrorReply
 from router.request import FinishReason
-from router.text.response_parser import ContentPiece, ReasoningPiece, ResponseParser, WholePart
+from router.text.response_parser import ContentPiece, ReasoningPiece, ResponseParserProtocol, WholePart
 
 # Anthropic has no stop reason for a timeout; `max_tokens` also means that the text was cut off.
 # What stops an answer and is no stop sequence is a token.
@@ -46,7 +46,7 @@ class MessageMetadata:
 
     def stop_fields(self, event: FinishedEvent, *, has_tool_calls: bool) -> str:
         """Render why the answer ended. Of several stop sequences that end it, the longest counts."""
-        reason = get_finish_reason(event, OPENAI_WORDS)
+        reason = get_finish_reason(event, OPENAI_DIALECT)
         is_stopped = reason is FinishReason.STOP_STRING
         matched = max((string for string in self.stop_sequences if is_stopped and event.text.endswith(string)),
                       key=len, default=None)
@@ -103,7 +103,7 @@ class AnthropicStreamRenderer(AnswerStreamRenderer):
 
     __slots__ = ("_metadata", "_num_blocks", "_open_block")
 
-    def __init__(self, metadata: MessageMetadata, parser: ResponseParser | None) -> None:
+    def __init__(self, metadata: MessageMetadata, parser: ResponseParserProtocol | None) -> None:
         super().__init__(error_event, metadata.num_prompt_tokens, metadata.stop_sequences, parser)
         self._metadata = metadata
         self._num_blocks = 0

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
+from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR
 from router.http.openai.requests import REFUSED_FIELDS, ChatRequest, TextPart
-from router.http.openai.tool_calling import MAX_NAME_CHARS_IN_ERROR
-from router.http.transport.body import NOT_GIVEN, Int32, ReportingBodyModel, UInt32, UInt64
+from router.http.transport.body import NOT_GIVEN, Int32, LenientBodyModel, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
 
@@ -43,7 +43,7 @@ TextContent = Annotated[list[TextPart], Field(fail_fast=True),
                         BeforeValidator(wrap_text, json_schema_input_type=str | list[TextPart])]
 
 
-class ToolResultBlock(ReportingBodyModel):
+class ToolResultBlock(LenientBodyModel):
     """Result of a call that an earlier message made."""
 
     unreported_fields = CACHE_FIELDS
@@ -57,7 +57,7 @@ class ToolResultBlock(ReportingBodyModel):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": prefix + join_texts(self.content)}
 
 
-class ThinkingBlock(ReportingBodyModel):
+class ThinkingBlock(LenientBodyModel):
     """Reasoning in an earlier answer."""
 
     unreported_fields = frozenset({"signature"})
@@ -65,14 +65,14 @@ class ThinkingBlock(ReportingBodyModel):
     thinking: str
 
 
-class RedactedThinkingBlock(ReportingBodyModel):
+class RedactedThinkingBlock(LenientBodyModel):
     """Encrypted reasoning of an answer that another server gave; it is left out of the prompt."""
 
     unreported_fields = frozenset({"data"})
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(ReportingBodyModel):
+class ToolUseBlock(LenientBodyModel):
     """Tool call in an earlier answer."""
 
     unreported_fields = CACHE_FIELDS
@@ -86,14 +86,14 @@ UserBlock = Annotated[TextPart | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-class AnthropicSystemMessage(ReportingBodyModel):
+class AnthropicSystemMessage(LenientBodyModel):
     """An instruction between the messages of a chat."""
 
     role: Literal["system"]
     content: TextContent
 
 
-class AnthropicUserMessage(ReportingBodyModel):
+class AnthropicUserMessage(LenientBodyModel):
     """A message of the user, or the results of tool calls, or both."""
 
     role: Literal["user"]
@@ -101,7 +101,7 @@ class AnthropicUserMessage(ReportingBodyModel):
                        BeforeValidator(wrap_text, json_schema_input_type=str | list[UserBlock])]
 
 
-class AnthropicAssistantMessage(ReportingBodyModel):
+class AnthropicAssistantMessage(LenientBodyModel):
     """An earlier answer. A last message with text is continued."""
 
     role: Literal["assistant"]
@@ -143,7 +143,7 @@ def make_assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     return message
 
 
-class AnthropicTool(ReportingBodyModel):
+class AnthropicTool(LenientBodyModel):
     """A tool that the model may call and the client runs."""
 
     unreported_fields = CACHE_FIELDS | {"strict"}
@@ -158,7 +158,7 @@ class AnthropicTool(ReportingBodyModel):
         return {"type": "function", "function": {"name": self.name, **description, "parameters": self.input_schema}}
 
 
-class AnthropicToolChoice(ReportingBodyModel):
+class AnthropicToolChoice(LenientBodyModel):
     """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -180,7 +180,7 @@ class AnthropicToolChoice(ReportingBodyModel):
         return "required" if self.type == "any" else {"function": {"name": self.name}}
 
 
-class ThinkingConfig(ReportingBodyModel):
+class ThinkingConfig(LenientBodyModel):
     """Whether the model reasons before it answers, if its template leaves the choice."""
 
     ignored_fields = frozenset({"budget_tokens"})
@@ -188,14 +188,14 @@ class ThinkingConfig(ReportingBodyModel):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonSchemaFormat(ReportingBodyModel):
+class JsonSchemaFormat(LenientBodyModel):
     """JSON schema that the answer follows."""
 
     type: Literal["json_schema"]
     answer_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(ReportingBodyModel):
+class OutputConfig(LenientBodyModel):
     """Effort of the reasoning, and format of the answer."""
 
     ignored_fields = frozenset({"task_budget"})
@@ -203,7 +203,7 @@ class OutputConfig(ReportingBodyModel):
     format: JsonSchemaFormat | None = None
 
 
-class AnthropicCountTokensRequest(ReportingBodyModel):
+class AnthropicCountTokensRequest(LenientBodyModel):
     """Body of `/v1/messages/count_tokens`: the fields of a message on which its prompt depends."""
 
     ignored_fields = frozenset({

@@ -10,12 +10,12 @@ from router.http.anthropic.requests import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from router.http.openai.answers import process_output, read_answer, stream_answer
+from router.http.openai.answers import parse_answer, run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.requests import get_echoed_model
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import add_ignored_fields, json_response, json_text_response, read_body
-from router.http.transport.request_context import ANSWER_ID, RequestContext, request_headers, response_headers
+from router.http.transport.request_context import ANSWER_ID, RequestContext, ignored_fields_headers, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 
@@ -31,7 +31,7 @@ class AnthropicRoutes(ServiceRoutes):
         services = self._services
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         messages_request = await read_body(request, AnthropicMessagesRequest)
-        chat_request = await context.run(messages_request.to_chat_request)
+        chat_request = await context.run_in_thread_if_long(messages_request.to_chat_request)
         chat = await validate_chat(services, chat_request, context, ANTHROPIC_PARAMETER_NAMES)
         add_ignored_fields(request, chat_request.list_unused_formats(ANTHROPIC_PARAMETER_NAMES))
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
@@ -45,7 +45,7 @@ class AnthropicRoutes(ServiceRoutes):
                                        renderer=AnthropicStreamRenderer(metadata, parser))
         outputs = await generate_all(services, chat.choices, context)
         headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-        answer = await process_output(outputs[0], read_answer, outputs[0], parser, metadata.stop_sequences)
+        answer = await run_in_thread_if_long(outputs[0], parse_answer, outputs[0], parser, metadata.stop_sequences)
         return json_text_response(answer_json(metadata, answer), headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
@@ -54,4 +54,4 @@ class AnthropicRoutes(ServiceRoutes):
         num_tokens = await self._services.validator.prompt_encoder.tokenize_and_call(
             chat_request.conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids),
             tenant=request[CLIENT].tenant)
-        return json_response({"input_tokens": num_tokens}, request_headers(request))
+        return json_response({"input_tokens": num_tokens}, ignored_fields_headers(request))

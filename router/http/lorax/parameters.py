@@ -10,7 +10,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.tgi.routes import BaseGenerateParameters
-from router.http.transport.body import Int32, MergedAdapters, ReportingBodyModel
+from router.http.transport.body import Int32, LenientBodyModel, MergedAdapters
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
@@ -40,7 +40,7 @@ class LoraxParameterNames(DialectParameterNames):
 LORAX_PARAMETER_NAMES = LoraxParameterNames()
 
 
-class ResponseFormat(ReportingBodyModel):
+class ResponseFormat(LenientBodyModel):
     """Format of the answer. Whatever the `type`, the answer matches the schema; without a schema it is any JSON object,
     and with a null schema it is free text."""
 

@@ -9,7 +9,7 @@ from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.completion_rendering import completion_choice_json
 from router.http.openai.rendering import ChunkStreamRenderer, format_usage, usage_json
-from router.http.tgi.rendering import TGI_WORDS
+from router.http.tgi.rendering import TGI_DIALECT
 from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.services import GenerationOutput, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
@@ -39,8 +39,8 @@ def lorax_error_event(error: Exception) -> str:
     return f"data:{lorax_error_reply(error).to_json()}\n\n"
 
 
-LORAX_WORDS = replace(
-    TGI_WORDS,
+LORAX_DIALECT = replace(
+    TGI_DIALECT,
     before_index="data:{",
     numbers_events=False,
     after_index='"token":',
@@ -48,7 +48,7 @@ LORAX_WORDS = replace(
     top_token_ends=("}", "}"),
     nests_top_tokens=True,
     # Clients know three finish reasons; a timeout is sent as `length`, which also means that the text was cut off.
-    finish_reasons={**TGI_WORDS.finish_reasons, FinishReason.TIMEOUT: "length"},
+    finish_reasons={**TGI_DIALECT.finish_reasons, FinishReason.TIMEOUT: "length"},
     details_fields=DETAILS_FIELDS,
     stream_details_fields=DETAILS_FIELDS,
     render_error_event=lorax_error_event,
@@ -94,10 +94,10 @@ class LoraxChunkTemplate:
     unfinished_usage_field: str  # of every chunk but the last
 
 
-LORAX_CHAT_WORDS = LoraxChunkTemplate(
+LORAX_CHAT_TEMPLATE = LoraxChunkTemplate(
     f'data:{{{PLACEHOLDER_METADATA_JSON.format("chat.completion.chunk")},"choices":[{{"index":0,"delta":',
     '{"role":"assistant","content":', "}", "{}", "")
-LORAX_COMPLETION_WORDS = LoraxChunkTemplate(
+LORAX_COMPLETION_TEMPLATE = LoraxChunkTemplate(
     f'data:{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{{"index":0,"text":',
     "", ',"logprobs":null', '"","logprobs":null', f',"usage":{format_usage(0, 0, USAGE_TEMPLATE)}')
 
@@ -105,21 +105,21 @@ LORAX_COMPLETION_WORDS = LoraxChunkTemplate(
 class LoraxOpenAiStreamRenderer(ChunkStreamRenderer):
     """Renderer of the chunks of a chat or a completion as LoRAX sends them, with placeholders for id and model."""
 
-    __slots__ = ("_num_prompt_tokens", "_words")
+    __slots__ = ("_num_prompt_tokens", "_template")
 
-    def __init__(self, num_prompt_tokens: int, words: LoraxChunkTemplate) -> None:
+    def __init__(self, num_prompt_tokens: int, template: LoraxChunkTemplate) -> None:
         super().__init__(lorax_error_event)
         self._num_prompt_tokens = num_prompt_tokens
-        self._words = words
+        self._template = template
 
     def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
-        words = self._words
-        return (f'{words.start}{words.before_text}{quoted(text)}{words.after_text},"finish_reason":null}}]'
-                f"{words.unfinished_usage_field}}}\n\n")
+        template = self._template
+        return (f'{template.start}{template.before_text}{quoted(text)}{template.after_text},"finish_reason":null}}]'
+                f"{template.unfinished_usage_field}}}\n\n")
 
     def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
-        words, usage = self._words, format_usage(self._num_prompt_tokens, event.num_tokens, USAGE_TEMPLATE)
-        content = (words.empty_end if not text and event.finish_reason is FinishReason.END_TOKEN
-                   else f"{words.before_text}{quoted(text)}{words.after_text}")
-        return (f'{words.start}{content},"finish_reason":"{OPENAI_FINISH_REASONS[event.finish_reason]}"}}],'
+        template, usage = self._template, format_usage(self._num_prompt_tokens, event.num_tokens, USAGE_TEMPLATE)
+        content = (template.empty_end if not text and event.finish_reason is FinishReason.END_TOKEN
+                   else f"{template.before_text}{quoted(text)}{template.after_text}")
+        return (f'{template.start}{content},"finish_reason":"{OPENAI_FINISH_REASONS[event.finish_reason]}"}}],'
                 f'"usage":{usage}}}\n\n{DONE_EVENT}')

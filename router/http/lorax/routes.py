@@ -19,25 +19,26 @@ from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.lorax.parameters import LoraxParameters, check_streamable, find_faults
 from router.http.lorax.rendering import (
-    LORAX_CHAT_WORDS,
-    LORAX_COMPLETION_WORDS,
-    LORAX_WORDS,
+    LORAX_CHAT_TEMPLATE,
+    LORAX_COMPLETION_TEMPLATE,
+    LORAX_DIALECT,
     LoraxOpenAiStreamRenderer,
     chat_response_json,
     completion_response_json,
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answers import process_output, raw_token_texts
+from router.http.openai.answers import raw_token_texts, run_in_thread_if_long
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
+from router.http.openai.request_tools import required_call_grammar
 from router.http.openai.requests import ChatRequest, OpenAIBaseRequest
-from router.http.openai.tool_calling import required_call_grammar, tool_call_json
+from router.http.openai.tool_call_rendering import tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.body import (
     Int32,
-    ReportingBodyModel,
+    LenientBodyModel,
     UInt32,
     adapter_for_stream_headers,
     json_response,
@@ -45,14 +46,14 @@ from router.http.transport.body import (
     read_body,
     report_ignored_fields,
 )
-from router.http.transport.request_context import RequestContext, adapter_headers, request_headers
+from router.http.transport.request_context import RequestContext, adapter_headers, ignored_fields_headers
 from router.http.transport.services import (
     COMPUTE_TYPE,
     GenerationOutput,
     ServiceRoutes,
     Services,
-    check_not_resumed,
     generate_best_first,
+    reject_resume_token_ids,
 )
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
@@ -75,7 +76,7 @@ IGNORED_CHAT_FIELDS: Mapping[str, Sequence[object]] = {**IGNORED_COMPLETION_FIEL
 
 
 @dataclass(frozen=True, slots=True)
-class LoraxGenerationInput:
+class NormalizedLoraxRequest:
     """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
@@ -93,15 +94,15 @@ class LoraxGenerationInput:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerateRequest(ReportingBodyModel):
+class LoraxGenerateRequest(LenientBodyModel):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property
-    def lorax_generation_input(self) -> LoraxGenerationInput:
-        return LoraxGenerationInput(self.inputs, self.parameters, self.parameters.find_grammar)
+    def normalized_request(self) -> NormalizedLoraxRequest:
+        return NormalizedLoraxRequest(self.inputs, self.parameters, self.parameters.find_grammar)
 
 
 class LoraxCompatGenerateRequest(LoraxGenerateRequest):
@@ -110,21 +111,21 @@ class LoraxCompatGenerateRequest(LoraxGenerateRequest):
     stream: bool = False
 
 
-class LoraxTokenizeRequest(ReportingBodyModel):
+class LoraxTokenizeRequest(LenientBodyModel):
     """Body of LoRAX's `/tokenize`."""
 
     inputs: str
     add_special_tokens: bool | None = None
 
 
-class NamedSchema(ReportingBodyModel):
+class NamedSchema(LenientBodyModel):
     """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
 
     name: str
     response_schema: Any = Field(default=None, alias="schema")
 
 
-class ChatResponseFormat(ReportingBodyModel):
+class ChatResponseFormat(LenientBodyModel):
     """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
@@ -151,7 +152,7 @@ class LoraxChatRequest(ChatRequest):
     ignore_eos_token: bool | None = None
     response_format: ChatResponseFormat | None = None
 
-    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+    def to_normalized_request(self, services: Services) -> NormalizedLoraxRequest:
         """Convert to a request of LoRAX's own routes. Raises InvalidTools and InvalidRequest."""
         if self.tools is not None and self.response_format is not None:
             raise InvalidTools("Response format and tools are mutually exclusive")
@@ -159,7 +160,7 @@ class LoraxChatRequest(ChatRequest):
             self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
         conversation = replace(self.conversation, may_reason=False)
-        return LoraxGenerationInput(conversation, parameters, self._find_grammar, self.extra_sampling_parameters)
+        return NormalizedLoraxRequest(conversation, parameters, self._find_grammar, self.extra_sampling_parameters)
 
     def _find_grammar(self) -> tuple[str, Grammar] | None:
         response_format = self.response_format
@@ -182,13 +183,13 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
     echo: bool | None = None
     logprobs: Int32 | None = None
 
-    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+    def to_normalized_request(self, services: Services) -> NormalizedLoraxRequest:
         parameters = to_lorax_parameters(
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationInput(self.prompt, parameters, lambda: self.find_grammar(None),
-                                    self.extra_sampling_parameters)
+        return NormalizedLoraxRequest(self.prompt, parameters, lambda: self.find_grammar(None),
+                                      self.extra_sampling_parameters)
 
 
 def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
@@ -238,20 +239,20 @@ class LoraxRoutes(ServiceRoutes):
 
     async def _stream_tokens(self, request: web.Request, generate_body: LoraxGenerateRequest,
                              context: RequestContext) -> web.StreamResponse:
-        generation_request = generate_body.lorax_generation_input
+        generation_request = generate_body.normalized_request
         return await self._respond_streaming(
             request, generation_request, context,
             lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
-                                                  generation_request.returned_prompt, LORAX_WORDS))
+                                                  generation_request.returned_prompt, LORAX_DIALECT))
 
     async def _response_json(self, request: web.Request, generate_body: LoraxGenerateRequest,
                              context: RequestContext) -> tuple[str, dict[str, str]]:
-        generation_request, parameters = generate_body.lorax_generation_input, generate_body.parameters
+        generation_request, parameters = generate_body.normalized_request, generate_body.parameters
         [best_output, *others], headers = await self._generate_in_full(request, generation_request, context)
         return generate_response_json(best_output, self._services.validator.tokenizer, others,
                                       generation_request.returned_prompt,
                                       has_details=parameters.details or parameters.decoder_input_details,
-                                      words=LORAX_WORDS), headers
+                                      dialect=LORAX_DIALECT), headers
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -293,14 +294,14 @@ class LoraxRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, LoraxChatRequest)
         report_ignored_fields(request, chat_request, IGNORED_CHAT_FIELDS)
-        generation_request = chat_request.to_lorax_generation_input(self._services)
+        generation_request = chat_request.to_normalized_request(self._services)
         if chat_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
-        parts = [] if parser is None else await process_output(
+        parts = [] if parser is None else await run_in_thread_if_long(
             output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
                               for part in parts if isinstance(part, ParsedToolCall))
@@ -313,18 +314,18 @@ class LoraxRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine)
         completion_request = await read_body(request, LoraxCompletionRequest)
         report_ignored_fields(request, completion_request, IGNORED_COMPLETION_FIELDS)
-        generation_request = completion_request.to_lorax_generation_input(self._services)
+        generation_request = completion_request.to_normalized_request(self._services)
         if completion_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
+                lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
         return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
 
-    async def _generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
+    async def _generate_in_full(self, request: web.Request, generation_request: NormalizedLoraxRequest,
                                 context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
         """Return the outputs of all choices, the best first, and the response headers."""
-        check_not_resumed(generation_request.parameters.resume_token_ids)
+        reject_resume_token_ids(generation_request.parameters.resume_token_ids)
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
         outputs = await generate_best_first(self._services, validated_requests, context)
@@ -335,7 +336,7 @@ class LoraxRoutes(ServiceRoutes):
                    | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
         return outputs, headers
 
-    async def _respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
+    async def _respond_streaming(self, request: web.Request, generation_request: NormalizedLoraxRequest,
                                  context: RequestContext,
                                  make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
@@ -350,7 +351,7 @@ class LoraxRoutes(ServiceRoutes):
                 await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
         return event_stream.response
 
-    async def _validate(self, generation_request: LoraxGenerationInput,
+    async def _validate(self, generation_request: NormalizedLoraxRequest,
                         context: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
         for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
@@ -365,5 +366,5 @@ class LoraxRoutes(ServiceRoutes):
         """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
         length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
         return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
-                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_headers(request)
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | ignored_fields_headers(request)
                 | ({} if adapter is None else adapter_headers(adapter)))

@@ -11,12 +11,18 @@ from time import monotonic as clock
 from time import time_ns
 
 from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import AnswerStreamRenderer, read_answer
-from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason, token_logprobs_json
+from router.http.openai.answers import AnswerStreamRenderer, parse_answer
+from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason, token_logprobs_json
 from router.http.transport.errors import OllamaErrorReply
 from router.http.transport.services import GenerationOutput
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.text.response_parser import ContentPiece, ParsedToolCall, ReasoningPiece, ResponseParser, ResponsePart
+from router.text.response_parser import (
+    ContentPiece,
+    ParsedToolCall,
+    ReasoningPiece,
+    ResponseParserProtocol,
+    ResponsePart,
+)
 from router.text.tokenizer import Tokenizer
 
 NANOSECONDS = 1_000_000_000  # in a second
@@ -73,20 +79,20 @@ class OllamaResponse:
         seconds_by_phase = event.timeline.seconds_by_phase(now)
         waiting = fsum(seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES)
         prefill, decode = (seconds_by_phase.get(phase, 0.0) for phase in (RequestPhase.PREFILL, RequestPhase.DECODE))
-        reason = OPENAI_WORDS.finish_reasons[get_finish_reason(event, OPENAI_WORDS)]
+        reason = OPENAI_DIALECT.finish_reasons[get_finish_reason(event, OPENAI_DIALECT)]
         return (f'"done":true,"done_reason":"{reason}","total_duration":{to_nanoseconds(now - self.arrived_at)},'
                 f'"load_duration":{to_nanoseconds(waiting)},"prompt_eval_count":{num_prompt_tokens},'
                 f'"prompt_eval_duration":{to_nanoseconds(prefill)},"eval_count":{event.num_tokens},'
                 f'"eval_duration":{to_nanoseconds(decode)}')
 
 
-def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parser: ResponseParser | None,
+def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parser: ResponseParserProtocol | None,
                        trimmed_stop_strings: Sequence[str]) -> str:
     """Render a whole response."""
     text = thinking = ""
     calls: list[str] = []
     num_calls = 0  # with those that are text
-    for part in read_answer(output, parser, trimmed_stop_strings).parts:
+    for part in parse_answer(output, parser, trimmed_stop_strings).parts:
         match part:
             case ContentPiece(piece):
                 text += piece
@@ -110,7 +116,7 @@ class OllamaStreamRenderer(AnswerStreamRenderer):
     __slots__ = ("_arguments", "_call_name", "_response", "_unsent_tokens")
 
     def __init__(self, response: OllamaResponse, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
-                 parser: ResponseParser | None) -> None:
+                 parser: ResponseParserProtocol | None) -> None:
         super().__init__(render_error_line, num_prompt_tokens, trimmed_stop_strings, parser)
         self._response = response
         self._call_name = self._arguments = ""  # of the call that is being read

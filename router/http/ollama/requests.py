@@ -11,6 +11,7 @@ from pydantic import AliasChoices, FailFast, Field
 from router.adapters.reference import AdapterReference
 from router.errors import AdapterNotFound, InvalidRequest
 from router.grammars.parameters import make_json_schema_grammar
+from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.openai.requests import (
     CHAT_PARAMETER_NAMES,
     ChatRequest,
@@ -19,13 +20,12 @@ from router.http.openai.requests import (
     StringList,
     get_echoed_model,
 )
-from router.http.openai.tool_calling import MAX_NAME_CHARS_IN_ERROR, Tool, ToolCall
 from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     TextsOrTokens,
     UInt32,
 )
@@ -53,7 +53,7 @@ def refuse_given_fields(body: BodyModel, *names: str) -> None:
             raise InvalidRequest(f"`{name}` is given, but {REFUSAL_REASONS[name]}; leave it out")
 
 
-class OllamaOptions(ReportingBodyModel):
+class OllamaOptions(LenientBodyModel):
     """The field `options`. Null means that an option is not given; the model's own default then counts."""
 
     ignored_fields = frozenset({
@@ -94,7 +94,7 @@ class OllamaOptions(ReportingBodyModel):
         }
 
 
-class OllamaModelRequest(ReportingBodyModel):
+class OllamaModelRequest(LenientBodyModel):
     """Body that names a model: the served one, or an adapter."""
 
     ignored_fields = frozenset({"keep_alive"})  # the model is there as long as the server
@@ -116,12 +116,12 @@ class OllamaModelRequest(ReportingBodyModel):
         """Load the adapter that the model is, and return it; None if it is the served model. Raises AdapterNotFound."""
         adapter, registry = self.adapter_reference(services, source_token), services.validator.adapter_registry
         if adapter is not None and registry is not None:
-            with self.report_missing_model():
+            with self.translate_missing_model_error():
                 await registry.resolve(adapter, deadline, tenant)
         return adapter
 
     @contextmanager
-    def report_missing_model(self) -> Iterator[None]:
+    def translate_missing_model_error(self) -> Iterator[None]:
         """Report an unknown model in Ollama's words: clients look for them."""
         try:
             yield
@@ -175,7 +175,7 @@ class OllamaGenerationRequest(OllamaModelRequest):
         return {"chat_template_kwargs": {"enable_thinking": bool(self.think)}, **effort}
 
 
-class OllamaFunctionCall(ReportingBodyModel):
+class OllamaFunctionCall(LenientBodyModel):
     """Name and arguments of a call that an earlier message made."""
 
     unreported_fields = frozenset({"index"})
@@ -183,7 +183,7 @@ class OllamaFunctionCall(ReportingBodyModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class OllamaToolCall(ReportingBodyModel):
+class OllamaToolCall(LenientBodyModel):
     """A tool call in an earlier message."""
 
     unreported_fields = frozenset({"type"})
@@ -196,7 +196,7 @@ class OllamaToolCall(ReportingBodyModel):
                                         "function": function})
 
 
-class OllamaMessage(ReportingBodyModel):
+class OllamaMessage(LenientBodyModel):
     """A message of the chat."""
 
     role: Annotated[str, Field(min_length=1)]

@@ -24,7 +24,7 @@ from router.http.ollama.requests import (
     OllamaGenerationRequest,
     OllamaModelRequest,
 )
-from router.http.openai.answers import process_output, stream_answer
+from router.http.openai.answers import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import ValidatedChat, validate_chat
 from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.routes.pooling import (
@@ -36,7 +36,7 @@ from router.http.routes.pooling import (
     vector_json,
 )
 from router.http.transport.body import json_text_response, read_body
-from router.http.transport.request_context import RequestContext, request_headers, response_headers
+from router.http.transport.request_context import RequestContext, ignored_fields_headers, response_headers
 from router.http.transport.services import (
     PoolingRequestOutput,
     ServiceRoutes,
@@ -95,7 +95,7 @@ class OllamaRoutes(ServiceRoutes):
                      inputs: Iterable[GenerationInput], render_vector: Callable[[int, PoolingRequestOutput], str],
                      ) -> tuple[list[str], dict[str, str], int]:
         adapter = body.adapter_reference(self._services, context.source_token)
-        with body.report_missing_model():
+        with body.translate_missing_model_error():
             return await run_pooling_requests(
                 self._services, request, context, [replace(each, adapter=adapter) for each in inputs], render_vector)
 
@@ -108,9 +108,9 @@ class OllamaRoutes(ServiceRoutes):
             logprob_tokenizer=services.validator.tokenizer if body.logprobs or body.top_logprobs else None)
         if body.is_empty:
             await body.load_adapter(services, context.source_token, context.tenant, context.deadline)
-            return json_text_response(response.to_json(LOADED), request_headers(request))
-        chat_request = await context.run(body.to_chat_request)
-        with body.report_missing_model():
+            return json_text_response(response.to_json(LOADED), ignored_fields_headers(request))
+        chat_request = await context.run_in_thread_if_long(body.to_chat_request)
+        with body.translate_missing_model_error():
             chat = await validate_generation(services, body, chat_request, context)
         validated_at = clock()
         [choice], [parser] = chat.choices, chat.parsers
@@ -119,7 +119,8 @@ class OllamaRoutes(ServiceRoutes):
         if body.stream is False:
             outputs = await generate_all(services, [choice], context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at)
-            answer = await process_output(outputs[0], ollama_answer_json, response, outputs[0], parser, stop_strings)
+            answer = await run_in_thread_if_long(outputs[0], ollama_answer_json, response, outputs[0], parser,
+                                                 stop_strings)
             return json_text_response(answer, headers)
         renderer = OllamaStreamRenderer(response, len(choice.request.prompt), stop_strings, parser)
         return await stream_answer(services, request, context, headers | NDJSON_HEADERS, choice=choice,

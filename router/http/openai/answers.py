@@ -22,7 +22,7 @@ from router.text.response_parser import (
     ContentPiece,
     ParsedToolCall,
     ReasoningPiece,
-    ResponseParser,
+    ResponseParserProtocol,
     ResponsePart,
     ToolCallOpening,
     WholePart,
@@ -35,11 +35,11 @@ MAX_INLINE_TOKENS = 128  # of an output that is parsed on the event loop
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
-class PartStripper:
+class AnswerWhitespaceStripper:
     """Strips the whitespace around an answer's reasoning, and around its text if the parser says so, while they come in
     pieces, and counts the tokens of the reasoning: those up to its last piece, without those of other parts."""
 
-    def __init__(self, parser: ResponseParser | None) -> None:
+    def __init__(self, parser: ResponseParserProtocol | None) -> None:
         """`parser`: of the answer, which knows at the latest with the first piece of the text whether to strip it."""
         self._parser = parser
         # Whitespace that is returned once more follows; None before the first other character.
@@ -47,7 +47,7 @@ class PartStripper:
         self.num_reasoning_tokens = 0
         self._num_tokens_since_part = 0
 
-    def feed(self, parts: Iterable[ResponsePart], num_tokens: int = 1) -> list[ResponsePart]:
+    def strip_parts(self, parts: Iterable[ResponsePart], num_tokens: int = 1) -> list[ResponsePart]:
         """Return what is left of the parts that `num_tokens` more tokens have brought."""
         self._num_tokens_since_part += num_tokens
         return [stripped for part in parts if (stripped := self._strip_part(part)) is not None]
@@ -99,7 +99,7 @@ class Answer:
         return [part for part in self.parts if isinstance(part, ParsedToolCall)]
 
 
-async def process_output(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
+async def run_in_thread_if_long(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
     the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
     if len(output.tokens) <= MAX_INLINE_TOKENS:
@@ -108,17 +108,17 @@ async def process_output(output: GenerationOutput, function: Callable[..., T], *
     return await asyncio.to_thread(function, *arguments)
 
 
-def read_answer(output: GenerationOutput, parser: ResponseParser | None,
-                trimmed_stop_strings: Sequence[str]) -> Answer:
+def parse_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
+                 trimmed_stop_strings: Sequence[str]) -> Answer:
     """Return the parts of a whole answer; without a parser it is one text, with its whitespace."""
     if parser is None:
         text = trim_stop_string(output.final_event, trimmed_stop_strings)
         return Answer([ContentPiece(text)] if text else [], output.final_event)
-    stripper, parts = PartStripper(parser), list[ResponsePart]()
+    stripper, parts = AnswerWhitespaceStripper(parser), list[ResponsePart]()
     *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
     for piece in pieces:
-        parts += stripper.feed(parser.feed(piece))
-    parts += stripper.feed([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
+        parts += stripper.strip_parts(parser.feed(piece))
+    parts += stripper.strip_parts([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
     return Answer(join_adjacent_parts(parts), output.final_event, stripper.num_reasoning_tokens)
 
 
@@ -131,11 +131,11 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
     __slots__ = ("_is_in_call", "_num_tool_calls", "_parser", "_stripper")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], parser: ResponseParser | None) -> None:
+                 trimmed_stop_strings: Sequence[str], parser: ResponseParserProtocol | None) -> None:
         """`parser`: of the answer; None if it is text alone."""
         super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
         self._parser = parser
-        self._stripper = PartStripper(parser)
+        self._stripper = AnswerWhitespaceStripper(parser)
         self._num_tool_calls = 0
         self._is_in_call = False  # whether the arguments of the last call may go on
 
@@ -151,15 +151,16 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         if self._parser is None:
             return self._render_parts([ContentPiece(text)] if text else [], token)
         parts = self._parser.feed(add_special_token_text(text, token))
-        return self._render_parts(self._stripper.feed(parts, 0 if token is None else 1), token)
+        return self._render_parts(self._stripper.strip_parts(parts, 0 if token is None else 1), token)
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
+        self._store_token_counts(event)
         if self._parser is None:
             parts: list[ResponsePart] = [ContentPiece(text)] if text else []
         else:
             last = get_last_token_text(text, token, event, self._parser)
-            parts = self._stripper.feed([*self._parser.feed(last), *self._parser.finish()], 0 if token is None else 1)
+            parts = [*self._parser.feed(last), *self._parser.finish()]
+            parts = self._stripper.strip_parts(parts, 0 if token is None else 1)
         return self._render_parts(parts, token) + self._end_call() + self._render_answer_end(event)
 
     def _render_parts(self, parts: Sequence[ResponsePart], token: TokenEvent | None) -> str:  # noqa: ARG002 - for subclasses
@@ -207,7 +208,7 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
         raise NotImplementedError
 
 
-def raw_token_texts(output: GenerationOutput, parser: ResponseParser,
+def raw_token_texts(output: GenerationOutput, parser: ResponseParserProtocol,
                     trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
     last token if `get_last_token_text` keeps it."""
@@ -227,7 +228,7 @@ def add_special_token_text(text: str, token: TokenEvent | None) -> str:
 
 
 def get_last_token_text(text: str, token: TokenEvent | None, final_event: FinishedEvent,
-                        parser: ResponseParser) -> str:
+                        parser: ResponseParserProtocol) -> str:
     """Return the last token's text. A special token ends the text, also where the length would have, and is left out
     unless it closes a tool call or reasoning. After a timeout it is like those before it."""
     if token is None or final_event.finish_reason is FinishReason.TIMEOUT or parser.is_field_end_token(token.text):

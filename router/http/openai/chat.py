@@ -12,7 +12,7 @@ from aiohttp import web
 
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
-from router.http.openai.answers import process_output
+from router.http.openai.answers import run_in_thread_if_long
 from router.http.openai.chat_grammar import constrain_answer
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import (
@@ -34,11 +34,11 @@ from router.http.openai.requests import (
     get_echoed_model,
     validate_with_model_adapter,
 )
-from router.http.openai.tool_calling import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
-    RequestTurns,
+    RequestGroupRunner,
     ServiceRoutes,
     Services,
     gather_or_cancel,
@@ -48,7 +48,7 @@ from router.http.transport.services import (
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
-from router.text.response_parser import ResponseParser
+from router.text.response_parser import ResponseParserProtocol
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 TGI_IGNORED_FIELDS: Mapping[str, Sequence[object]] = {"n": (None, 1)}  # with --compat tgi, unless of these values
@@ -80,14 +80,15 @@ class ValidatedChat:
     """The choices of a chat, with the parser of each one's answer: None where it can only be text."""
 
     choices: Sequence[ValidatedRequest]
-    parsers: Sequence[ResponseParser | None]
+    parsers: Sequence[ResponseParserProtocol | None]
 
 
 async def validate_chat(services: Services, chat_request: ChatRequest, context: RequestContext,
                         parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> ValidatedChat:
     """Encode and validate a chat of any dialect, whose names of parameters are those in errors. Raises InvalidRequest,
     InvalidTools and AdapterNotFound."""
-    generation_input = await context.run(partial(make_chat_input, services, chat_request, context, parameter_names))
+    generation_input = await context.run_in_thread_if_long(
+        partial(make_chat_input, services, chat_request, context, parameter_names))
     choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
     if services.validator.reasoning_format is None and not chat_request.may_call_tool:
         return ValidatedChat(choices, [None] * len(choices))
@@ -140,9 +141,9 @@ class ChatRoutes(ServiceRoutes):
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=len(outputs))
             return json_text_response(chat_completion_json(metadata, outputs, [
-                await process_output(output, text_chat_choice_json, metadata, index, output, output_options)
-                if parser is None else await process_output(output, tool_chat_choice_json, metadata, index, output,
-                                                               output_options, parser)
+                await run_in_thread_if_long(output, text_chat_choice_json, metadata, index, output, output_options)
+                if parser is None else await run_in_thread_if_long(output, tool_chat_choice_json, metadata, index,
+                                                                   output, output_options, parser)
                 for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))],
                 returns_token_ids=output_options.returns_token_ids), headers)
 
@@ -163,19 +164,20 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
     metadata, renderers, num_per_prompt = choices.metadata, choices.renderers, choices.num_per_prompt
     groups = [choices.validated_requests[start:start + num_per_prompt]
               for start in range(0, len(renderers), num_per_prompt)]
-    with closing(RequestTurns(services, context, groups,
-                              compute_max_concurrent_prompts(services.config, num_per_prompt))) as turns:
-        turns.submit()
+    with closing(RequestGroupRunner(services, context, groups,
+                                    compute_max_concurrent_prompts(services.config, num_per_prompt))) as runner:
+        runner.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
-            async def pump_prompt(index: int, streams: Sequence[RequestStream]) -> None:
+            async def stream_prompt_choices(index: int, streams: Sequence[RequestStream]) -> None:
                 start = index * num_per_prompt
                 await gather_or_cancel(
-                    pump_choice(stream, EventPump(stream, choices.make_chunk_renderer(start + place), event_stream,
-                                                  services.pump_flusher), renderers[start + place])
+                    stream_choice_or_raise(
+                        stream, EventPump(stream, choices.make_chunk_renderer(start + place), event_stream,
+                                          services.pump_flusher), renderers[start + place])
                     for place, stream in enumerate(streams))
 
-            await turns.run(pump_prompt)
+            await runner.run(stream_prompt_choices)
             usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)
                      if choices.usage_object_type else "")
             event_stream.write(f"{usage}{DONE_EVENT}".encode())
@@ -188,7 +190,7 @@ def compute_max_concurrent_prompts(config: RouterConfig, num_choices: int) -> in
     return max(1, max(config.max_client_batch_size, config.max_concurrent_requests // 2) // num_choices)
 
 
-async def pump_choice(stream: RequestStream, pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
+async def stream_choice_or_raise(stream: RequestStream, pump: EventPump, renderer: ChoiceStreamRenderer) -> None:
     """Run the pump, then raise the choice's error if it failed: the text before the error is already written."""
     await renderer.render_prompt(stream)
     await pump.run()

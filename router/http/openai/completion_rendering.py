@@ -41,12 +41,12 @@ class CompletionOutputOptions:
     has_token_ids: bool = False  # of a whole response
 
 
-def drop_generated(event: FinishedEvent) -> FinishedEvent:
+def drop_generated_output(event: FinishedEvent) -> FinishedEvent:
     """Return the end of a completion that has nothing but its prompt."""
     return replace(event, text="", num_tokens=0, finish_reason=FinishReason.LENGTH, is_stopped=False)
 
 
-class CompletionLogprobs:
+class CompletionLogprobsBuilder:
     """Builds the object `logprobs` of a completion, or of a chunk: tokens, their logprobs, the best candidates of each
     with the token itself among them, and the number of characters of the text before each."""
 
@@ -111,12 +111,12 @@ def output_choice_json(metadata: ResponseMetadata, index: int, output: Generatio
                           f'"token_ids":{token_ids_json(token.id for token in output.tokens)}')
         text = text if details.prompt is None else details.prompt.text + text
         logprobs_json = output_logprobs_json(output, details) if details.has_logprobs else "null"
-    reason = metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)]
+    reason = metadata.dialect.finish_reasons[get_finish_reason(output.final_event, metadata.dialect)]
     return completion_choice_json(index, text, reason, logprobs_json, ids_fields)
 
 
 def output_logprobs_json(output: GenerationOutput, details: CompletionOutputOptions) -> str:
-    logprobs = CompletionLogprobs(details.tokenizer)
+    logprobs = CompletionLogprobsBuilder(details.tokenizer)
     if details.prompt is not None:
         logprobs.add_prompt(details.prompt, output.prompt_logprobs, output.prompt_top_logprobs)
     for token in output.tokens:
@@ -135,24 +135,24 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
 
     has_prompt_ids_in_choice = True
 
-    __slots__ = ("_chunk_prefix", "_words")
+    __slots__ = ("_chunk_prefix", "_dialect")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  trimmed_stop_strings: Sequence[str] = ()) -> None:
         super().__init__(metadata.render_error_chunk, num_prompt_tokens, trimmed_stop_strings)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
-        self._words = metadata.words
+        self._dialect = metadata.dialect
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         return (f'{self._chunk_prefix}{quoted(text)},"logprobs":{self._render_logprobs(token)},'
-                f'"finish_reason":{self._words.unfinished_reason_json}}}],"usage":null}}\n\n')
+                f'"finish_reason":{self._dialect.unfinished_reason_json}}}],"usage":null}}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
-        usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._words.completion_ends_with_usage
+        self._store_token_counts(event)
+        usage = (format_usage(self.num_prompt_tokens, self.num_tokens) if self._dialect.completion_ends_with_usage
                  else "null")
-        reason = self._words.completion_chunk_finish_reasons[get_finish_reason(event, self._words)]
+        reason = self._dialect.completion_chunk_finish_reasons[get_finish_reason(event, self._dialect)]
         return (f'{self._chunk_prefix}{quoted(text)},"logprobs":{self._render_logprobs(token)},'
                 f'"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n')
 
@@ -169,7 +169,7 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
                  trimmed_stop_strings: Sequence[str], details: CompletionOutputOptions) -> None:
         super().__init__(metadata, index, num_prompt_tokens, trimmed_stop_strings)
         self._prompt = details.prompt  # None once it is sent
-        self._logprobs = CompletionLogprobs(details.tokenizer) if details.has_logprobs else None
+        self._logprobs = CompletionLogprobsBuilder(details.tokenizer) if details.has_logprobs else None
         self._prompt_logprobs: list[float | None] = [None]
         self._prompt_top_logprobs: list[Sequence[tuple[int, float]]] = []
         self._has_prompt_logprobs = False  # whether those of the prompt are rendered
@@ -191,7 +191,7 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
                 self._prompt_logprobs.extend(event.logprobs)
                 self._prompt_top_logprobs.extend(event.top_logprobs)
 
-    def _add_prompt_logprobs(self, prompt: EchoedPrompt, logprobs: CompletionLogprobs) -> None:
+    def _add_prompt_logprobs(self, prompt: EchoedPrompt, logprobs: CompletionLogprobsBuilder) -> None:
         logprobs.add_prompt(prompt, self._prompt_logprobs, self._prompt_top_logprobs)
         self._has_prompt_logprobs, self._prompt_logprobs, self._prompt_top_logprobs = True, [], []
 
@@ -218,7 +218,7 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         return self._logprobs.take_json()
 
 
-class PromptStreamRenderer(DetailedCompletionStreamRenderer):
+class EchoOnlyStreamRenderer(DetailedCompletionStreamRenderer):
     """Renderer of a completion that has nothing but its prompt: of the token that is generated nothing is sent."""
 
     has_output = False
@@ -226,5 +226,5 @@ class PromptStreamRenderer(DetailedCompletionStreamRenderer):
     __slots__ = ()
 
     def render(self, events: list[StreamEvent]) -> bytes:
-        return super().render([drop_generated(event) if isinstance(event, FinishedEvent) else event
+        return super().render([drop_generated_output(event) if isinstance(event, FinishedEvent) else event
                                for event in events if not isinstance(event, TokenEvent)])

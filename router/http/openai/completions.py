@@ -19,10 +19,10 @@ from router.http.openai.completion_rendering import (
     CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
+    EchoOnlyStreamRenderer,
     OpenAICompletionStreamRenderer,
-    PromptStreamRenderer,
     completion_json,
-    drop_generated,
+    drop_generated_output,
     output_choice_json,
 )
 from router.http.openai.rendering import ResponseMetadata
@@ -37,7 +37,7 @@ from router.http.transport.body import TextsOrTokens, UInt32, json_text_response
 from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import (
     GenerationOutput,
-    RequestTurns,
+    RequestGroupRunner,
     ServiceRoutes,
     Services,
     collect_output,
@@ -177,14 +177,14 @@ class CompletionRoutes(ServiceRoutes):
                 return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
                                                details)
 
-            outputs, choices_json = await generate_in_turns(
+            outputs, choices_json = await generate_prompts_in_groups(
                 services, context, choices, num_choices, render_output,
-                collect=collect_prompt if completion_request.has_prompt_only else collect_output)
+                collect=collect_prompt_only_output if completion_request.has_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
-        detailed_renderer = (PromptStreamRenderer if completion_request.has_prompt_only
+        detailed_renderer = (EchoOnlyStreamRenderer if completion_request.has_prompt_only
                              else DetailedCompletionStreamRenderer)
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
@@ -226,13 +226,13 @@ class CompletionRoutes(ServiceRoutes):
         return choices, all_details
 
 
-async def collect_prompt(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
+async def collect_prompt_only_output(stream: RequestStream, validated_request: ValidatedRequest) -> GenerationOutput:
     """Return the output of a request for its prompt alone."""
     output = await collect_output(stream, validated_request)
-    return replace(output, tokens=[], final_event=drop_generated(output.final_event))
+    return replace(output, tokens=[], final_event=drop_generated_output(output.final_event))
 
 
-async def generate_in_turns(
+async def generate_prompts_in_groups(
     services: Services, context: RequestContext, choices: Sequence[ValidatedRequest], num_choices: int,
     render: Callable[[int, GenerationOutput], Awaitable[str]], *,
     collect: Callable[[RequestStream, ValidatedRequest], Coroutine[None, None, GenerationOutput]],
@@ -249,8 +249,8 @@ async def generate_in_turns(
             rendered[index] = await render(index, output)
             outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())
 
-    with closing(RequestTurns(services, context, groups,
-                              compute_max_concurrent_prompts(services.config, num_choices))) as turns:
-        turns.submit()
-        await turns.run(generate_prompt)
+    with closing(RequestGroupRunner(services, context, groups,
+                                    compute_max_concurrent_prompts(services.config, num_choices))) as runner:
+        runner.submit()
+        await runner.run(generate_prompt)
     return [outputs[index] for index in range(len(choices))], [rendered[index] for index in range(len(choices))]

@@ -3,10 +3,10 @@
 import asyncio
 from functools import partial
 
+from router.http.openai.request_tools import select_template_tools
 from router.http.openai.requests import ChatRequest
-from router.http.openai.tool_calling import select_template_tools
 from router.http.transport.services import Services
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, ConstrainedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     PYTHONIC_FORMAT,
@@ -16,13 +16,13 @@ from router.text.output_formats import (
     without_fields,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import ResponseParser, StreamingResponseParser
+from router.text.response_parser import OutputFormatParser, ResponseParserProtocol
 from router.text.transformers_parser import import_chat_parsing
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest, validated_request: ValidatedRequest, *,
-                                 is_compat: bool = False) -> ResponseParser | None:
+                                 is_compat: bool = False) -> ResponseParserProtocol | None:
     """Return the parser of the answer if it may hold tool calls, or reasoning that the model sets apart, else None.
     With `is_compat`, read all calls whole and no reasoning without tools, as TGI and LoRAX."""
     validator, beginning = services.validator, validated_request.answer_beginning
@@ -40,7 +40,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
     if output_format is PYTHONIC_FORMAT:
         return PythonicCallParser(tools, max_calls)
     # In a thread: the first parser is imported, and all read the beginning, which may be long.
-    parser = await asyncio.to_thread(StreamingResponseParser, output_format, beginning.text, tools, max_calls,
+    parser = await asyncio.to_thread(OutputFormatParser, output_format, beginning.text, tools, max_calls,
                                      streams_calls=not is_compat)
     if chat_request.messages[-1].role == "assistant":
         parser.strips_text = False  # the answer goes on with that text, maybe with a space
@@ -48,7 +48,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
 
 
 async def create_constrained_parser(validator: RequestValidator, chat_request: ChatRequest,
-                                    beginning: AnswerBeginning) -> ResponseParser:
+                                    beginning: AnswerBeginning) -> ResponseParserProtocol:
     """Return the parser of an answer that a grammar constrains (chat_grammar.py)."""
     output_format = validator.output_format or BARE_JSON_FORMAT
     syntax, state = get_output_syntax(output_format), beginning.reasoning_state
@@ -56,12 +56,12 @@ async def create_constrained_parser(validator: RequestValidator, chat_request: C
         template = validator.chat_template
         return RequiredCallParser(syntax, state, "" if template is None else template.tool_call_opening)
     if not chat_request.may_call_tool:
-        return FormattedAnswerParser(syntax, state)
+        return ConstrainedAnswerParser(syntax, state)
     tools = select_template_tools(chat_request.tools, chat_request.tool_choice)
     await asyncio.to_thread(import_chat_parsing)
     return CallsOrTextParser(
         syntax, state, {tool["function"]["name"] for tool in tools},
-        partial(StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", tools,
+        partial(OutputFormatParser, without_fields(output_format, *REASONING_FIELDS), "", tools,
                 get_max_calls(chat_request)))
 
 

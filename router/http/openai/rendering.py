@@ -36,8 +36,8 @@ TGI_FINISH_REASONS = OPENAI_FINISH_REASONS | {FinishReason.STOP_STRING: "stop_se
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAIWords:
-    """Words of a dialect in the responses of OpenAI's routes."""
+class OpenAIResponseDialect:
+    """What differs between dialects in the responses of OpenAI's routes."""
 
     finish_reasons: Mapping[FinishReason, str]
     completion_chunk_finish_reasons: Mapping[FinishReason, str]
@@ -51,20 +51,20 @@ class OpenAIWords:
     has_usage_details: bool  # whether usage tells the tokens of the prompt that were cached, and those of reasoning
 
 
-OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
-                           every_delta_has_a_role=False, refusal_field=',"refusal":null',
-                           has_null_content=True, stop_precedes_length=True, completion_ends_with_usage=False,
-                           has_usage_details=True)
+OPENAI_DIALECT = OpenAIResponseDialect(
+    OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls", every_delta_has_a_role=False,
+    refusal_field=',"refusal":null', has_null_content=True, stop_precedes_length=True, completion_ends_with_usage=False,
+    has_usage_details=True)
 # As text-generation-inference has them (--compat tgi).
-TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""',
-                               "stop", every_delta_has_a_role=True, refusal_field="",
-                               has_null_content=False, stop_precedes_length=False, completion_ends_with_usage=True,
-                               has_usage_details=False)
+TGI_COMPAT_DIALECT = OpenAIResponseDialect(
+    TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop",
+    every_delta_has_a_role=True, refusal_field="", has_null_content=False, stop_precedes_length=False,
+    completion_ends_with_usage=True, has_usage_details=False)
 
 
-def get_finish_reason(event: FinishedEvent, words: OpenAIWords) -> FinishReason:
+def get_finish_reason(event: FinishedEvent, dialect: OpenAIResponseDialect) -> FinishReason:
     """Return the reason that the dialect reports; to OpenAI's clients a stop goes before the length."""
-    return FinishReason.STOP_STRING if event.is_stopped and words.stop_precedes_length else event.finish_reason
+    return FinishReason.STOP_STRING if event.is_stopped and dialect.stop_precedes_length else event.finish_reason
 
 
 def tgi_error_chunk(error: Exception) -> str:
@@ -91,14 +91,14 @@ class ResponseMetadata:
     created: int  # in seconds
     model: str
     system_fingerprint: str
-    words: OpenAIWords = OPENAI_WORDS
+    dialect: OpenAIResponseDialect = OPENAI_DIALECT
     render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
 
     @classmethod
     def create(cls, services: Services, request: web.Request, id_prefix: str, model: str) -> Self:
         """Return the metadata of a new response to this request."""
         return cls(id_prefix + request[ANSWER_ID], int(time.time()), model, SYSTEM_FINGERPRINT,
-                   TGI_COMPAT_WORDS if services.is_tgi else OPENAI_WORDS,
+                   TGI_COMPAT_DIALECT if services.is_tgi else OPENAI_DIALECT,
                    partial(render_error_chunk, path=request.path, compat=services.config.compat))
 
     def to_json_fields(self, object_type: str) -> str:
@@ -145,10 +145,10 @@ def token_ids_json(tokens: Iterable[int]) -> str:
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                           output_options: ChatOutputOptions) -> RenderedChoice:
     text = trim_stop_string(output.final_event, output_options.trimmed_stop_strings)
-    message = f'{{"role":"assistant","content":{quoted(text)}{metadata.words.refusal_field}}}'
+    message = f'{{"role":"assistant","content":{quoted(text)}{metadata.dialect.refusal_field}}}'
     return RenderedChoice(chat_choice_json(
         index, output, output_options, message,
-        metadata.words.finish_reasons[get_finish_reason(output.final_event, metadata.words)]))
+        metadata.dialect.finish_reasons[get_finish_reason(output.final_event, metadata.dialect)]))
 
 
 def chat_choice_json(index: int, output: GenerationOutput, output_options: ChatOutputOptions, message_json: str,
@@ -197,13 +197,15 @@ def output_usage_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOu
                       num_reasoning_tokens: int | None = None) -> str:
     """Render the usage of a whole response of OpenAI's routes."""
     num_cached_tokens = sum(output.final_event.timeline.num_prefix_hit_tokens for output in outputs[::num_choices])
-    return add_usage_details(usage_json(outputs, num_choices), metadata.words, num_cached_tokens, num_reasoning_tokens)
+    return add_usage_details(usage_json(outputs, num_choices), metadata.dialect, num_cached_tokens,
+                             num_reasoning_tokens)
 
 
-def add_usage_details(usage: str, words: OpenAIWords, num_cached_tokens: int, num_reasoning_tokens: int | None) -> str:
+def add_usage_details(usage: str, dialect: OpenAIResponseDialect, num_cached_tokens: int,
+                      num_reasoning_tokens: int | None) -> str:
     """Return the usage with the tokens of the prompt that were cached, if any were, and with those of reasoning, if
     they are known."""
-    if not words.has_usage_details:
+    if not dialect.has_usage_details:
         return usage
     details = f',"prompt_tokens_details":{{"cached_tokens":{num_cached_tokens}}}' if num_cached_tokens else ""
     if num_reasoning_tokens is not None:
@@ -295,7 +297,7 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
     async def render_prompt(self, stream: RequestStream) -> None:
         """Render what the first chunk has of the prompt, if that may take long, off the event loop."""
 
-    def _count(self, event: FinishedEvent) -> None:
+    def _store_token_counts(self, event: FinishedEvent) -> None:
         self.num_tokens, self.num_cached_tokens = event.num_tokens, event.timeline.num_prefix_hit_tokens
 
     def _handle_failure(self, event: FailedEvent) -> str:
@@ -308,18 +310,24 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
 class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
     """Renderer of one choice in a chat's stream."""
 
-    __slots__ = ("_chunk_prefix", "_delta_prefix", "_finish_reason_json", "_later_chunk_prefix", "_output_options",
-                 "_words")
+    __slots__ = (
+        "_chunk_prefix",
+        "_delta_prefix",
+        "_dialect",
+        "_finish_reason_json",
+        "_later_chunk_prefix",
+        "_output_options",
+    )
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  output_options: ChatOutputOptions) -> None:
         super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings)
         self._delta_prefix = delta_prefix(metadata, index)
         self._chunk_prefix = self._delta_prefix + '{"role":"assistant","content":'
-        self._later_chunk_prefix = (self._chunk_prefix if metadata.words.every_delta_has_a_role
+        self._later_chunk_prefix = (self._chunk_prefix if metadata.dialect.every_delta_has_a_role
                                     else self._delta_prefix + '{"content":')
         self._finish_reason_json = "null"  # until the end
-        self._words = metadata.words
+        self._dialect = metadata.dialect
         self._output_options = output_options
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
@@ -329,8 +337,8 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
                 '"usage":null}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        self._count(event)
-        self._finish_reason_json = f'"{self._words.finish_reasons[get_finish_reason(event, self._words)]}"'
+        self._store_token_counts(event)
+        self._finish_reason_json = f'"{self._dialect.finish_reasons[get_finish_reason(event, self._dialect)]}"'
         return self._render_chunk(text, token)
 
 
@@ -402,7 +410,7 @@ def usage_chunk(metadata: ResponseMetadata, object_type: str, renderers: Sequenc
     """Return the chunk with the usage of all choices together; a prompt counts once for its `num_choices`."""
     usage = format_usage(sum(choice.num_prompt_tokens for choice in renderers[::num_choices]),
                          sum(choice.num_tokens for choice in renderers))
-    usage = add_usage_details(usage, metadata.words,
+    usage = add_usage_details(usage, metadata.dialect,
                               sum(choice.num_cached_tokens for choice in renderers[::num_choices]),
                               sum_known([choice.num_reasoning_tokens for choice in renderers]))
     return f'data: {{{metadata.to_json_fields(object_type)},"choices":[],"usage":{usage}}}\n\n'

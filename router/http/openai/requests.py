@@ -14,8 +14,7 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.config import MAX_NAME_LENGTH
 from router.errors import AdapterNotFound, InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
-from router.http.openai.constraints import CONSTRAINT_FIELDS, ConstrainedRequest
-from router.http.openai.tool_calling import (
+from router.http.openai.request_tools import (
     NamedToolChoice,
     Tool,
     ToolCall,
@@ -23,18 +22,19 @@ from router.http.openai.tool_calling import (
     required_call_grammar,
     select_template_tools,
 )
+from router.http.openai.structured_outputs import CONSTRAINT_FIELDS, StructuredOutputRequest
 from router.http.transport.body import (
     NOT_GIVEN,
     BodyModel,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     UInt32,
     UInt64,
     is_base_model,
 )
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services, check_not_resumed
+from router.http.transport.services import Services, reject_resume_token_ids
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation import bounds
@@ -86,7 +86,7 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class StreamOptions(ReportingBodyModel):
+class StreamOptions(LenientBodyModel):
     """The field `stream_options`: whether a stream ends with its usage, and whether all its chunks have theirs so
     far."""
 
@@ -95,7 +95,7 @@ class StreamOptions(ReportingBodyModel):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAIBaseRequest(ConstrainedRequest):
+class OpenAIBaseRequest(StructuredOutputRequest):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
     ignored_fields = IGNORED_FIELDS
@@ -159,7 +159,7 @@ class OpenAIBaseRequest(ConstrainedRequest):
     def base_generation_input(self, prompt: RawPrompt, parameter_names: DialectParameterNames,
                               context: RequestContext) -> GenerationInput:
         if not self.stream:
-            check_not_resumed(self.resume_token_ids)
+            reject_resume_token_ids(self.resume_token_ids)
         greedy = self.temperature == 0
         if self.temperature is not None and self.temperature < 0:
             raise InvalidRequest(f"`temperature` must be at least 0, got {self.temperature}")
@@ -214,7 +214,7 @@ class TextPart(BodyModel):
     text: str
 
 
-class Message(ReportingBodyModel):
+class Message(LenientBodyModel):
     """A message of the chat, as OpenAI's clients send it."""
 
     unreported_fields = frozenset({"refusal", "annotations"})

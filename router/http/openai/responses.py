@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import process_output, stream_answer
+from router.http.openai.answers import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
+from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS
 from router.http.openai.requests import (
     IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
@@ -23,12 +24,11 @@ from router.http.openai.requests import (
 )
 from router.http.openai.responses_input import DocumentedInput, InputItem, make_type_check, wrap_input_text
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
-from router.http.openai.tool_calling import TOOL_CHOICE_OPTIONS
 from router.http.transport.body import (
     NOT_GIVEN,
     Int32,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     UInt32,
     UInt64,
     add_ignored_fields,
@@ -59,7 +59,7 @@ REFUSAL_REASONS = {  # of fields of OpenAI's API
     "moderation": "nothing is moderated here",
 }
 
-class FunctionTool(ReportingBodyModel):
+class FunctionTool(LenientBodyModel):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -73,14 +73,14 @@ class FunctionTool(ReportingBodyModel):
         return {"type": "function", "function": function}
 
 
-class FunctionToolChoice(ReportingBodyModel):
+class FunctionToolChoice(LenientBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
 
 
-class TextFormat(ReportingBodyModel):
+class TextFormat(LenientBodyModel):
     """The format of a response's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -107,21 +107,21 @@ class TextFormat(ReportingBodyModel):
         return self.model_dump(by_alias=True, exclude_none=True, exclude=set(self.model_extra or ()))
 
 
-class TextOptions(ReportingBodyModel):
+class TextOptions(LenientBodyModel):
     """The field `text`: options of a response's text."""
 
     ignored_fields = frozenset({"verbosity"})
     format: Annotated[TextFormat | None, make_type_check("text", "json_object", "json_schema")] = None
 
 
-class ReasoningOptions(ReportingBodyModel):
+class ReasoningOptions(LenientBodyModel):
     """The field `reasoning`: options of the model's reasoning."""
 
     ignored_fields = frozenset({"context", "generate_summary", "mode", "summary"})
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(ReportingBodyModel):
+class ResponsesRequest(LenientBodyModel):
     """Body of `/v1/responses`. Null means that a field is not given."""
 
     ignored_fields = IGNORED_FIELDS - {"metadata"} | {"access_programs", "image", "stream_options"}
@@ -200,7 +200,7 @@ class ResponsesRequest(ReportingBodyModel):
         """Return the chat with the same answer. Raises InvalidRequest."""
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in self.input:
-            item.add_to(messages)
+            item.append_to_messages(messages)
         tools = [tool.to_chat_tool() for tool in self.tools or () if self.tool_choice != "none"]
         text_format = None if self.text is None else self.text.format
         response_format = None if text_format is None else text_format.to_response_format()
@@ -260,7 +260,7 @@ class ResponsesRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, services.engine, CHAT_OPERATION)
         responses_request = await read_body(request, ResponsesRequest)
         responses_request.check_supported()
-        chat_request = await context.run(responses_request.to_chat_request)
+        chat_request = await context.run_in_thread_if_long(responses_request.to_chat_request)
         try:
             chat = await validate_chat(services, chat_request, context, RESPONSE_PARAMETER_NAMES)
         except ChatTemplateFailed as error:
@@ -280,4 +280,4 @@ class ResponsesRoutes(ServiceRoutes):
 
         [output] = await generate_all(services, [choice], context)
         headers |= timing_headers([output], validated_at - context.arrived_at, clock() - context.arrived_at)
-        return json_text_response(await process_output(output, renderer.render_whole, output), headers)
+        return json_text_response(await run_in_thread_if_long(output, renderer.render_whole, output), headers)

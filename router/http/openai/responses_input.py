@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Tag
 from pydantic_core import PydanticCustomError
 
-from router.http.transport.body import BodyModel, ReportingBodyModel
+from router.http.transport.body import BodyModel, LenientBodyModel
 
 MAX_TYPE_CHARS_IN_ERROR = 40
 ITEM_FIELDS = frozenset({"id", "status"})  # fields of the output's items, which clients send back
@@ -60,7 +60,7 @@ ContentText = Annotated[str, BeforeValidator(join_content_parts_text,
                                              json_schema_input_type=str | list[InputTextPart | RefusalPart])]
 
 
-class InputMessage(ReportingBodyModel):
+class InputMessage(LenientBodyModel):
     """Item of the input that is a message."""
 
     unreported_fields = ITEM_FIELDS
@@ -68,18 +68,18 @@ class InputMessage(ReportingBodyModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: ContentText
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
         if self.role != "assistant":  # many templates know no `developer`, and would leave out what it says
             messages.append({"role": "user" if self.role == "user" else "system", "content": self.content})
             return
-        answer = get_answer_at_end(messages)
+        answer = get_or_append_assistant_message(messages)
         if answer["content"] and "tool_calls" not in answer:
             messages.append({"role": "assistant", "content": self.content})
         else:
             answer["content"] += self.content
 
 
-class FunctionCallItem(ReportingBodyModel):
+class FunctionCallItem(LenientBodyModel):
     """Item of the input that is a function call of an earlier answer."""
 
     unreported_fields = ITEM_FIELDS
@@ -88,12 +88,12 @@ class FunctionCallItem(ReportingBodyModel):
     name: str
     arguments: str
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        get_answer_at_end(messages).setdefault("tool_calls", []).append(
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
+        get_or_append_assistant_message(messages).setdefault("tool_calls", []).append(
             {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
 
 
-class FunctionCallOutputItem(ReportingBodyModel):
+class FunctionCallOutputItem(LenientBodyModel):
     """Item of the input that is the result of a function call."""
 
     unreported_fields = ITEM_FIELDS
@@ -101,7 +101,7 @@ class FunctionCallOutputItem(ReportingBodyModel):
     call_id: str
     output: ContentText
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
         messages.append({"role": "tool", "content": self.output, "tool_call_id": self.call_id})
 
 
@@ -112,7 +112,7 @@ class ReasoningPart(BodyModel):
     text: str
 
 
-class ReasoningItem(ReportingBodyModel):
+class ReasoningItem(LenientBodyModel):
     """Item of the input that is the reasoning of an earlier answer, or only a summary of it."""
 
     unreported_fields = ITEM_FIELDS | {"encrypted_content"}
@@ -120,13 +120,13 @@ class ReasoningItem(ReportingBodyModel):
     summary: Annotated[list[ReasoningPart] | None, FailFast()] = None
     content: Annotated[list[ReasoningPart] | None, FailFast()] = None
 
-    def add_to(self, messages: list[ChatMessageFields]) -> None:
-        answer = get_answer_at_end(messages)
+    def append_to_messages(self, messages: list[ChatMessageFields]) -> None:
+        answer = get_or_append_assistant_message(messages)
         text = "".join(part.text for part in self.content or self.summary or ())
         answer["reasoning_content"] = answer.get("reasoning_content", "") + text
 
 
-def get_answer_at_end(messages: list[ChatMessageFields]) -> ChatMessageFields:
+def get_or_append_assistant_message(messages: list[ChatMessageFields]) -> ChatMessageFields:
     """Return the last message if it is the assistant's, else append one: its reasoning, text and calls are items in the
     input, but one message to templates."""
     if not messages or messages[-1]["role"] != "assistant":

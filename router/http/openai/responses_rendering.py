@@ -9,10 +9,10 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer
-from router.http.openai.rendering import OPENAI_WORDS, get_finish_reason, token_logprobs_json
+from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason, token_logprobs_json
 from router.http.transport.errors import OpenAIErrorReply
 from router.http.transport.services import GenerationOutput
-from router.text.response_parser import ResponseParser, ResponsePart
+from router.text.response_parser import ResponseParserProtocol, ResponsePart
 from router.text.tokenizer import Tokenizer
 
 
@@ -140,7 +140,7 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
     __slots__ = ("_events", "_item", "_logprob_tokenizer", "_tokens")
 
     def __init__(self, events: ResponseEvents, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
-                 parser: ResponseParser | None, logprob_tokenizer: Tokenizer | None = None) -> None:
+                 parser: ResponseParserProtocol | None, logprob_tokenizer: Tokenizer | None = None) -> None:
         """`logprob_tokenizer`: the tokenizer, if the response has logprobs."""
         super().__init__(events.render_failure, num_prompt_tokens, trimmed_stop_strings, parser)
         self._events = events
@@ -183,7 +183,7 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
         return ""  # what comes next ends the item
 
     def _render_answer_end(self, event: FinishedEvent) -> str:
-        is_completed = get_finish_reason(event, OPENAI_WORDS) in COMPLETED_FINISH_REASONS
+        is_completed = get_finish_reason(event, OPENAI_DIALECT) in COMPLETED_FINISH_REASONS
         status = "completed" if is_completed else "incomplete"
         item_end = "" if self._item is None else self._item.render_end(status, self._take_logprobs())
         usage = (

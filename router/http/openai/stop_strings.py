@@ -14,7 +14,7 @@ class StopStringTrimmer:
     __slots__ = ("_held_back", "_matchers")
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
-        self._matchers = [PrefixMatcher(string) for string in stop_strings]
+        self._matchers = [StopStringPrefixMatcher(string) for string in stop_strings]
         self._held_back = ""
 
     def feed(self, text: str) -> str:
@@ -32,7 +32,7 @@ class StopStringTrimmer:
         return held_back
 
 
-class PrefixMatcher:
+class StopStringPrefixMatcher:
     """Length of the longest end of a growing text with which a stop string begins, in constant time per character
     (Knuth, Morris and Pratt): this runs for every token of a stream."""
 

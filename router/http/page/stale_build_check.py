@@ -14,7 +14,7 @@ SUMS_FILE = "static/SHA256SUMS"
 TOOLCHAIN_FILES = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
 
-def read_recorded_digests(page_folder: Path) -> dict[str, str]:
+def load_recorded_digests(page_folder: Path) -> dict[str, str]:
     """Return the digests by file, as `make page` wrote them."""
     lines = (page_folder / SUMS_FILE).read_text().splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -31,7 +31,7 @@ def compute_digests(page_folder: Path) -> dict[str, str]:
 
 def find_stale_files(page_folder: Path) -> Iterator[str]:
     """Yield the files that were changed, added or removed since the page was built."""
-    recorded, present = read_recorded_digests(page_folder), compute_digests(page_folder)
+    recorded, present = load_recorded_digests(page_folder), compute_digests(page_folder)
     yield from (name for name in sorted(recorded.keys() | present.keys()) if recorded.get(name) != present.get(name))
 
 

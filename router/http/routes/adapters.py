@@ -13,7 +13,7 @@ from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.config import LOCAL_SOURCE
 from router.errors import AdapterLoadFailed, InvalidRequest
 from router.http.transport.auth import CLIENT, require_admin
-from router.http.transport.body import ReportingBodyModel, is_base_model, json_response, read_body
+from router.http.transport.body import LenientBodyModel, is_base_model, json_response, read_body
 from router.http.transport.services import ServiceRoutes
 from router.scheduler.loadable_resource_cache import UNLOADED_STATE, AdapterState
 from router.validation.bounds import ADAPTER_NAME
@@ -22,7 +22,7 @@ UNLOADED_ADAPTER = AdapterState(UNLOADED_STATE, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
-class LoadAdapterRequest(ReportingBodyModel):
+class LoadAdapterRequest(LenientBodyModel):
     """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
     id: Annotated[str, ADAPTER_NAME]
@@ -31,7 +31,7 @@ class LoadAdapterRequest(ReportingBodyModel):
     alias: Annotated[str | None, ADAPTER_NAME] = None
 
 
-class LoadLoraAdapterRequest(ReportingBodyModel):
+class LoadLoraAdapterRequest(LenientBodyModel):
     """Body of vLLM's `/v1/load_lora_adapter`."""
 
     lora_name: Annotated[str, ADAPTER_NAME]
@@ -39,7 +39,7 @@ class LoadLoraAdapterRequest(ReportingBodyModel):
     load_inplace: bool = False
 
 
-class UnloadLoraAdapterRequest(ReportingBodyModel):
+class UnloadLoraAdapterRequest(LenientBodyModel):
     """Body of vLLM's `/v1/unload_lora_adapter`."""
 
     lora_name: str

@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 
 from router.errors import InvalidRequest
-from router.http.transport.body import ReportingBodyModel, json_response, read_body
-from router.http.transport.request_context import RequestContext, request_headers
+from router.http.transport.body import LenientBodyModel, json_response, read_body
+from router.http.transport.request_context import RequestContext, ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput
@@ -32,7 +32,7 @@ USAGE_HINT = (
 logger = logging.getLogger(__name__)
 
 
-class StudyInferenceRequest(ReportingBodyModel):
+class StudyInferenceRequest(LenientBodyModel):
     """Body of `POST /inference` in the effective-batching study's API: a prompt and the exact number of tokens to
     generate."""
 
@@ -103,7 +103,7 @@ class BatchingStudyCompatRoutes(ServiceRoutes):
             seconds = self._now() - started_at
             self._latency_stats.add_request(answer.final_event.num_tokens, seconds)
         return json_response({"completion": inference_request.prompt + answer.final_event.text},
-                             request_headers(request) | {LATENCY_HEADER: f"{seconds:.6f}"})
+                             ignored_fields_headers(request) | {LATENCY_HEADER: f"{seconds:.6f}"})
 
     async def get_stats(self, _: web.Request) -> web.Response:
         await asyncio.to_thread(write_csv_file, self._csv_file, self._latency_stats.to_csv())

@@ -15,13 +15,13 @@ from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import (
     BodyModel,
-    ReportingBodyModel,
+    LenientBodyModel,
     add_ignored_fields,
     json_response,
     read_body,
     report_ignored_fields,
 )
-from router.http.transport.request_context import RequestContext, request_headers
+from router.http.transport.request_context import RequestContext, ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 
@@ -34,7 +34,7 @@ class SageMakerRequest(BodyModel):
     prompt: Any = None
 
 
-class VertexRequest(ReportingBodyModel):
+class VertexRequest(LenientBodyModel):
     """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
 
     instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]
@@ -82,7 +82,7 @@ class CloudRoutes(ServiceRoutes):
                                                      for choices in validated_by_instance)
         predictions = [self._render_text(instance, outputs[0].final_event) for instance, outputs in zip(
             instances_body.instances, outputs_by_instance, strict=True)]
-        return json_response({"predictions": predictions}, request_headers(request))
+        return json_response({"predictions": predictions}, ignored_fields_headers(request))
 
     def _render_text(self, instance: GenerateRequest | ChatRequest, event: FinishedEvent) -> str:
         return (trim_stop_string(event, instance.trimmed_stop_strings(is_tgi=self._services.is_tgi))
@@ -95,6 +95,7 @@ class CloudRoutes(ServiceRoutes):
             if instance.n not in {None, 1}:
                 raise InvalidRequest(f"`n` must be 1 in `instances`, got {instance.n}: a prediction is one text",
                                      param="instances")
-            generation_input = await context.run(partial(make_chat_input, self._services, instance, context))
+            generation_input = await context.run_in_thread_if_long(
+                partial(make_chat_input, self._services, instance, context))
             return await validate_with_model_adapter(self._services, instance, generation_input, context)
         return await self._services.validator.validate(instance.to_generation_input(context))

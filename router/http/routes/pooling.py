@@ -26,8 +26,8 @@ from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     NOT_GIVEN,
     AdapterParameters,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     TextsOrTokens,
     UInt32,
     json_response,
@@ -38,7 +38,7 @@ from router.http.transport.request_context import RequestContext, response_heade
 from router.http.transport.services import (
     COMPUTE_TYPE,
     PoolingRequestOutput,
-    RequestTurns,
+    RequestGroupRunner,
     ServiceRoutes,
     Services,
     timing_headers,
@@ -86,10 +86,10 @@ async def run_pooling_requests(
         results[index] = build_result(index, PoolingRequestOutput(validated_requests[index], event))
         outputs.append(PoolingRequestOutput(validated_requests[index], replace(event, output=[])))
 
-    with closing(RequestTurns(services, context, [[choice] for choice in validated_requests],
-                              compute_max_concurrent_texts(services.config))) as turns:
-        turns.submit()
-        await turns.run(build_result_of_text)
+    with closing(RequestGroupRunner(services, context, [[choice] for choice in validated_requests],
+                                    compute_max_concurrent_texts(services.config))) as runner:
+        runner.submit()
+        await runner.run(build_result_of_text)
     total_seconds = clock() - context.arrived_at
     headers = (response_headers(request, services.engine.model_info,
                                 sum(choice.num_prompt_characters for choice in validated_requests))
@@ -120,14 +120,14 @@ class EmbedParameters(AdapterParameters):
     """The field `parameters` of embedding requests: the adapter to use."""
 
 
-class EmbedRequest(ReportingBodyModel):
+class EmbedRequest(LenientBodyModel):
     """Body of LoRAX's `/embed`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: EmbedParameters | None = None
 
 
-class EmbeddingsRequest(ReportingBodyModel):
+class EmbeddingsRequest(LenientBodyModel):
     """One or several texts to embed. Null means that a field is not given."""
 
     ignored_fields = frozenset({"cache_salt", "padding", "priority", "request_id", "truncation_side", "user"})
@@ -154,7 +154,7 @@ class EmbeddingsRequest(ReportingBodyModel):
         return f'{{"object":"embedding","index":{index},"embedding":{value}}}'
 
 
-class FeatureExtractionRequest(ReportingBodyModel):
+class FeatureExtractionRequest(LenientBodyModel):
     """Body of `/` for a model that only makes embeddings: text-embeddings-inference's, which the Hub's client sends."""
 
     inputs: Annotated[TextsOrTokens, NON_EMPTY_TEXTS_OR_TOKENS]
@@ -179,13 +179,13 @@ class FeatureExtractionRequest(ReportingBodyModel):
                            if self.normalize or self.dimensions is not None else vector)
 
 
-class ClassifyRequest(ReportingBodyModel):
+class ClassifyRequest(LenientBodyModel):
     """Body of `/classify`: one text."""
 
     inputs: Annotated[str, NON_EMPTY_TEXT]
 
 
-class ClassifyBatchRequest(ReportingBodyModel):
+class ClassifyBatchRequest(LenientBodyModel):
     """Body of `/classify_batch`: several texts."""
 
     inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]

@@ -27,8 +27,8 @@ from router.http.routes.pooling import MAX_TEXTS, create_embedding_input, get_ou
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     BodyModel,
+    LenientBodyModel,
     RefusedFields,
-    ReportingBodyModel,
     UInt32,
     json_text_response,
     read_body,
@@ -46,7 +46,7 @@ Texts = Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS_OR
                   BeforeValidator(wrap_single_text, json_schema_input_type=str | list[str])]
 
 
-class ScoringRequest(ReportingBodyModel):
+class ScoringRequest(LenientBodyModel):
     """Base class of bodies with texts to compare."""
 
     refused_fields: ClassVar[RefusedFields] = dict.fromkeys(
@@ -54,7 +54,7 @@ class ScoringRequest(ReportingBodyModel):
     model: str | None = None
 
 
-class RankedDocument(BodyModel):
+class RerankDocument(BodyModel):
     """A document to rank, as an object. Its other fields are passed over, as Cohere does."""
 
     model_config = ConfigDict(extra="allow")
@@ -66,7 +66,7 @@ def get_document_text(value: object) -> object:
 
 
 DocumentText = Annotated[str, BeforeValidator(
-    get_document_text, json_schema_input_type=Annotated[str, Field(min_length=1)] | RankedDocument)]
+    get_document_text, json_schema_input_type=Annotated[str, Field(min_length=1)] | RerankDocument)]
 
 
 class RerankRequest(ScoringRequest):

@@ -22,13 +22,13 @@ from router.http.transport.body import json_response
 from router.http.transport.errors import TgiErrorReply
 from router.http.transport.query import (
     ParameterParser,
-    parse_choice,
-    parse_number_between,
+    make_choice_parser,
+    make_number_parser,
+    parse_query_parameters,
     parse_text,
     parse_whole_number,
-    read_query,
 )
-from router.http.transport.request_context import read_request_id
+from router.http.transport.request_context import extract_request_id
 from router.http.transport.services import ServiceRoutes
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase
@@ -50,8 +50,8 @@ DEFAULT_LISTED_REQUESTS, MAX_LISTED_REQUESTS = 100, 500
 ANY_ERROR = "any"  # value of the filter `error_type`
 MAX_LISTED_RECORDS = 2 * MAX_FINISHED_RECORDS + MAX_REFUSED_RECORDS  # that filters choose from
 REQUEST_FILTERS: Mapping[str, ParameterParser] = {
-    "limit": parse_number_between(1, MAX_LISTED_REQUESTS), "state": parse_choice("waiting", "running", "over"),
-    "adapter": parse_text, "error_type": parse_text, "finish_reason": parse_choice(*map(str, FinishReason)),
+    "limit": make_number_parser(1, MAX_LISTED_REQUESTS), "state": make_choice_parser("waiting", "running", "over"),
+    "adapter": parse_text, "error_type": parse_text, "finish_reason": make_choice_parser(*map(str, FinishReason)),
     "min_total_ms": parse_whole_number}
 MAX_NAMED_PROMPTS = 3  # prompts of other requests that an explanation names
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
@@ -165,7 +165,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def requests(self, request: web.Request) -> web.Response:
         """List the requests of the client's own tenant: the unfinished ones, and behind them those that ended last."""
-        filters = read_query(request, REQUEST_FILTERS)
+        filters = parse_query_parameters(request, REQUEST_FILTERS)
         limit, now = filters.pop("limit", DEFAULT_LISTED_REQUESTS), clock()
         records = self._services.engine.find_latest_request_records(request[CLIENT].tenant.name, MAX_LISTED_RECORDS)
         found = islice((record for record in records if matches_filters(record, filters, now)), limit)
@@ -176,7 +176,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a request of the client's own tenant. Its connection is closed without the end of the answer."""
-        request_id = read_request_id(request.match_info["id"])
+        request_id = extract_request_id(request.match_info["id"])
         num_cancelled = self._services.engine.cancel_request(request_id, request[CLIENT].tenant.name)
         if not num_cancelled:
             raise web.HTTPNotFound(text="there is no unfinished request of this id; an answer has its id in the header "
@@ -185,7 +185,7 @@ class InfoRoutes(ServiceRoutes):
 
     async def explain(self, request: web.Request) -> web.Response:
         """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
-        record = self._services.engine.get_request_record(read_request_id(request.match_info["id"]))
+        record = self._services.engine.get_request_record(extract_request_id(request.match_info["id"]))
         if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
@@ -251,8 +251,8 @@ class MetricsRoutes:
         return [web.get("/metrics", self.metrics)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        page = self._engine.metrics_page({} if self._adapter_registry is None
-                                         else self._adapter_registry.find_public_names())
+        page = self._engine.render_metrics_page({} if self._adapter_registry is None
+                                                else self._adapter_registry.find_public_names())
         if self.allows_json and request.headers.get("Accept") == "application/json":
             return json_response(metrics_page_to_json(page))
         return web.Response(body=page.encode(), headers={"Content-Type": CONTENT_TYPE})

@@ -14,8 +14,8 @@ from pydantic import FailFast
 from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
-from router.http.transport.body import BodyModel, ReportingBodyModel, UInt32, json_response, read_body
-from router.http.transport.request_context import request_headers
+from router.http.transport.body import BodyModel, LenientBodyModel, UInt32, json_response, read_body
+from router.http.transport.request_context import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText
@@ -33,7 +33,7 @@ PATH_FIELDS = frozenset({"name_or_path", "_name_or_path"})  # beside those that 
 TokenJson = dict[str, Any]
 
 
-class TokenizedFields(BodyModel):
+class TokenizeFormatFields(BodyModel):
     """The fields that decide in whose format `/tokenize` is asked."""
 
     inputs: Any = None
@@ -41,7 +41,7 @@ class TokenizedFields(BodyModel):
     messages: Any = None
 
 
-class TokenizePromptRequest(ReportingBodyModel):
+class TokenizePromptRequest(LenientBodyModel):
     """Body of vLLM's `/tokenize` for a text."""
 
     prompt: Annotated[str, bounds.NON_EMPTY_TEXT]
@@ -49,7 +49,7 @@ class TokenizePromptRequest(ReportingBodyModel):
     model: str | None = None
 
 
-class DetokenizeRequest(ReportingBodyModel):
+class DetokenizeRequest(LenientBodyModel):
     """Body of vLLM's `/detokenize`."""
 
     tokens: Annotated[list[UInt32], FailFast()]
@@ -64,7 +64,7 @@ class TokenizeRoutes(ServiceRoutes):
                 web.post("/detokenize", self.detokenize), web.get("/tokenizer_info", self.tokenizer_info)]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        fields = await read_body(request, TokenizedFields)
+        fields = await read_body(request, TokenizeFormatFields)
         if fields.inputs is None and fields.prompt is not None:
             prompt_request = await read_body(request, TokenizePromptRequest)
             return await respond_with_tokens(
@@ -96,7 +96,7 @@ class TokenizeRoutes(ServiceRoutes):
         detokenize_request = await read_body(request, DetokenizeRequest)
         text = await self._services.validator.prompt_encoder.detokenize("tokens", tuple(detokenize_request.tokens),
                                                                                 request[CLIENT].tenant)
-        return json_response({"prompt": text}, request_headers(request))
+        return json_response({"prompt": text}, ignored_fields_headers(request))
 
     async def tokenizer_info(self, _: web.Request) -> web.Response:
         return json_response(make_tokenizer_info(self._services.validator.tokenizer,
@@ -155,7 +155,7 @@ def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
 async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
     """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
     a read."""
-    response = web.StreamResponse(headers=request_headers(request))
+    response = web.StreamResponse(headers=ignored_fields_headers(request))
     response.content_type = "application/json"
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)

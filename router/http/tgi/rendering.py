@@ -1,8 +1,8 @@
 """Rendering of generated tokens as JSON of text-generation-inference and of LoRAX, which is a fork of it: events of a
 stream, and the details of a whole response.
 
-A `GenerateWords` holds the words in which the two differ. Text is escaped to ASCII: some clients take U+2028 and the
-like for the end of an event's line.
+A `GenerateResponseDialect` holds what differs between the two. Text is escaped to ASCII: some clients take U+2028 and
+the like for the end of an event's line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ def tgi_error_event(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateWords:
-    """Words of a dialect in the answers of `/generate` and `/generate_stream`.
+class GenerateResponseDialect:
+    """What differs between dialects in the answers of `/generate` and `/generate_stream`.
 
     The fields of the end are templates with `reason`, `num_tokens`, `seed` and `num_prompt_tokens`.
     """
@@ -45,7 +45,7 @@ class GenerateWords:
     render_error_event: Callable[[Exception], str]
 
 
-TGI_WORDS = GenerateWords(
+TGI_DIALECT = GenerateResponseDialect(
     before_index='data: {"index":',
     numbers_events=True,
     after_index=',"token":',
@@ -65,24 +65,25 @@ def float32_json(value: float | None) -> str:
     return f"{value:.9g}" if value is not None and value - value == 0 else "null"
 
 
-def token_json(token: TokenEvent, words: GenerateWords = TGI_WORDS) -> str:
+def token_json(token: TokenEvent, dialect: GenerateResponseDialect = TGI_DIALECT) -> str:
     logprob = token.logprob  # as `float32_json` renders it, without the call
     token_object = (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":'
-                    f"{f'{logprob:.9g}' if logprob - logprob == 0 else 'null'}{words.token_ends[token.special]}")
-    if token.top_tokens and words.nests_top_tokens:
-        return f'{token_object[:-1]},"alternative_tokens":{top_tokens_json(token.top_tokens, words)}}}'
+                    f"{f'{logprob:.9g}' if logprob - logprob == 0 else 'null'}{dialect.token_ends[token.special]}")
+    if token.top_tokens and dialect.nests_top_tokens:
+        return f'{token_object[:-1]},"alternative_tokens":{top_tokens_json(token.top_tokens, dialect)}}}'
     return token_object
 
 
-def top_tokens_json(top_tokens: Sequence[TopToken], words: GenerateWords) -> str:
+def top_tokens_json(top_tokens: Sequence[TopToken], dialect: GenerateResponseDialect) -> str:
     tops = ",".join(f'{{"id":{top.id},"text":{quoted(top.text)},"logprob":{float32_json(top.logprob)}'
-                    f"{words.top_token_ends[top.special]}" for top in top_tokens)
+                    f"{dialect.top_token_ends[top.special]}" for top in top_tokens)
     return f"[{tops}]"
 
 
-def format_end(template: str, event: FinishedEvent, validated_request: ValidatedRequest, words: GenerateWords) -> str:
+def format_end(template: str, event: FinishedEvent, validated_request: ValidatedRequest,
+               dialect: GenerateResponseDialect) -> str:
     seed = validated_request.seed
-    return template.format(reason=words.finish_reasons[event.finish_reason], num_tokens=event.num_tokens,
+    return template.format(reason=dialect.finish_reasons[event.finish_reason], num_tokens=event.num_tokens,
                            seed="null" if seed is None else seed,
                            num_prompt_tokens=len(validated_request.request.prompt))
 
@@ -95,12 +96,12 @@ class GenerateStreamRenderer:
     _validated_request: ValidatedRequest
     _has_details: bool
     _text_prefix: str  # prepended to the generated text
-    _words: GenerateWords = TGI_WORDS
+    _dialect: GenerateResponseDialect = TGI_DIALECT
     _token_index: int = 0
     is_finished: bool = False
 
     def render(self, events: list[StreamEvent]) -> bytes:
-        words = self._words
+        dialect = self._dialect
         parts: list[str] = []
         token: TokenEvent | None = None
         for event in events:
@@ -113,7 +114,7 @@ class GenerateStreamRenderer:
                     token = EMPTY_TOKEN
                     self._token_index += 1
                     parts.append("")
-                details = (f"{{{format_end(words.stream_details_fields, event, self._validated_request, words)}}}"
+                details = (f"{{{format_end(dialect.stream_details_fields, event, self._validated_request, dialect)}}}"
                            if self._has_details else "null")
                 text = quoted(self._text_prefix + event.text)
                 parts[-1] = self._render_token_event(token, f'"generated_text":{text},"details":{details}')
@@ -121,46 +122,48 @@ class GenerateStreamRenderer:
             elif type(event) is FailedEvent:
                 if isinstance(event.error, Cancelled):
                     raise event.error
-                parts.append(words.render_error_event(event.error))
+                parts.append(dialect.render_error_event(event.error))
                 self.is_finished = True
         return "".join(parts).encode("ascii")
 
     def _render_token_event(self, token: TokenEvent, end_fields: str) -> str:
-        words = self._words
-        index = self._token_index if words.numbers_events else ""
-        if token.top_tokens and not words.nests_top_tokens:
-            end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens, words)},{end_fields}'
-        return f"{words.before_index}{index}{words.after_index}{token_json(token, words)},{end_fields}}}\n\n"
+        dialect = self._dialect
+        index = self._token_index if dialect.numbers_events else ""
+        if token.top_tokens and not dialect.nests_top_tokens:
+            end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens, dialect)},{end_fields}'
+        return f"{dialect.before_index}{index}{dialect.after_index}{token_json(token, dialect)},{end_fields}}}\n\n"
 
 
 def generate_response_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],
-                           text_prefix: str, *, has_details: bool, words: GenerateWords = TGI_WORDS) -> str:
+                           text_prefix: str, *, has_details: bool,
+                           dialect: GenerateResponseDialect = TGI_DIALECT) -> str:
     """Render a whole response: the best choice, with the others among its details."""
     text = quoted(text_prefix + output.final_event.text)
     if not has_details:
         return f'{{"generated_text":{text}}}'
-    return f'{{"generated_text":{text},"details":{details_json(output, tokenizer, other_outputs, text_prefix, words)}}}'
+    details = details_json(output, tokenizer, other_outputs, text_prefix, dialect)
+    return f'{{"generated_text":{text},"details":{details}}}'
 
 
 def details_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],
-                 text_prefix: str, words: GenerateWords = TGI_WORDS) -> str:
+                 text_prefix: str, dialect: GenerateResponseDialect = TGI_DIALECT) -> str:
     """Render the field `details` of a whole response."""
     best_of = ",".join(f'{{"generated_text":{quoted(text_prefix + other.final_event.text)},'
-                       f'{choice_fields(other, tokenizer, END_FIELDS, "", words)}}}' for other in other_outputs)
+                       f'{choice_fields(other, tokenizer, END_FIELDS, "", dialect)}}}' for other in other_outputs)
     best_of_field = f',"best_of_sequences":[{best_of}]' if other_outputs else ""
-    return f"{{{choice_fields(output, tokenizer, words.details_fields, best_of_field, words)}}}"
+    return f"{{{choice_fields(output, tokenizer, dialect.details_fields, best_of_field, dialect)}}}"
 
 
 def choice_fields(output: GenerationOutput, tokenizer: Tokenizer, end_fields: str, best_of_field: str,
-                  words: GenerateWords) -> str:
+                  dialect: GenerateResponseDialect) -> str:
     """Render the details of one choice. The prompt's tokens are there if their logprobs were requested."""
     request = output.validated_request.request
     prefill = "" if not request.prompt_logprobs else ",".join(
         f'{{"id":{token},"text":{quoted(tokenizer.decode_token(token))},"logprob":{float32_json(logprob)}}}'
         for token, logprob in zip(request.prompt, output.prompt_logprobs, strict=True))
-    tokens = ",".join([token_json(token, words) for token in output.tokens])
-    top_tokens = [] if words.nests_top_tokens else [token.top_tokens for token in output.tokens]
-    top_tokens_field = (f',"top_tokens":[{",".join(top_tokens_json(tops, words) for tops in top_tokens)}]'
+    tokens = ",".join([token_json(token, dialect) for token in output.tokens])
+    top_tokens = [] if dialect.nests_top_tokens else [token.top_tokens for token in output.tokens]
+    top_tokens_field = (f',"top_tokens":[{",".join(top_tokens_json(tops, dialect) for tops in top_tokens)}]'
                         if any(top_tokens) else "")
-    return (f"{format_end(end_fields, output.final_event, output.validated_request, words)},"
+    return (f"{format_end(end_fields, output.final_event, output.validated_request, dialect)},"
             f'"prefill":[{prefill}],"tokens":[{tokens}]{best_of_field}{top_tokens_field}')

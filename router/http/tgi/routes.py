@@ -15,7 +15,7 @@ from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_
 from router.http.transport.body import (
     AdapterParameters,
     Int32,
-    ReportingBodyModel,
+    LenientBodyModel,
     UInt32,
     UInt64,
     adapter_for_stream_headers,
@@ -23,7 +23,7 @@ from router.http.transport.body import (
     read_body,
 )
 from router.http.transport.request_context import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, check_not_resumed, generate_best_first, timing_headers
+from router.http.transport.services import ServiceRoutes, generate_best_first, reject_resume_token_ids, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
 from router.validation import bounds
@@ -89,7 +89,7 @@ class GenerateParameters(BaseGenerateParameters):
     priority: Annotated[Int32, bounds.PRIORITY] = 0
 
 
-class GenerateRequest(ReportingBodyModel):
+class GenerateRequest(LenientBodyModel):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
@@ -161,7 +161,7 @@ class TgiRoutes(ServiceRoutes):
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
                                 context: RequestContext) -> tuple[str, dict[str, str]]:
         services = self._services
-        check_not_resumed(generate_request.parameters.resume_token_ids)
+        reject_resume_token_ids(generate_request.parameters.resume_token_ids)
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
         best_output, *other_outputs = await generate_best_first(services, validated_requests, context)

@@ -46,7 +46,7 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> None:
     has no keys: API keys, of this server or any other, must not be passed on to an adapter source.
     """
     is_public = request.path in PUBLIC_PATHS or request.path.startswith(PUBLIC_PATH_PREFIXES)
-    key = get_request_key(request)
+    key = get_request_api_key(request)
     is_key_tried = bool(key) and request.path.startswith(MODELS_PATH)
     if is_public and request.method in READ_METHODS and not is_key_tried:
         return
@@ -83,7 +83,7 @@ def check_host(request: web.Request, allowed_hosts: frozenset[str]) -> None:
                                 f"{host[:100]!a}; --allowed-hosts allows other names")
 
 
-def get_request_key(request: web.Request) -> str:
+def get_request_api_key(request: web.Request) -> str:
     """Return the bearer token, or else the key as Anthropic's clients send it; empty without any."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else request.headers.get(ANTHROPIC_KEY_HEADER, "").strip()

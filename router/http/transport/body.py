@@ -72,7 +72,7 @@ class BodyModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class ReportingBodyModel(BodyModel):
+class LenientBodyModel(BodyModel):
     """Request body, or object within one, whose unknown fields are ignored and reported: in a response header, and in
     the log of requests. `unreported_fields` are those that clients send without a meaning for the answer.
 
@@ -107,7 +107,7 @@ class ReportingBodyModel(BodyModel):
             places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
                 (field, value),)
             for place, part in places:
-                if not isinstance(part, ReportingBodyModel):
+                if not isinstance(part, LenientBodyModel):
                     break  # parts are of the same kind
                 for name, given in (part.model_extra or {}).items():
                     if (given is not None and name not in part.unreported_fields
@@ -125,24 +125,24 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     page may send any other media type than JSON without being allowed to, so from one it is refused in any case."""
     if not has_json_media_type(request) and (not any_media_type or "Origin" in request.headers):
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
-    content = request.get(DECOMPRESSED_BODY) or await read_content(request)
+    content = request.get(DECOMPRESSED_BODY) or await read_decompressed_body(request)
     try:
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
             body = body_model.model_validate_json(content)
         else:
-            body = await asyncio.to_thread(read_many_values, content, body_model)
+            body = await asyncio.to_thread(parse_large_body, content, body_model)
     except ValidationError as error:  # report the first fault, without repeating the body
         errors = await list_validation_errors(error)
         if errors[0]["type"] == "json_invalid":
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
         raise BodyValidationError(*describe_first_error(errors)) from None
-    if isinstance(body, ReportingBodyModel) and (unknown_fields := body.list_unknown_fields()):
+    if isinstance(body, LenientBodyModel) and (unknown_fields := body.list_unknown_fields()):
         add_ignored_fields(request, unknown_fields)
     return body
 
 
-def read_many_values(content: bytes, body_model: type[BodyT]) -> BodyT:
+def parse_large_body(content: bytes, body_model: type[BodyT]) -> BodyT:
     """Return the body. Raises BodyValidationError and pydantic's ValidationError."""
     check_num_values(content)
     return body_model.model_validate_json(content)
@@ -202,7 +202,7 @@ async def list_validation_errors(error: ValidationError) -> Any:
     return await asyncio.to_thread(error.errors, include_url=False)
 
 
-def report_ignored_fields(request: web.Request, body: ReportingBodyModel,
+def report_ignored_fields(request: web.Request, body: LenientBodyModel,
                           neutral_values: Mapping[str, Sequence[object]]) -> None:
     """Report fields that other routes refuse and this one ignores, and known fields that it ignores, too, unless they
     have one of these values, which change nothing."""
@@ -232,7 +232,7 @@ def has_json_media_type(request: web.Request) -> bool:
     return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
 
 
-async def read_content(request: web.Request) -> bytes:
+async def read_decompressed_body(request: web.Request) -> bytes:
     """Return the body, decompressed, and keep it for further calls of `read_body`. Raises the HTTP errors 415, 413 and
     400."""
     limit = request.client_max_size - 1
@@ -249,14 +249,14 @@ async def read_content(request: web.Request) -> bytes:
     except web.RequestPayloadError:
         raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
     except web.HTTPRequestEntityTooLarge:
-        raise body_too_large(limit, "bytes") from None
+        raise make_body_too_large_error(limit, "bytes") from None
     if len(content) > limit:  # some versions of aiohttp accept a body of exactly their limit
-        raise body_too_large(limit, "bytes")
+        raise make_body_too_large_error(limit, "bytes")
     request[DECOMPRESSED_BODY] = content if encoding == IDENTITY else await decompress(content, encoding, limit)
     return request[DECOMPRESSED_BODY]
 
 
-def body_too_large(limit: int, unit: str) -> web.HTTPException:
+def make_body_too_large_error(limit: int, unit: str) -> web.HTTPException:
     return web.HTTPRequestEntityTooLarge(limit, 0, text=f"the body must have at most {limit} {unit} (--payload-limit)")
 
 
@@ -270,7 +270,7 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
         for piece in decompress_in_slices(content, RAW_DEFLATE_WBITS if is_raw else WBITS_BY_ENCODING[encoding]):
             body += piece
             if len(body) > limit:
-                raise body_too_large(limit, "bytes once decompressed")
+                raise make_body_too_large_error(limit, "bytes once decompressed")
             await asyncio.sleep(0)
     except zlib.error:
         raise web.HTTPBadRequest(text=f"the body is not whole, or not in its Content-Encoding, {encoding}") from None
@@ -312,7 +312,7 @@ class BodyValidationError(web.HTTPUnprocessableEntity):
         super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.fault}")
 
 
-class MergedAdapters(ReportingBodyModel):
+class MergedAdapters(LenientBodyModel):
     """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
 
     ids: Annotated[list[str], FailFast()]
@@ -322,7 +322,7 @@ class MergedAdapters(ReportingBodyModel):
     majority_sign_method: str | None = None
 
 
-class AdapterParameters(ReportingBodyModel):
+class AdapterParameters(LenientBodyModel):
     """Parameters that name the adapter of a request, or several adapters to merge."""
 
     adapter_id: str | None = None
@@ -353,6 +353,6 @@ def adapter_for_stream_headers(registry: AdapterRegistry | None,
                                adapter_reference: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
     """Return the adapter for the headers of a stream, which are sent before the adapter is known to exist."""
     try:
-        return None if registry is None else registry.get_adapter_reference(adapter_reference)
+        return None if registry is None else registry.get_canonical_reference(adapter_reference)
     except InvalidRequest:
         return None

@@ -105,10 +105,10 @@ class Connections:
         self._num_connections += 1
         self._start_sweep_timer()
         if (self._num_by_address[address] > self._max_per_address and address
-                and not makes_place(self._evictable_by_address.get(address, OrderedDict()))):
+                and not evict_idle_connection(self._evictable_by_address.get(address, OrderedDict()))):
             return (f"{address} has {self._max_per_address} connections, as many as one address may "
                     "(--max-connections-per-address)")
-        if self._num_connections > self._max_connections and not makes_place(self._evictable):
+        if self._num_connections > self._max_connections and not evict_idle_connection(self._evictable):
             return f"there are {self._max_connections} connections, as many as allowed (--max-connections)"
         return ""
 
@@ -120,7 +120,7 @@ class Connections:
         self.unmark_evictable(connection)
         self._unread.pop(connection, None)
 
-    def note_state(self, connection: "Connection") -> None:
+    def update_evictable(self, connection: "Connection") -> None:
         if connection.state is ConnectionState.HANDLED:
             self.unmark_evictable(connection)
         else:
@@ -167,7 +167,7 @@ class Connections:
             self._start_sweep_timer()
 
 
-def makes_place(evictable: "EvictableConnections") -> bool:
+def evict_idle_connection(evictable: "EvictableConnections") -> bool:
     """Close the connection that has been longest without a complete request; return whether its place can be used for
     any request, not for a probe only."""
     for connection in [*islice(evictable, MAX_EVICTION_ATTEMPTS)]:
@@ -209,7 +209,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
-        self.address = find_address(peer[0]) if isinstance(peer, tuple) else ""
+        self.address = normalize_client_address(peer[0]) if isinstance(peer, tuple) else ""
         super().connection_made(transport)
         self._open_transport = self.transport
         self._is_counted = True
@@ -265,7 +265,7 @@ class Connection(web.RequestHandler):
             seconds = {ConnectionState.HEAD: limits.header_timeout, ConnectionState.BODY: limits.body_timeout,
                        ConnectionState.IDLE: limits.keep_alive_timeout}[state]
             self._deadline = asyncio.get_running_loop().time() + seconds
-        self.connections.note_state(self)
+        self.connections.update_evictable(self)
 
     @contextmanager
     def reading_body(self) -> Iterator[None]:
@@ -339,7 +339,7 @@ class Connection(web.RequestHandler):
 
 
 @web.middleware
-async def handle_on_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def connection_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Note that the connection has a request. Close it after the response if all are to be closed, or if the body was
     not read to its end: the rest may be of any length."""
     connection = find_connection(request)
@@ -361,7 +361,7 @@ def error_json(error_type: str, reason: str) -> str:
     return json.dumps({"error": " ".join(reason.split())[:MAX_REASON_CHARACTERS], "error_type": error_type})
 
 
-def find_address(peer_address: str) -> str:
+def normalize_client_address(peer_address: str) -> str:
     """Return what counts as one client's address: of IPv6 the network, in which a client has any number of them."""
     if ":" not in peer_address:
         return peer_address

@@ -13,7 +13,7 @@ MAX_DIGITS = 15
 ParameterParser = Callable[[str, str], Any]  # of a parameter's name and value; raises InvalidRequest
 
 
-def read_query(request: web.Request, parsers: Mapping[str, ParameterParser]) -> dict[str, Any]:
+def parse_query_parameters(request: web.Request, parsers: Mapping[str, ParameterParser]) -> dict[str, Any]:
     """Return the given parameters by name, parsed. Raises InvalidRequest."""
     values: dict[str, Any] = {}
     for name, value in request.query.items():
@@ -32,7 +32,7 @@ def parse_whole_number(name: str, value: str) -> int:
     return int(value)
 
 
-def parse_number_between(low: int, high: int) -> ParameterParser:
+def make_number_parser(low: int, high: int) -> ParameterParser:
     def parse(name: str, value: str) -> int:
         number = parse_whole_number(name, value)
         if not low <= number <= high:
@@ -41,7 +41,7 @@ def parse_number_between(low: int, high: int) -> ParameterParser:
     return parse
 
 
-def parse_choice(*choices: str) -> ParameterParser:
+def make_choice_parser(*choices: str) -> ParameterParser:
     def parse(name: str, value: str) -> str:
         if value not in choices:
             raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, got {value[:MAX_SHOWN_CHARACTERS]!a}")

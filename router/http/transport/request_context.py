@@ -24,7 +24,7 @@ from router.http.transport.errors import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import Tenant
 from router.telemetry.instruments import Counter
-from router.telemetry.server_metrics import RequestRecord, count_tokens
+from router.telemetry.server_metrics import RequestRecord, sum_choices_for_log
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -87,7 +87,7 @@ class RequestContext:
                    request.get(REQUEST_SPAN), client.source_token,
                    not length.isdecimal() or int(length) > MAX_INLINE_BYTES or "Content-Encoding" in request.headers)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_in_thread_if_long(self, work: Callable[[], T]) -> T:
         """Return the result of work whose time grows with the body: in a thread if that is long."""
         return await asyncio.to_thread(work) if self.has_long_body else work()
 
@@ -118,7 +118,7 @@ def create_request_id() -> str:
     return secrets.token_hex(16)
 
 
-def read_request_id(request_or_answer_id: str) -> str:
+def extract_request_id(request_or_answer_id: str) -> str:
     """Return the id of the request whose answer has this id, or which has it itself."""
     match = ANSWER_ID_PATTERN.fullmatch(request_or_answer_id)
     return request_or_answer_id if match is None else match[1]
@@ -131,7 +131,7 @@ async def add_request_id_header(request: web.Request, response: web.StreamRespon
                                         or create_request_id())
 
 
-def request_headers(request: web.Request) -> dict[str, str]:
+def ignored_fields_headers(request: web.Request) -> dict[str, str]:
     """Return the header about the request's body: the fields that were ignored, if any were."""
     return {"x-ignored-fields": request[IGNORED_FIELDS]} if IGNORED_FIELDS in request else {}
 
@@ -146,7 +146,7 @@ def response_headers(request: web.Request, model_info: ModelInfo, num_characters
         "x-compute-characters": str(num_characters),
         "x-weft-exact": str(int(model_info.exact)),
     }
-    headers |= request_headers(request)
+    headers |= ignored_fields_headers(request)
     return headers if adapter is None else headers | adapter_headers(adapter)
 
 
@@ -192,13 +192,14 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
             return response
         finally:
             if engine is not None and REQUEST_ID in request:
-                record_end(request, response, engine, logs_request=logs_requests and logger.isEnabledFor(logging.INFO))
+                record_request_end(request, response, engine,
+                                   logs_request=logs_requests and logger.isEnabledFor(logging.INFO))
 
     return handle_request
 
 
-def record_end(request: web.Request, response: web.StreamResponse | None, engine: Engine, *,
-               logs_request: bool) -> None:
+def record_request_end(request: web.Request, response: web.StreamResponse | None, engine: Engine, *,
+                       logs_request: bool) -> None:
     """Count a request that is over, add to its record why it failed, and log it."""
     request_metrics, failure_type = engine.server_metrics.requests, request.get(FAILURE_TYPE)
     label = None if failure_type is None else error_label(failure_type)
@@ -206,11 +207,11 @@ def record_end(request: web.Request, response: web.StreamResponse | None, engine
     submitted_record = find_request_record(request, engine)
     record = submitted_record if label is None else record_failure(request, engine, submitted_record, label)
     if record is not None:
-        record.http_exchange = describe_exchange(request, response)
+        record.http_exchange = describe_http_exchange(request, response)
     if logs_request:
         status = " ".join(filter(None, ("" if response is None else str(response.status), label)))
         log_request(request, status, {} if submitted_record is None else submitted_record.log_fields(clock())
-                    | count_tokens(engine.find_prompt_records(submitted_record)))
+                    | sum_choices_for_log(engine.find_prompt_records(submitted_record)))
 
 
 def find_request_record(request: web.Request, engine: Engine) -> RequestRecord | None:
@@ -230,7 +231,7 @@ def record_failure(request: web.Request, engine: Engine, record: RequestRecord |
     return refused
 
 
-def describe_exchange(request: web.Request, response: web.StreamResponse | None) -> dict[str, Any]:
+def describe_http_exchange(request: web.Request, response: web.StreamResponse | None) -> dict[str, Any]:
     """Return route, status and headers. Of the request's headers only that which names its program may be shown."""
     return {"route": f"{request.method} {request.rel_url.raw_path}",
             "status": None if response is None else response.status,

@@ -46,7 +46,7 @@ class ServedModel:
 
 
 @dataclass(slots=True)
-class TurnBudget:
+class RequestGroupBudget:
     """Number of places that the further groups of all HTTP requests with several may still take: others must find room
     beside any number of such requests."""
 
@@ -62,7 +62,7 @@ class Services:
     config: RouterConfig
     served_model: ServedModel
     pump_flusher: PumpFlusher
-    turn_budget: TurnBudget
+    request_group_budget: RequestGroupBudget
 
     def submit(self, validated_request: ValidatedRequest, context: RequestContext) -> RequestStream:
         if context.request_span is None:
@@ -133,7 +133,7 @@ class PoolingRequestOutput:
     final_event: PoolingEvent
 
 
-def check_not_resumed(resume_token_ids: Sequence[int] | None) -> None:
+def reject_resume_token_ids(resume_token_ids: Sequence[int] | None) -> None:
     """Refuse to go on with an output where it is not streamed. Raises InvalidRequest."""
     if resume_token_ids:
         raise InvalidRequest("`resume_token_ids` is given, but only a stream goes on; ask for a stream, or leave it "
@@ -175,7 +175,7 @@ async def generate_all(services: Services, validated_requests: Sequence[Validate
         return await gather_or_cancel(map(collect_output, streams, validated_requests))
 
 
-class RequestTurns:
+class RequestGroupRunner:
     """Groups of requests that one HTTP request makes. A limited number of groups is submitted at a time, in order; the
     others wait here, where they take no place of other clients' requests. `close` cancels what is unfinished."""
 
@@ -195,7 +195,7 @@ class RequestTurns:
         while self._waiting and len(self._submitted) < self._max_groups:
             index, group = self._waiting[0]
             num_budgeted = len(group) if self._submitted else 0
-            if num_budgeted > self._services.turn_budget.num_left:
+            if num_budgeted > self._services.request_group_budget.num_left:
                 break
             try:
                 self._submitted[index] = self._submit_group(group)
@@ -203,7 +203,7 @@ class RequestTurns:
                 if not self._submitted:
                     raise
                 break
-            self._services.turn_budget.num_left -= num_budgeted
+            self._services.request_group_budget.num_left -= num_budgeted
             self._num_budgeted[index] = num_budgeted
             submitted.append((index, self._submitted[index]))
             self._waiting.popleft()
@@ -219,7 +219,7 @@ class RequestTurns:
 
     def _close_group(self, index: int) -> None:
         close_streams(self._submitted.pop(index))
-        self._services.turn_budget.num_left += self._num_budgeted.pop(index)
+        self._services.request_group_budget.num_left += self._num_budgeted.pop(index)
 
     async def run(self, handle: Callable[[int, Sequence[RequestStream]], Awaitable[object]]) -> None:
         """Call `handle` with the index and the streams of each group, and submit a waiting one when it returns. Raises

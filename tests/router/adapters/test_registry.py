@@ -346,7 +346,7 @@ def test_local_adapter_has_one_spelling_and_names_of_other_sources_stay() -> Non
 def test_adapter_name_is_known_before_the_adapter_is_fetched() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.preload_adapters()
-        called = setup.registry.get_adapter_reference
+        called = setup.registry.get_canonical_reference
         assert called(AdapterReference("b")) == AdapterReference("b", "hub")
         assert called(AdapterReference("mine")) == AdapterReference("secret", "local")
         assert called(MergedAdapterReference((AdapterReference("b", "s3"), AdapterReference("mine")),

@@ -32,10 +32,10 @@ from router.scheduler.events import (
     SequenceFinished,
     TokensGenerated,
 )
-from router.scheduler.messages import PromptLogprobs, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import PromptLogprobs, StepResult, StepResultRow
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer

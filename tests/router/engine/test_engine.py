@@ -13,7 +13,7 @@ from router.engine import engine, plans_in_flight
 from router.engine.engine import Engine
 from router.engine.stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
-from router.recording.file import Recording, RecordingFolder
+from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
 from router.scheduler.loadable_resource_cache import AdapterState
@@ -687,7 +687,7 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
         weft.engine.resource_controller.request_resource_unload(resource)
         assert await removed.get() == resource
         assert weft.engine.resource_controller.adapter_states == {}
-        samples = parse_metrics(weft.engine.metrics_page())
+        samples = parse_metrics(weft.engine.render_metrics_page())
         assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
         assert samples["weft_adapter_load_seconds_count"] == 1
     play_scenario(scenario, tmp_path)

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 from router.engine.stream import FinishedEvent, OutputBuilder, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.request import FinishReason, Request, SamplingParams
-from router.scheduler.messages import PromptLogprobs, StepResultRow
+from router.scheduler.shard_messages import PromptLogprobs, StepResultRow
 from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 

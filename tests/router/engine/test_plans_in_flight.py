@@ -13,7 +13,7 @@ from router.engine.plans_in_flight import (
     Health,
     PlansInFlight,
 )
-from router.scheduler.messages import StepPlan
+from router.scheduler.shard_messages import StepPlan
 
 
 def make_plan(seconds=0.5):

@@ -11,7 +11,7 @@ text_pieces = st.text("ab", max_size=6)
 
 def find_stop_end(strings, pieces):
     stop_strings = StopStringMatcher(tuple(strings))
-    return next((end for piece in pieces if (end := stop_strings.feed(piece)) is not None), None)
+    return next((end for piece in pieces if (end := stop_strings.find_match_end(piece)) is not None), None)
 
 
 @pytest.mark.slow
@@ -41,5 +41,5 @@ def test_stop_string_that_ends_first_counts_even_if_it_starts_later():
 def test_only_the_longest_possible_partial_match_is_kept():
     stop_strings = StopStringMatcher(("abc", "x"))
     for _ in range(100):
-        stop_strings.feed("yyyyy")
+        stop_strings.find_match_end("yyyyy")
     assert stop_strings._tail == "yy"

@@ -104,7 +104,7 @@ class ScriptedEngine:
         return {"ready": not self.unavailable_reason, "not_ready_reason": self.unavailable_reason or None,
                 "has_shards": self.has_shards}
 
-    def metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
+    def render_metrics_page(self, adapter_names: AdapterNames = NO_ADAPTER_NAMES) -> str:
         return self.server_metrics.render(is_ready=not self.unavailable_reason, has_shards=True,
                                           adapter_names=adapter_names)
 

@@ -2,7 +2,16 @@
 
 from router.monitor.batch_lanes import BatchLanes
 from router.request import Request, RequestKind
-from router.scheduler.messages import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, PrefillChunk, StepPlan
+from router.scheduler.shard_messages import (
+    Concat,
+    Decode,
+    Filter,
+    NewSequence,
+    PoolingStep,
+    Prefill,
+    PrefillChunk,
+    StepPlan,
+)
 
 
 def make_plan(*messages):

@@ -18,7 +18,7 @@ from router.monitor.batching_simulation import (
     simulate_batching,
     summarize_steps,
 )
-from router.monitor.monitor import BufferedStep, BufferedStretch
+from router.monitor.monitor import BufferedStep, BufferedStepRange
 from router.monitor.observed_steps import ObservedSequence, ObservedStep
 from router.request import Request, RequestKind, Tenant
 from router.scheduler.settings import SchedulerSettings
@@ -113,21 +113,21 @@ def test_simulation_of_too_many_steps_ends_with_an_error(monkeypatch, limit, val
         simulate()
 
 
-def make_stretch(steps, sequences):
-    return BufferedStretch([BufferedStep(step.number, json.dumps(step.to_json(0.0))) for step in steps],
-                           {sequence.id: sequence for sequence in sequences})
+def make_step_range(steps, sequences):
+    return BufferedStepRange([BufferedStep(step.number, json.dumps(step.to_json(0.0))) for step in steps],
+                             {sequence.id: sequence for sequence in sequences})
 
 
 def test_texts_to_pool_and_unknown_sequences_are_left_out():
     sequences = make_sequences(3)
     sequences[0].kind, sequences[1].tenant_name = RequestKind.EMBED, None
-    assert [sequence.id for sequence in select_sequences(make_stretch([], sequences))] == [3]
+    assert [sequence.id for sequence in select_sequences(make_step_range([], sequences))] == [3]
 
 
 def test_time_between_steps_is_the_median_of_the_buffered_ones():
     steps = [ObservedStep(number, "decode", 1.0, 0.010, 0.010 + overhead, rows=[(0, 1, 1, "d")])
              for number, overhead in enumerate((0.001, 0.004, 0.002))]
-    profile = measure_timing(parse_steps(make_stretch(steps, [])), (1.0, 2.0, 3.0, 4.0))
+    profile = measure_timing(parse_steps(make_step_range(steps, [])), (1.0, 2.0, 3.0, 4.0))
     assert profile.coefficients == (1.0, 2.0, 3.0, 4.0)
     assert profile.idle_overheads == profile.pipelined_overheads == [pytest.approx(0.002)]
     assert measure_timing([], (1.0, 2.0, 3.0, 4.0)).idle_overheads == []

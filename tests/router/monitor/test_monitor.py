@@ -27,10 +27,10 @@ from router.monitor.monitor import (
 )
 from router.monitor.step_observer import StepObserver
 from router.monitor.viewer import Viewer
-from router.recording.file import Recording, RecordingFolder
+from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.messages import Prefill, StepPlan
+from router.scheduler.shard_messages import Prefill, StepPlan
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer
 
@@ -454,13 +454,13 @@ def test_buffered_steps_can_be_had_again(tmp_path):
         assert [name for name, _ in later[:2]] == ["state", "frame"]
         assert later[1][1]["steps"] == steps[5:]
         assert [entry["id"] for entry in later[1][1]["sequences"]] == [1]
-        stretch = monitor.get_buffered_stretch(2, 4)
-        assert [step.number for step in stretch.steps] == [3, 4]
-        assert {*stretch.sequences} == {1}
-        assert monitor.get_buffered_stretch(10_000).steps == []
+        step_range = monitor.get_buffered_step_range(2, 4)
+        assert [step.number for step in step_range.steps] == [3, 4]
+        assert {*step_range.sequences} == {1}
+        assert monitor.get_buffered_step_range(10_000).steps == []
         assert monitor._buffer_timer is not None
         monitor._clear_buffer()
-        assert monitor.get_buffered_stretch().steps == []
+        assert monitor.get_buffered_step_range().steps == []
     play_scenario(scenario, tmp_path)
 
 

@@ -12,7 +12,7 @@ from router.monitor.batch_lanes import LaneChanges
 from router.monitor.step_observer import StepObserver
 from router.request import FinishReason, Request, RequestKind, Tenant
 from router.scheduler.events import SequenceFinished
-from router.scheduler.messages import Decode, PoolingStep, Prefill
+from router.scheduler.shard_messages import Decode, PoolingStep, Prefill
 from shard.config import SimulatedConfig
 
 NUM_CLIENTS = 15

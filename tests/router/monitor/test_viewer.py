@@ -1,7 +1,7 @@
 """What a viewer sees of its own sequences and of those of others."""
 
 from router.monitor.observed_steps import ObservedSequence
-from router.monitor.viewer import Ordinals, SequenceRenderer, Viewer
+from router.monitor.viewer import AnonymousNumbers, SequenceRenderer, Viewer
 from router.request import ADAPTER, LoadableResource, Request, Tenant
 
 
@@ -58,5 +58,5 @@ def test_sequence_of_which_only_rows_are_known_belongs_to_nobody():
 
 
 def test_ordinals_count_from_one_and_stay():
-    ordinals = Ordinals()
+    ordinals = AnonymousNumbers()
     assert [ordinals.get(key) for key in ("x", None, "y", "x")] == [1, 0, 2, 1]

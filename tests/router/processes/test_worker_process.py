@@ -9,15 +9,15 @@ import pytest
 
 from router.processes.worker_process import (
     STOP_REASON,
-    ProcessWorker,
+    RestartingWorker,
+    WorkerCpuTimeExceeded,
     WorkerDied,
     WorkerProcess,
-    WorkerTask,
-    WorkerTimeUsedUp,
+    WorkerTaskWording,
     answer_requests,
 )
 
-TASK = WorkerTask("weave", "woven", "cloths")
+TASK = WorkerTaskWording("weave", "woven", "cloths")
 SCRIPT = """
 import json, os, socket
 parent = socket.socket(fileno=0)
@@ -40,7 +40,7 @@ COMMAND = (sys.executable, "-P", "-c", SCRIPT)
 def test_words_of_the_task_are_those_of_errors() -> None:
     with closing(WorkerProcess(TASK, COMMAND)) as process:
         assert process.send_request({"a": "é" * 100_000}, 9, 9) == {"echo": {"a": "é" * 100_000}}
-        with pytest.raises(WorkerTimeUsedUp, match=r"it takes more than 0.1 seconds to weave"):
+        with pytest.raises(WorkerCpuTimeExceeded, match=r"it takes more than 0.1 seconds to weave"):
             process.send_request({"burn": 1}, 0.1, 60)
     with closing(WorkerProcess(TASK, COMMAND)) as process, pytest.raises(WorkerDied, match="cannot be woven at all"):
         process.send_request({"die": 1}, 9, 9)
@@ -48,7 +48,7 @@ def test_words_of_the_task_are_those_of_errors() -> None:
 
 @pytest.mark.slow
 def test_death_is_a_verdict_only_after_a_second_try_and_the_next_request_has_a_process() -> None:
-    worker = ProcessWorker(TASK, COMMAND, lambda: {"first": 1})
+    worker = RestartingWorker(TASK, COMMAND, lambda: {"first": 1})
     try:
         answer, is_verdict = worker.send_request({"die": 1}, 9, 9)
         assert (answer["refused"].startswith("it takes too much memory to weave"), is_verdict) == (True, True)
@@ -64,7 +64,7 @@ def test_death_is_a_verdict_only_after_a_second_try_and_the_next_request_has_a_p
 @pytest.mark.parametrize(("request_name", "error"), [("fail", "KeyError at <string>:11"), ("exhaust", "")])
 def test_error_that_ends_the_process_is_logged_without_what_was_sent(caplog: pytest.LogCaptureFixture,
                                                                      request_name: str, error: str) -> None:
-    worker = ProcessWorker(TASK, COMMAND, lambda: {"first": 1})
+    worker = RestartingWorker(TASK, COMMAND, lambda: {"first": 1})
     try:
         assert "refused" in worker.send_request({request_name: 1}, 9, 9)[0]
     finally:
@@ -77,7 +77,7 @@ def test_error_that_ends_the_process_is_logged_without_what_was_sent(caplog: pyt
 @pytest.mark.slow
 def test_process_whose_first_line_cannot_be_made_is_not_kept() -> None:
     first_requests = iter([{"first": object()}, {"first": 1}])
-    worker = ProcessWorker(TASK, COMMAND, lambda: next(first_requests))
+    worker = RestartingWorker(TASK, COMMAND, lambda: next(first_requests))
     try:
         with pytest.raises(TypeError, match="not JSON serializable"):
             worker.send_request({}, 9, 9)

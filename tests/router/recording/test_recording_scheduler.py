@@ -19,7 +19,9 @@ from router.recording.scheduler_snapshot import restore_scheduler, table_to_json
 from router.request import FinishReason, Request, RequestKind
 from router.scheduler.events import SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import (
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import (
     BlockGrant,
     Concat,
     Decode,
@@ -32,8 +34,6 @@ from router.scheduler.messages import (
     StepResult,
     StepResultRow,
 )
-from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import SchedulerSettings
 
 
 def make_recorder(seconds=60.0, **model_info_overrides):

@@ -17,14 +17,14 @@ from support.scheduling.recordings import (
 )
 from test_simulation import make_random_world
 
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.replay import Replay, format_report
 from router.recording.scheduler_snapshot import field_names
 from router.request import Request
-from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult
 
 LONG_SEED = 8  # of slow steps, so that the recording has more than a thousand segments
 SEEDS = [pytest.param(seed, marks=() if seed < 14 and seed != LONG_SEED else pytest.mark.long) for seed in range(40)]

@@ -27,10 +27,10 @@ from router.recording.scheduler_snapshot import (
     take_snapshot,
 )
 from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 
 REPOSITORY_ROOT = Path(__file__).parents[3]
 # Classes of which the scheduler keeps no object from one call to the next, base classes, and others' reasons.

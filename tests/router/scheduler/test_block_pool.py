@@ -41,7 +41,7 @@ def test_allocating_more_blocks_than_are_free_fails():
 def test_shared_block_is_free_when_both_users_have_freed_it():
     blocks = BlockPool(4, 16)
     shared = allocate_published(blocks, b"a")
-    blocks.acquire(shared)
+    blocks.touch(shared)
     blocks.free(shared)
     assert blocks.num_free == 3
     blocks.free(shared)
@@ -95,7 +95,7 @@ def test_least_recently_used_block_is_evicted_first():
     first, second = allocate_published(blocks, b"a"), allocate_published(blocks, b"b")
     blocks.free(first)
     blocks.free(second)
-    blocks.acquire(first)
+    blocks.touch(first)
     blocks.free(first)
     assert blocks.allocate(1) == second
 
@@ -104,7 +104,7 @@ def test_acquired_block_is_never_evicted():
     blocks = BlockPool(2, 16)
     first = allocate_published(blocks, b"a", b"b")
     blocks.free(first)
-    blocks.acquire(first[:1])
+    blocks.touch(first[:1])
     assert blocks.allocate(1) == first[1:]
     assert blocks.num_free == 0
 
@@ -166,7 +166,7 @@ def test_published_hash_cannot_be_reserved():
 def test_count_freed_ignores_blocks_with_other_users():
     blocks = BlockPool(4, 16)
     first = [*allocate_published(blocks, b"a"), *blocks.allocate(1)]
-    blocks.acquire(first[:1])
+    blocks.touch(first[:1])
     assert blocks.count_freed_by([first]) == 1
     assert blocks.count_freed_by([first, first[:1]]) == 2
 
@@ -209,7 +209,7 @@ class BlocksMachine(RuleBasedStateMachine):
         assert prefix == [self.published[name] for name in names[:len(prefix)]]
         assert len(prefix) == len(names) or names[len(prefix)] not in self.published
         assert self.blocks.count_unreferenced(prefix) == len({*prefix} & {*self.kept})
-        self.blocks.acquire(prefix)
+        self.blocks.touch(prefix)
         self.kept = [block for block in self.kept if block not in prefix]
         self.held.append(prefix)
 

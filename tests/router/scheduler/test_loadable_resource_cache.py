@@ -15,10 +15,10 @@ from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.events import SequenceFailed
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
-from router.scheduler.messages import LoadResource, StepResult, StepResultRow, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource, StepResult, StepResultRow, UnloadResource
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 

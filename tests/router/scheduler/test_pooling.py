@@ -9,10 +9,10 @@ from router.request import FinishReason, LoadableResource, Request, RequestKind,
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import PoolingStep, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import PoolingStep, StepPlan, StepResult, StepResultRow
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True, classification=True)
 # A step takes a millisecond, and another one for every ten tokens.

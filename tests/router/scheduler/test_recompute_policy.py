@@ -9,9 +9,9 @@ from support.scheduling.simulated_world import add_block_hashes
 
 from router.model_info import ModelInfo
 from router.request import Request
-from router.scheduler.messages import Filter, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Filter, Prefill, StepPlan, StepResult, StepResultRow
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
 

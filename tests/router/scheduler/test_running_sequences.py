@@ -6,10 +6,10 @@ from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import Request, Tenant
-from router.scheduler.messages import Filter
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Filter
 
 SETTINGS = SchedulerSettings(look_ahead=2)
 

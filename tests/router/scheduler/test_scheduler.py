@@ -8,9 +8,9 @@ from router.model_info import ModelInfo
 from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
 from router.scheduler.step import find_finish_point
 from router.scheduler.waiting_sequence_selector import MAX_EXAMINED_SEQUENCES
 

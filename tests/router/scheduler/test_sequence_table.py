@@ -17,11 +17,11 @@ from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 from router.scheduler.step import StepDraft, UnansweredPlan
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 

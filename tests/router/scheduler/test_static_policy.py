@@ -9,10 +9,10 @@ from support.scheduling.simulated_world import add_block_hashes
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind
 from router.scheduler.events import SequenceFinished
-from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.waiting_queue import WaitingQueue
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True)

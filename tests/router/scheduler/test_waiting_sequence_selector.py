@@ -9,10 +9,10 @@ from support.scheduling.simulated_world import add_block_hashes
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan, StepResult, StepResultRow
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
 ADAPTER = LoadableResource("adapter", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, SamplingParams, TokenClassificationOutput
-from router.scheduler.messages import (
+from router.scheduler.shard_messages import (
     BlockGrant,
     Concat,
     Decode,

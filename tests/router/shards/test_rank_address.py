@@ -10,7 +10,7 @@ from support.host_credentials import make_self_signed
 
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost
-from router.shards.rank_address import is_remote, read_address, wait_for_address
+from router.shards.rank_address import is_remote, resolve_rank_address, wait_for_address
 from router.shards.shard_group import ShardGroup
 from shard.config import ShardConfig
 from shard.credentials import ShardTlsCredentials, load_credentials
@@ -40,13 +40,13 @@ async def list_ranks(group: ShardGroup) -> list[int]:
 
 def test_address_of_a_local_shard_is_itself() -> None:
     assert not is_remote("unix:/shard")
-    assert read_address("unix:/shard") == "unix:/shard"
+    assert resolve_rank_address("unix:/shard") == "unix:/shard"
 
 
 def test_address_of_a_remote_shard_is_in_its_file_while_there_is_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         address = f"file:{tmp_path}/address-1"
-        assert (is_remote(address), read_address(address)) == (True, "")
+        assert (is_remote(address), resolve_rank_address(address)) == (True, "")
         waiting = asyncio.create_task(wait_for_address(address))
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -10,7 +10,7 @@ import pytest
 from router.model_info import ModelInfo
 from router.request import LoadableResource
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import LoadResource, UnloadResource
+from router.scheduler.shard_messages import LoadResource, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult

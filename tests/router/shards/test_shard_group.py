@@ -417,7 +417,7 @@ def test_rank_that_does_not_respond_fails_all_that_waits_for_any_rank(tmp_path, 
         step, load = shards.send([pb.DecodeRequest(order=1)], 60.0), asyncio.create_task(
             shards.load_or_unload(pb.LoadRequest()))
         await ranks[1].was_called.wait()
-        shards._give_up(1)
+        shards._fail_all_ranks(1)
         for waiting in (step, load):
             with pytest.raises(ShardsLost) as lost:
                 await waiting

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.shards.startup_progress import ShardStartupProgress, StartupProgress, read_shard_progress
+from router.shards.startup_progress import ShardStartupProgress, StartupProgress, load_shard_progress
 
 
 def make_startup_progress(folder: Path, *stages: object) -> StartupProgress:
@@ -51,5 +51,5 @@ def test_shards_without_progress_files_are_not_known_to_be_warm(tmp_path: Path) 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"load"', '{"phase": "lunch"}', '{"phaze": "load"}'])
 def test_unreadable_progress_file_means_the_initial_phase(tmp_path: Path, text: str) -> None:
     (tmp_path / "stage").write_text(text)
-    assert (read_shard_progress(tmp_path / "stage") == read_shard_progress(tmp_path / "nothing")
+    assert (load_shard_progress(tmp_path / "stage") == load_shard_progress(tmp_path / "nothing")
             == ShardStartupProgress())

@@ -6,7 +6,7 @@ import pytest
 
 from router.request import Request
 from router.scheduler.events import RequestAccepted, RequestRejected, TokensGenerated
-from router.scheduler.messages import Decode, NewSequence, Prefill, StepPlan
+from router.scheduler.shard_messages import Decode, NewSequence, Prefill, StepPlan
 from router.simulation.run_stats import RunStats, align_columns, format_seconds_as_ms, format_table, percentile
 
 REQUEST = Request("a", (7,), 5)

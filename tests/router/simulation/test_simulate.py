@@ -6,7 +6,7 @@ import pytest
 from support.scheduling.recordings import record_busy_simulation
 
 from router.model_info import ModelInfo
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.request import LoadableResource, Request
 from router.scheduler.settings import SchedulerSettings
 from router.simulation import simulate

@@ -12,11 +12,11 @@ from support.scheduling.recordings import (
     write_recording_file,
 )
 
-from router.recording.file import BadRecording
+from router.recording.recording_file import BadRecording
 from router.request import Request
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.settings import SchedulerSettings
-from router.simulation.trace import WorkloadTrace, read_trace
+from router.scheduler.shard_messages import StepResult, StepResultRow
+from router.simulation.trace import WorkloadTrace, load_trace
 
 
 def run_step(core, now, ending=()):
@@ -38,7 +38,7 @@ def test_recording_gives_arrivals_and_output_lengths(tmp_path):
     for index in range(4):
         run_step(core, 0.4 + 0.1 * index, ending=(2,) if index == 1 else ())
     core.cancel(3, 0.9)
-    trace = read_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path)
+    trace = load_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path)
     # Ended by length, by an end token, by leaving after some tokens; the rejected request gets the median length.
     assert [(arrival.arrived_at, arrival.num_output_tokens) for arrival in trace.arrivals] == [
         (0.0, 3), (0.1, 2), (0.2, 4), (pytest.approx(0.3), 3)]
@@ -48,7 +48,7 @@ def test_recording_gives_arrivals_and_output_lengths(tmp_path):
 def test_request_cancelled_before_its_first_token_is_cancelled_by_time(tmp_path):
     core = make_recorded_scheduler(3, 3)
     core.cancel(2, 0.7)
-    arrivals = read_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path).arrivals
+    arrivals = load_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path).arrivals
     assert [arrival.cancelled_after_seconds for arrival in arrivals] == [None, pytest.approx(0.6)]
 
 
@@ -56,7 +56,7 @@ def test_recording_gives_the_delay_until_requests_were_planned(tmp_path):
     """The router plans nothing while it reads the bodies of a burst, so the requests start together."""
     core = make_recorded_scheduler(3, 3)
     run_step(core, 0.4)
-    arrivals = read_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path).arrivals
+    arrivals = load_trace(write_recording_file(core.copy_segments(), tmp_path / "file").path).arrivals
     assert [arrival.plan_delay_seconds for arrival in arrivals] == [pytest.approx(0.4), pytest.approx(0.3)]
 
 
@@ -64,7 +64,7 @@ def test_request_known_from_the_start_arrives_at_zero_with_all_its_tokens(tmp_pa
     core = make_recorded_scheduler(30)
     for index in range(10):
         run_step(core, 0.1 + 0.1 * index)
-    arrival, = read_trace(write_recording_file(core.copy_segments()[1:], tmp_path / "file").path).arrivals
+    arrival, = load_trace(write_recording_file(core.copy_segments()[1:], tmp_path / "file").path).arrivals
     assert (arrival.arrived_at, arrival.is_arrival_known) == (0.0, False)
     assert len(arrival.request.prompt) + arrival.num_output_tokens == 20 + 10
     assert arrival.request.max_length == 50
@@ -77,18 +77,18 @@ def test_recording_that_does_not_replay_is_rejected(tmp_path):
     changed = copy_recording_with_change(recording, tmp_path / "other",
                                          lambda lines: lines[3].update(num_tokens_to_prefill=[]) or lines.pop(3))
     with pytest.raises(BadRecording, match="does not replay"):
-        read_trace(changed.path)
+        load_trace(changed.path)
 
 
 def test_generated_blocks_keep_their_hashes_and_others_get_new_ones():
-    names = WorkloadTrace([], next_hashes={b"a": [b"b", b"c"], b"b": [b"d"]}).make_hasher()
+    names = WorkloadTrace([], next_hashes={b"a": [b"b", b"c"], b"b": [b"d"]}).make_replaying_hasher()
     assert [names(b"a", (0,) * 32, 16), names(b"a", (0,) * 16, 16)] == [[b"b", b"d"], [b"c"]]
     assert len({*names(b"a", (0,) * 48, 16), *names(b"a", (0,), 1), *names(b"z", (0,), 1)}) == 5
 
 
 @pytest.mark.slow
 def test_timing_profile_is_learned_from_a_recording(tmp_path):
-    pace = read_trace(record_busy_simulation(tmp_path / "file", 60).path).timing_profile
+    pace = load_trace(record_busy_simulation(tmp_path / "file", 60).path).timing_profile
     assert pace.coefficients[2] == pytest.approx(0.0004, rel=0.2)
     assert median(ratio for ratios in pace.noise.values() for ratio in ratios) == pytest.approx(1.0, abs=0.1)
     assert sorted(pace.idle_overheads)[len(pace.idle_overheads) // 2] == pytest.approx(0.002, abs=1e-6)
@@ -99,7 +99,7 @@ def test_timing_profile_is_learned_from_a_recording(tmp_path):
 
 def write_and_read_plain_trace(path, *lines):
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
-    return read_trace(path)
+    return load_trace(path)
 
 
 def test_plain_trace_is_sorted_by_time(tmp_path):
@@ -132,7 +132,7 @@ def test_file_that_is_no_trace_is_reported_in_one_line(tmp_path):
     with pytest.raises(BadRecording, match="is no recording"):
         write_and_read_plain_trace(tmp_path / "file", {"some": "thing"})
     with pytest.raises(BadRecording, match="cannot read"):
-        read_trace(tmp_path / "nothing")
+        load_trace(tmp_path / "nothing")
 
 
 def test_plain_trace_names_adapters(tmp_path):
@@ -140,7 +140,7 @@ def test_plain_trace_names_adapters(tmp_path):
     path.write_text("".join(json.dumps({"at": 0, "prompt_tokens": 64, "output_tokens": 1, "prefix": "a",
                                         "prefix_tokens": 32, **fields}) + "\n"
                             for fields in ({"adapter": "x"}, {"adapter": "y"}, {"adapter": "x"}, {})))
-    requests = [arrival.request for arrival in read_trace(path).arrivals]
+    requests = [arrival.request for arrival in load_trace(path).arrivals]
     assert [request.adapter and request.adapter.id for request in requests] == [1, 2, 1, None]
     assert requests[0].block_hashes == requests[2].block_hashes
     assert len({request.block_hashes for request in requests}) == 3, "adapters share no blocks"

@@ -8,9 +8,9 @@ import pytest
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 from router.telemetry.server_metrics import ServerMetrics, adapter_gauges, scheduler_gauges
 from router.text.prompt_encoder import TokenLimits
 

@@ -12,14 +12,14 @@ from router.telemetry.metric_definitions import (
     LORAX_METRIC_NAMES,
     REQUEST_DURATION_BUCKETS,
     STEP_DURATION_BUCKETS,
-    all_families,
+    all_metric_definitions,
     length_bucket_bounds,
 )
 from router.telemetry.metrics_docs import PAGE, update_tables
 from router.text.prompt_encoder import TokenLimits
 
 TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
-FAMILY_BY_NAME = {family.name: family for family in all_families(TOKEN_LIMITS, 3, with_adapters=True)}
+FAMILY_BY_NAME = {family.name: family for family in all_metric_definitions(TOKEN_LIMITS, 3, with_adapters=True)}
 METRICS_DOC = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
 BUCKETS_BY_CODE = {"R": REQUEST_DURATION_BUCKETS, "S": STEP_DURATION_BUCKETS, "B": BATCH_SIZE_BUCKETS,
                    "D": LOOP_DELAY_BUCKETS, "P": length_bucket_bounds(1000), "L": length_bucket_bounds(4000),
@@ -94,7 +94,7 @@ def test_buckets_cover_a_request_and_a_step() -> None:
 
 @pytest.mark.parametrize("with_adapters", [False, True])
 def test_page_of_an_idle_server_is_small(with_adapters: bool) -> None:
-    families = all_families(TOKEN_LIMITS, 3, with_adapters=with_adapters)
+    families = all_metric_definitions(TOKEN_LIMITS, 3, with_adapters=with_adapters)
     page = MetricRegistry(families).render({family.name: {} for family in families})
     assert len(page.encode()) < MAX_IDLE_PAGE_BYTES
 

@@ -2,7 +2,7 @@
 
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.telemetry.server_metrics import RequestRecord, count_tokens
+from router.telemetry.server_metrics import RequestRecord, sum_choices_for_log
 
 
 def make_timeline(*phases: tuple[RequestPhase, float], end: float) -> RequestTimeline:
@@ -37,9 +37,9 @@ def make_part(name: str, num_prompt_tokens: int, num_generated: int, num_cached:
 def test_tokens_of_all_prompts_and_choices_are_counted() -> None:
     prompts = [[make_part("r1", 20, 5, 4), make_part("r1-2", 20, 6, 20)],
                [make_part("r1.1", 7, 1), make_part("r1.1-2", 7, 2, 7)]]
-    assert count_tokens(prompts) == {"prompts": 2, "choices": 2, "prompt_tokens": 27, "cached_tokens": 4,
-                                     "generated_tokens": 14}
-    assert count_tokens([[make_part("r1", 20, 5)]]) == {}
+    assert sum_choices_for_log(prompts) == {"prompts": 2, "choices": 2, "prompt_tokens": 27, "cached_tokens": 4,
+                                            "generated_tokens": 14}
+    assert sum_choices_for_log([[make_part("r1", 20, 5)]]) == {}
 
 
 def test_tokens_behind_which_an_output_goes_on_are_logged() -> None:

@@ -7,7 +7,10 @@ from support.servers.expected_streams import make_finished_timeline
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import (
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import (
     Concat,
     Decode,
     Filter,
@@ -17,10 +20,7 @@ from router.scheduler.messages import (
     StepResult,
     StepResultRow,
 )
-from router.scheduler.messages import Prefill as PrefillMessage
-from router.scheduler.scheduler import Scheduler
-from router.scheduler.sequence import RequestPhase, RequestTimeline
-from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill as PrefillMessage
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 

@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from router.text.chat_template import DEFAULT_TOOL_PROMPT, ChatTemplate, Conversation, simulated_model_template
-from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.model_files import load_chat_template, load_tokenizer
 from router.text.tokenizer import create_byte_tokenizer
 
 MESSAGES = ({"role": "user", "content": "hi"},)
@@ -66,7 +66,7 @@ def make_transformers_tokenizer(source: str) -> PreTrainedTokenizerFast:
 def test_prompt_and_tokens_match_transformers(tmp_path: Path, source: str) -> None:
     oracle = make_transformers_tokenizer(source)
     oracle.save_pretrained(tmp_path)
-    template, tokenizer = read_chat_template(tmp_path), read_tokenizer(tmp_path)
+    template, tokenizer = load_chat_template(tmp_path), load_tokenizer(tmp_path)
     assert template is not None
     text = template.render(Conversation(CONVERSATION))
     assert text == oracle.apply_chat_template(list(CONVERSATION), tokenize=False, add_generation_prompt=True)

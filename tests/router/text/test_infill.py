@@ -56,7 +56,7 @@ def finish_tokenizer(tokenizer, names, *, has_beginning, are_special):
     "seed": st.integers(0, 3), "has_beginning": st.booleans(), "are_special": st.booleans()}))
 def test_prompt_is_the_text_with_marks(prefix, suffix, marks, options):
     library = make_tokenizer(marks, **options)
-    encoder = InfillEncoder.find(Tokenizer(library, []), 10_000)
+    encoder = InfillEncoder.create_if_supported(Tokenizer(library, []), 10_000)
     text = f"{marks[0]}{prefix}{marks[1]}{suffix}{marks[2]}"
     assert [*encoder.encode(InfillPrompt(prefix, suffix))] == library.encode(text).ids
 
@@ -66,7 +66,7 @@ def test_suffix_of_codellama_begins_without_a_space(prefix, suffix):
     """The oracle is the tokenizer without its step that puts a space before a text."""
     library, plain = make_sentencepiece_tokenizer(), make_sentencepiece_tokenizer(prepends=False)
     begin, *marks = map(library.token_to_id, ("<s>", *CODELLAMA_MARKS))
-    encoder = InfillEncoder.find(Tokenizer(library, []), 10_000)
+    encoder = InfillEncoder.create_if_supported(Tokenizer(library, []), 10_000)
     assert [*encoder.encode(InfillPrompt(prefix, suffix))] == [
         begin, marks[0], *library.encode(prefix, add_special_tokens=False).ids,
         marks[1], *plain.encode(suffix, add_special_tokens=False).ids, marks[2]]
@@ -74,16 +74,16 @@ def test_suffix_of_codellama_begins_without_a_space(prefix, suffix):
 
 def test_text_also_ends_with_the_marks_and_with_the_end_of_the_family():
     library = make_sentencepiece_tokenizer()
-    encoder = InfillEncoder.find(Tokenizer(library, []), 10_000)
+    encoder = InfillEncoder.create_if_supported(Tokenizer(library, []), 10_000)
     assert [library.id_to_token(token) for token in encoder.end_tokens] == [*CODELLAMA_MARKS, "\u2581<EOT>"]
 
 
 def test_model_without_the_tokens_fills_nothing_in():
-    assert InfillEncoder.find(create_byte_tokenizer(), 10_000) is None
+    assert InfillEncoder.create_if_supported(create_byte_tokenizer(), 10_000) is None
     library = make_tokenizer(INFILL_MARKS[0][:2])
-    assert InfillEncoder.find(Tokenizer(library, []), 10_000) is None
+    assert InfillEncoder.create_if_supported(Tokenizer(library, []), 10_000) is None
     library = make_tokenizer(INFILL_MARKS[0])
-    assert InfillEncoder.find(Tokenizer(library, []), library.get_vocab_size() - 1) is None
+    assert InfillEncoder.create_if_supported(Tokenizer(library, []), library.get_vocab_size() - 1) is None
     with pytest.raises(InvalidRequest, match=r"`suffix` is given, but this model does not support insert: its tokenizer"
                                              r" has no tokens around a place to fill, such as <\|fim_middle\|>"):
         require_infill(None)

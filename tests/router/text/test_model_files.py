@@ -6,7 +6,7 @@ import re
 import pytest
 
 from router.text.chat_template import Conversation
-from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.model_files import load_chat_template, load_tokenizer
 from router.text.output_formats import MISTRAL_FORMAT
 from router.text.tokenizer import create_byte_tokenizer
 
@@ -25,7 +25,7 @@ def write_model_folder(tmp_path):
 
 
 def test_text_is_encoded_with_the_tokenizer_file(write_model_folder):
-    tokenizer = read_tokenizer(write_model_folder())
+    tokenizer = load_tokenizer(write_model_folder())
     assert tokenizer.tokenize("warp<|end|>").ids == [*b"warp", 256]
     assert tokenizer.special_tokens == {256}
     assert tokenizer.path_or_content == str(write_model_folder() / "tokenizer.json")
@@ -35,7 +35,7 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(write_model_fo
     trained = create_byte_tokenizer()._tokenizer
     trained.enable_truncation(3)
     trained.enable_padding(length=8)
-    tokenizer = read_tokenizer(write_model_folder(tokenizer=trained.to_str()))
+    tokenizer = load_tokenizer(write_model_folder(tokenizer=trained.to_str()))
     assert tokenizer.tokenize("weft").ids == [*b"weft"]
     assert tokenizer.tokenize("a").ids == [*b"a"]
 
@@ -53,13 +53,13 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(write_model_fo
     ({}, set()),
 ])
 def test_end_tokens_come_from_the_first_file_that_names_any(write_model_folder, files, tokens):
-    assert read_tokenizer(write_model_folder(**files)).end_tokens == tokens
+    assert load_tokenizer(write_model_folder(**files)).end_tokens == tokens
 
 
 def test_configuration_has_the_texts_of_special_tokens(write_model_folder):
     folder = write_model_folder(tokenizer_config={"eos_token": {"content": "<|end|>"}, "model_max_length": 9},
                                 special_tokens_map={"pad_token": {"content": "<pad>"}, "eos_token": "old"})
-    assert read_tokenizer(folder).config == {"eos_token": "<|end|>", "model_max_length": 9, "pad_token": "<pad>"}
+    assert load_tokenizer(folder).config == {"eos_token": "<|end|>", "model_max_length": 9, "pad_token": "<pad>"}
     assert create_byte_tokenizer().config == {}
 
 
@@ -77,12 +77,12 @@ def test_configuration_has_the_texts_of_special_tokens(write_model_folder):
 def test_invalid_file_is_named_in_the_error(write_model_folder, files, message):
     path = write_model_folder(**files)
     with pytest.raises(ValueError, match=re.escape(str(path)) + message):
-        read_tokenizer(path)
+        load_tokenizer(path)
 
 
 def test_missing_fast_tokenizer_error_explains_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match=f"there is no {tmp_path}/tokenizer.json: .* fast tokenizer; .*save_pretra"):
-        read_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_missing_fast_tokenizer_error_explains_how_to_make_one(tmp_path):
 
 
 def render_empty_chat(folder):
-    return read_chat_template(folder).render(Conversation(()))
+    return load_chat_template(folder).render(Conversation(()))
 
 
 @pytest.mark.parametrize(("files", "text"), [
@@ -118,20 +118,20 @@ def test_jinja_file_takes_precedence(write_model_folder):
     {}, {"tokenizer_config": {"chat_template": None}},
     {"tokenizer_config": {"chat_template": [{"name": "tool_use", "template": "t"}]}}])
 def test_model_may_have_no_chat_template(write_model_folder, files):
-    assert read_chat_template(write_model_folder(**files)) is None
+    assert load_chat_template(write_model_folder(**files)) is None
 
 
 @pytest.mark.parametrize("template", [5, {"default": "d"}, [{"name": "default", "template": 5}]])
 def test_chat_template_that_is_not_text_is_rejected(write_model_folder, template):
     with pytest.raises(ValueError, match=r"`chat_template` in .*/tokenizer_config.json must be a text"):
-        read_chat_template(write_model_folder(tokenizer_config={"chat_template": template}))
+        load_chat_template(write_model_folder(tokenizer_config={"chat_template": template}))
 
 
 def test_undecodable_jinja_file_is_rejected(write_model_folder):
     path = write_model_folder()
     (path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"chat_template\.jinja is no text"):
-        read_chat_template(path)
+        load_chat_template(path)
 
 
 def test_configured_file_replaces_the_chat_template_of_the_model(write_model_folder, tmp_path):
@@ -139,13 +139,13 @@ def test_configured_file_replaces_the_chat_template_of_the_model(write_model_fol
     (path / "chat_template.jinja").write_text("a")
     (instead := tmp_path / "instead.json").write_text(json.dumps(
         {"chat_template": "{{ bos_token }}{{ eos_token }}", "eos_token": "<end>"}))
-    assert read_chat_template(path, str(instead)).render(Conversation(())) == "<s><end>"
+    assert load_chat_template(path, str(instead)).render(Conversation(())) == "<s><end>"
 
 
 def test_configured_file_without_a_template_is_rejected(write_model_folder, tmp_path):
     (instead := tmp_path / "instead.json").write_text("{}")
     with pytest.raises(ValueError, match=r"instead.json \(--tokenizer-config-path\) has no `chat_template`"):
-        read_chat_template(write_model_folder(chat_template={"chat_template": "b"}), str(instead))
+        load_chat_template(write_model_folder(chat_template={"chat_template": "b"}), str(instead))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,16 +155,16 @@ def test_configured_file_without_a_template_is_rejected(write_model_folder, tmp_
 def test_response_format_is_read_from_the_model_folder(write_model_folder):
     shape = {"start_anchor": "A:", "fields": {"content": {}}}
     config = {"chat_template": "[TOOL_CALLS]", "response_template": shape}
-    assert read_chat_template(write_model_folder(tokenizer_config=config)).output_format == shape
+    assert load_chat_template(write_model_folder(tokenizer_config=config)).output_format == shape
 
 
 def test_response_format_is_recognized_from_the_chat_template(write_model_folder):
-    assert read_chat_template(
+    assert load_chat_template(
         write_model_folder(tokenizer_config={"chat_template": "[TOOL_CALLS]"})).output_format is MISTRAL_FORMAT
-    assert read_chat_template(write_model_folder(tokenizer_config={"chat_template": "plain"})).output_format is None
+    assert load_chat_template(write_model_folder(tokenizer_config={"chat_template": "plain"})).output_format is None
 
 
 @pytest.mark.parametrize("template", [5, {}, {"start_anchor": 5}])
 def test_invalid_response_template_is_rejected(write_model_folder, template):
     with pytest.raises(ValueError, match=r"`response_template` in .* must be an object with a `start_anchor`"):
-        read_chat_template(write_model_folder(tokenizer_config={"chat_template": "x", "response_template": template}))
+        load_chat_template(write_model_folder(tokenizer_config={"chat_template": "x", "response_template": template}))

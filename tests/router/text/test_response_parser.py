@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -32,9 +32,9 @@ from router.text.response_parser import (
     MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
+    OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,
     parse_complete_response,
@@ -104,7 +104,7 @@ OUTPUT_CASES: dict[str, tuple[Any, str, str, list[Any]]] = {
 @pytest.mark.parametrize("name", OUTPUT_CASES)
 def test_model_output_is_parsed(name: str) -> None:
     shape, prompt, text, parts = OUTPUT_CASES[name]
-    assert parse_complete_response(StreamingResponseParser(shape, f"before {prompt}"), [text]) == parts
+    assert parse_complete_response(OutputFormatParser(shape, f"before {prompt}"), [text]) == parts
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(OUTPUT_CASES)))
@@ -112,18 +112,18 @@ def test_pieces_of_any_size_give_the_same_result(data: st.DataObject, name: str)
     shape, prompt, text, parts = OUTPUT_CASES[name]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert parse_complete_response(StreamingResponseParser(shape, prompt), pieces) == parts
+    assert parse_complete_response(OutputFormatParser(shape, prompt), pieces) == parts
 
 
 @given(text=st.text(st.sampled_from("<tool_call>/{}\"name: a\n"), max_size=60), size=st.integers(1, 5))
 def test_any_text_is_parsed_without_an_error(text: str, size: int) -> None:
-    parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""),
+    parse_complete_response(OutputFormatParser(HERMES_FORMAT, ""),
                             [text[place:place + size] for place in range(0, len(text), size)])
 
 
 def test_deeply_nested_json_is_plain_text() -> None:
     text = '<tool_call>\n{"name": "a", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}\n</tool_call>"
-    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
+    assert parse_complete_response(OutputFormatParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
     call = text[len("<tool_call>\n"):]
     assert parse_complete_response(RequiredCallParser(), [call]) == [ContentPiece(call)]
 
@@ -139,14 +139,14 @@ def test_adjacent_parts_of_one_kind_are_joined() -> None:
 def test_call_of_a_tool_that_is_not_offered_is_text() -> None:
     """Regression: clients received calls of functions that they had not offered, and some crashed."""
     text = f"<tool_call>\n{WEATHER_JSON}\n</tool_call>"
-    parsed = [parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": name}}]),
+    parsed = [parse_complete_response(OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": name}}]),
                                       [text]) for name in ("other", "get_weather")]
     assert parsed == [[ContentPiece(text)], [WEATHER_CALL]]
 
 
 def test_calls_beyond_the_maximum_are_left_out() -> None:
     text = f"<tool_call>\n{WEATHER_JSON}\n</tool_call>\n<tool_call>\n{STOP_JSON}\n</tool_call>"
-    parsed = [parse_complete_response(StreamingResponseParser(HERMES_FORMAT, "", max_calls=number), [text])
+    parsed = [parse_complete_response(OutputFormatParser(HERMES_FORMAT, "", max_calls=number), [text])
               for number in (1, 2, 3)]
     assert parsed == [[WEATHER_CALL], [WEATHER_CALL, STOP_CALL], [WEATHER_CALL, STOP_CALL]]
 
@@ -160,7 +160,7 @@ def test_reasoning_is_set_apart_only_where_the_template_knows_it() -> None:
     reasoning_format = find_reasoning_format(HERMES_FORMAT, "{{ '<think>' }}")
     assert reasoning_format is not None
     text = f"<think>Hm.</think>\n\n<tool_call>\n{STOP_JSON}\n</tool_call>"
-    assert parse_complete_response(StreamingResponseParser(reasoning_format, ""), [text]) == [
+    assert parse_complete_response(OutputFormatParser(reasoning_format, ""), [text]) == [
         ReasoningPiece("Hm."), ContentPiece(f"<tool_call>\n{STOP_JSON}\n</tool_call>")]
 
 
@@ -175,7 +175,7 @@ def test_deepseek_answers_are_parsed() -> None:
     for size in (1, 5, 1000):
         text = f"Hm.</think>\n\nWell.{calls}<{bar}end{gap}of{gap}sentence{bar}>"
         pieces = [text[place:place + size] for place in range(0, len(text), size)]
-        assert parse_complete_response(StreamingResponseParser(DEEPSEEK_FORMAT, prompt), pieces) == [
+        assert parse_complete_response(OutputFormatParser(DEEPSEEK_FORMAT, prompt), pieces) == [
             ReasoningPiece("Hm."), ContentPiece("Well."), ParsedToolCall("f", '{"a": 1}'),
             ParsedToolCall("g", '{"a": 1}')]
 
@@ -195,7 +195,7 @@ CODER_ARGUMENTS = {"city": "12 rue <b>\nParis", "days": 2, "rain": True, "stops"
 def test_calls_of_qwen3_coder_have_typed_arguments(size: int) -> None:
     text = f"Let me see.\n\n{CODER_CALL}\n<tool_call>\n<function=plan>\n</function>\n</tool_call><|im_end|>"
     pieces = [text[place:place + size] for place in range(0, len(text), size)]
-    content, call, empty_call = parse_complete_response(StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL]),
+    content, call, empty_call = parse_complete_response(OutputFormatParser(QWEN_CODER_FORMAT, "", [CODER_TOOL]),
                                                         pieces)
     assert content == ContentPiece("Let me see.")
     assert isinstance(call, ParsedToolCall)
@@ -205,7 +205,7 @@ def test_calls_of_qwen3_coder_have_typed_arguments(size: int) -> None:
 
 @pytest.mark.parametrize("text", [CODER_CALL[:40], CODER_CALL.replace("=plan", "=unknown"), "<function=plan>"])
 def test_unfinished_and_unknown_calls_of_qwen3_coder_are_text(text: str) -> None:
-    parser = StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
+    parser = OutputFormatParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
     assert parse_complete_response(parser, [text]) == [ContentPiece(text)]
 
 
@@ -226,12 +226,12 @@ def test_call_that_breaks_after_its_arguments_began_stays_a_call(body: str, part
     text = f"Well.\n<tool_call>\n{body}</tool_call>"
     for size in (1, 3, len(text)):
         pieces = [text[place:place + size] for place in range(0, len(text), size)]
-        parser = StreamingResponseParser(HERMES_FORMAT, "", OFFERED)
+        parser = OutputFormatParser(HERMES_FORMAT, "", OFFERED)
         assert parse_complete_response(parser, pieces) == [ContentPiece("Well."), *parts]
 
 
 def collect_parts_by_piece(shape: Any, pieces: list[str], **options: Any) -> list[list[Any]]:
-    parser = StreamingResponseParser(shape, shape["start_anchor"], OFFERED, **options)
+    parser = OutputFormatParser(shape, shape["start_anchor"], OFFERED, **options)
     return [parser.feed(piece) for piece in pieces] + [parser.finish()]
 
 
@@ -272,7 +272,7 @@ def test_call_that_begins_late_comes_whole() -> None:
 def test_calls_of_qwen3_coder_without_parameters_are_calls(text: str) -> None:
     for size in (1, 4, 1000):
         pieces = [text[place:place + size] for place in range(0, len(text), size)]
-        parser = StreamingResponseParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
+        parser = OutputFormatParser(QWEN_CODER_FORMAT, "", [CODER_TOOL])
         assert parse_complete_response(parser, pieces) == [ParsedToolCall("plan", "{}")]
 
 
@@ -288,7 +288,7 @@ def test_text_behind_a_call_that_is_no_call_follows_it_unchanged(shape: Any, cal
     for size in (1, 4, 1000):
         text = call + rest
         pieces = [text[place:place + size] for place in range(0, len(text), size)]
-        first, *others = parse_complete_response(StreamingResponseParser(shape, "", [CODER_TOOL]), pieces)
+        first, *others = parse_complete_response(OutputFormatParser(shape, "", [CODER_TOOL]), pieces)
         assert first == ParsedToolCall("plan", "{}")
         assert "".join(part.text for part in others if isinstance(part, ContentPiece)) == rest
 
@@ -298,7 +298,7 @@ def test_text_that_holds_the_json_of_a_call_is_not_returned_again() -> None:
     call, rest = '<tool_call>{"name": "plan"}</tool_call>', '\n<tool_call>{"name":</tool_call>'
     text = f'As {{"name": "plan"}}: {call}{rest}'
     for pieces in ([text], [*text]):
-        parser = StreamingResponseParser(HERMES_FORMAT, "", [CODER_TOOL])
+        parser = OutputFormatParser(HERMES_FORMAT, "", [CODER_TOOL])
         assert parse_complete_response(parser, pieces) == [
             ContentPiece('As {"name": "plan"}:'), ParsedToolCall("plan", "{}"), ContentPiece(rest)]
 
@@ -351,10 +351,10 @@ FORMAT_CASES: dict[str, tuple[Any, str, str, str, str, list[Any]]] = {
 
 def parse_cut_anywhere(shape: Any, text: str) -> list[Any]:
     """Return the parts of an answer, which are the same cut at every place."""
-    whole = parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), [text])
+    whole = parse_complete_response(OutputFormatParser(shape, shape["start_anchor"], OFFERED), [text])
     for pieces in ([text[:place], text[place:]] for place in range(len(text))):
-        assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), pieces) == whole
-    assert parse_complete_response(StreamingResponseParser(shape, shape["start_anchor"], OFFERED), text) == whole
+        assert parse_complete_response(OutputFormatParser(shape, shape["start_anchor"], OFFERED), pieces) == whole
+    assert parse_complete_response(OutputFormatParser(shape, shape["start_anchor"], OFFERED), text) == whole
     return whole
 
 
@@ -393,7 +393,7 @@ def test_streamed_arguments_go_on_behind_a_mark_in_a_string() -> None:
 
 
 def test_token_closes_a_call_only_behind_its_json() -> None:
-    parser = StreamingResponseParser(HARMONY_FORMAT, "", OFFERED)
+    parser = OutputFormatParser(HARMONY_FORMAT, "", OFFERED)
     closes = []
     for piece in ("<|channel|>commentary to=functions.stop<|message|>", '{"a": "', 'b"}'):
         parser.feed(piece)
@@ -441,7 +441,7 @@ REPEATED_PIECES = ["<tool_call>", "{", '"', "<|", "<", " ", '{"name":"a","argume
 
 def measure_processor_seconds(output_format: Any, text: str) -> float:
     def measure_once() -> float:
-        parser, started_at = StreamingResponseParser(output_format, ""), time.process_time()
+        parser, started_at = OutputFormatParser(output_format, ""), time.process_time()
         for start in range(0, len(text), 8):
             parser.feed(text[start:start + 8])
         parser.finish()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind, TokenClassificationOutput
-from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan, StepResult
+from router.scheduler.shard_messages import Decode, NewSequence, PoolingStep, StepPlan, StepResult
 from router.shards.message_conversion import decode_answer
 from shard.pb import shard_pb2 as pb
 from shard.state.result_encoding import (

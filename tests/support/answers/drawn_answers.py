@@ -16,10 +16,10 @@ from tokenizers import AddedToken, decoders, models
 from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, StreamEvent, TokenEvent
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.scheduler.messages import StepResultRow
+from router.scheduler.shard_messages import StepResultRow
 from router.scheduler.step import find_finish_point
 from router.telemetry.server_metrics import RequestRecord
-from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     FORMAT_BY_TEMPLATE_MARKER,
@@ -32,7 +32,7 @@ from router.text.output_formats import (
     without_tool_calls,
 )
 from router.text.pythonic_calls import PythonicCallParser
-from router.text.response_parser import ResponseParser, StreamingResponseParser
+from router.text.response_parser import OutputFormatParser, ResponseParserProtocol
 from router.text.tokenizer import Tokenizer, byte_level_alphabet
 from router.validation.validator import ValidatedRequest
 
@@ -105,7 +105,7 @@ class DrawnAnswer:
     prompt_end: str  # what of the answer the template has begun
     stop_token_text: str
 
-    def create_parser(self) -> ResponseParser | None:
+    def create_parser(self) -> ResponseParserProtocol | None:
         if self.must_call:
             return RequiredCallParser()
         if self.has_format:
@@ -113,11 +113,11 @@ class DrawnAnswer:
             names = {str(tool["function"]["name"]) for tool in TOOLS}
             return CallsOrTextParser(
                 get_output_syntax(self.output_format), find_reasoning_state(self.output_format, self.prompt_end), names,
-                partial(StreamingResponseParser, without_fields(self.output_format, *REASONING_FIELDS), "", TOOLS))
+                partial(OutputFormatParser, without_fields(self.output_format, *REASONING_FIELDS), "", TOOLS))
         if self.output_format is PYTHONIC_FORMAT:
             return PythonicCallParser(TOOLS)
         return (None if self.output_format is None
-                else StreamingResponseParser(self.output_format, self.prompt_end, TOOLS))
+                else OutputFormatParser(self.output_format, self.prompt_end, TOOLS))
 
     def list_segments(self) -> list[tuple[bytes, bool]]:
         """Return the answer as bytes, each with whether it is one token."""

@@ -15,7 +15,7 @@ from router.engine.stream import FailedEvent, PromptLogprobsEvent, StreamEvent
 from router.errors import GenerationFailed
 from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json
 from router.http.ollama.rendering import OllamaResponse, OllamaStreamRenderer, ollama_answer_json
-from router.http.openai.answers import AnswerStreamRenderer, read_answer
+from router.http.openai.answers import AnswerStreamRenderer, parse_answer
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
     CompletionOutputOptions,
@@ -38,7 +38,7 @@ from router.http.openai.rendering import (
     usage_chunk,
 )
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
-from router.http.openai.tool_calling import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 
 FAILURE = FailedEvent(GenerationFailed("broken"))
 FINISH_REASONS = {  # what the words of the five renderings mean
@@ -299,8 +299,8 @@ class MessagesRendering(Rendering):
         return AnthropicStreamRenderer(self._create_metadata(), self.answer.create_parser())
 
     def render_whole(self, generation: Generation) -> str:
-        return answer_json(self._create_metadata(), read_answer(generation.output, self.answer.create_parser(),
-                                                                self.stop_strings))
+        return answer_json(self._create_metadata(), parse_answer(generation.output, self.answer.create_parser(),
+                                                                 self.stop_strings))
 
     def read_whole(self, text: str) -> ReceivedAnswer:
         message = json.loads(text)

@@ -15,7 +15,7 @@ from support.servers.weft_process import iter_banner_lines
 
 PROGRAM = Path(__file__).with_name("unlimited_restarts.py")
 ROLE_BY_MODULE = {"router": "router", "shard.rpc.server": "shard", "router.grammars.compiler_process": "compiler",
-                  "router.text.renderer_process": "renderer", "launcher.adapters.store_process": "adapter store"}
+                  "router.text.chat_template_process": "renderer", "launcher.adapters.store_process": "adapter store"}
 STOP_TIMEOUT_SECONDS = 60.0
 
 

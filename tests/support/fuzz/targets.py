@@ -23,13 +23,13 @@ from router.grammars.parameters import make_context_free_grammar, make_json_sche
 from router.http.transport.body import decompress
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind
-from router.scheduler.messages import Decode, NewSequence, PoolingStep, StepPlan
+from router.scheduler.shard_messages import Decode, NewSequence, PoolingStep, StepPlan
 from router.shards.message_conversion import InvalidShardAnswer, decode_answer
 from router.text import output_formats
 from router.text.output_formats import PYTHONIC_FORMAT, OutputFormat
 from router.text.response_parser import (
+    OutputFormatParser,
     ParsedToolCall,
-    StreamingResponseParser,
     parse_complete_response,
 )
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
@@ -106,7 +106,7 @@ def fuzz_stop_strings(data: bytes) -> None:
     text = "".join("ab c"[byte % 4] for byte in rest)
     matcher, end = StopStringMatcher(strings), None
     for piece in split_text(text, rest):
-        if (end := matcher.feed(piece)) is not None:
+        if (end := matcher.find_match_end(piece)) is not None:
             break
     ends = [position + len(string) for string in strings if (position := text.find(string)) >= 0]
     if end is None:
@@ -136,7 +136,7 @@ def fuzz_response_parser(data: bytes) -> None:
     rest = source.rest()[:200]
     text = "".join(snippets[byte % len(snippets)] for byte in rest)
     whole, cut = (parse_complete_response(
-        StreamingResponseParser(FORMATS[number], "", None, streams_calls=False), pieces)
+        OutputFormatParser(FORMATS[number], "", None, streams_calls=False), pieces)
         for pieces in ([text], list(split_text(text, rest[::-1]))))
     assert [part for part in whole if isinstance(part, ParsedToolCall)] == [
         part for part in cut if isinstance(part, ParsedToolCall)], (text, whole, cut)

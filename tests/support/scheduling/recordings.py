@@ -11,7 +11,7 @@ from support.scheduling.simulated_world import add_block_hashes
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
-from router.recording.file import Recording, make_header, write_recording
+from router.recording.recording_file import Recording, make_header, write_recording
 from router.recording.recording_scheduler import RecordingScheduler, SnapshotWithCalls
 from router.request import Request
 from router.scheduler.settings import SchedulerSettings

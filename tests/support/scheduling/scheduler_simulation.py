@@ -16,10 +16,10 @@ from router.model_info import ModelInfo, StepMeasurement
 from router.request import Request, Tenant
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensGenerated
-from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RUNNING_PHASES, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan, StepResult, StepResultRow
 
 
 def predict_wait(scheduler: Scheduler, tenant: Tenant) -> float:

@@ -14,9 +14,9 @@ from support.scheduling.simulated_world import add_block_hashes
 from router.model_info import ModelInfo
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, SchedulerEvent
-from router.scheduler.messages import NewSequence, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import NewSequence, Prefill, StepPlan, StepResult, StepResultRow
 
 BLOCK_SIZE = 16
 END_TOKEN = 1

@@ -37,10 +37,10 @@ from router.scheduler.events import (
     TokensGenerated,
 )
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
 from router.shards.handshake import combine_rank_infos, make_warmup_request
 from router.shards.message_conversion import InvalidShardAnswer, decode_answer, encode_plan
 from shard.config import ShardConfig, SimulatedConfig

@@ -9,8 +9,8 @@ the cost of a block.
 from router.request import RequestKind
 from router.scheduler.batching_policies import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.messages import Decode, Prefill, StepPlan
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.shard_messages import Decode, Prefill, StepPlan
 
 ROUNDING_SECONDS = 1e-9
 

@@ -23,9 +23,9 @@ from router.model_info import StepMeasurement
 from router.request import Request
 from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.messages import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import Prefill, StepPlan, StepResult
 from router.shards.handshake import combine_rank_infos
 from router.shards.message_conversion import decode_answer, encode_plan
 from shard.config import ShardConfig

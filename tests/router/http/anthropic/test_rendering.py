@@ -11,12 +11,12 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json, input_json
-from router.http.openai.answers import read_answer
+from router.http.openai.answers import parse_answer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import StreamingResponseParser
+from router.text.response_parser import OutputFormatParser
 from router.validation.validator import ValidatedRequest
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": "\u00e9"}}</tool_call>'
@@ -25,7 +25,7 @@ SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9\U000
                             *(REQUIRED_CALL[:end] for end in (10, 30, 45, 60)), "STOP", "ST", "<tool_call>",
                             CALL.replace("}}", ", NaN}}"), CALL[:44]])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
+    "none": lambda: None, "calls": lambda: OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
 BLOCK_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
@@ -113,7 +113,7 @@ def test_stream_in_any_pieces_adds_up_to_the_whole_message(snippets, cuts, reaso
     tokens = [TokenEvent(1, text[start:stop], -0.5, False) for start, stop in pairwise(places)]
     end = make_end(text, len(tokens), reason, is_stopped=is_stopped)
     output = GenerationOutput(ValidatedRequest(Request("0", (1,) * 20, 50), None), tokens, [], end)
-    whole = answer_json(metadata, read_answer(output, MAKE_PARSERS[kind](), metadata.stop_sequences))
+    whole = answer_json(metadata, parse_answer(output, MAKE_PARSERS[kind](), metadata.stop_sequences))
     message = json.loads(whole)
     assert whole.isascii()
     streamed = accumulate_message(stream_events(metadata, MAKE_PARSERS[kind](), tokens, end))

@@ -21,9 +21,9 @@ from router.http.ollama.rendering import (
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import ParsedToolCall, StreamingResponseParser
+from router.text.response_parser import OutputFormatParser, ParsedToolCall
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
 
@@ -31,7 +31,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "\u00e9", CALL, CALL[:30], "STOP", "ST",
                             '{"name": "f", "arguments": {"a": 1', "}}", CALL.replace("}}", ', NaN}}'), CALL[:44]])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
+    "none": lambda: None, "calls": lambda: OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}  # with it alone an answer may be cut off within a call
 VARYING_FIELDS = ("created_at", "total_duration")
 RESPONSE = OllamaResponse("loom", 0.0, is_chat=True, logprob_tokenizer=create_byte_tokenizer())

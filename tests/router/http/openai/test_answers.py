@@ -16,13 +16,13 @@ from router.errors import GenerationFailed
 from router.http.openai.answers import (
     MAX_INLINE_TOKENS,
     AnswerStreamRenderer,
-    PartStripper,
-    process_output,
-    read_answer,
+    AnswerWhitespaceStripper,
+    parse_answer,
+    run_in_thread_if_long,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, ConstrainedAnswerParser, RequiredCallParser
 from router.text.output_formats import (
     GEMMA_FORMAT,
     GRANITE_FORMAT,
@@ -39,9 +39,9 @@ from router.text.pythonic_calls import PythonicCallParser
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
+    OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    StreamingResponseParser,
     ToolCallOpening,
     join_adjacent_parts,
 )
@@ -59,25 +59,26 @@ HARMONY_TEXTS = ["<|start|>assistant", "<|channel|>analysis<|message|>", "<|chan
 # By the kind of an answer: its parser, and texts that it may hold.
 ANSWER_KINDS = {
     "none": (lambda: None, HERMES_TEXTS), "required": (RequiredCallParser, [CALL[11:-12], CALL[11:30], *HERMES_TEXTS]),
-    "calls": (lambda: StreamingResponseParser(HERMES_FORMAT, "", TOOLS), HERMES_TEXTS),
-    "one call": (lambda: StreamingResponseParser(HERMES_FORMAT, "", TOOLS, 1), HERMES_TEXTS),
-    "reasoning": (lambda: StreamingResponseParser(without_tool_calls(HERMES_FORMAT), ""), HERMES_TEXTS),
+    "calls": (lambda: OutputFormatParser(HERMES_FORMAT, "", TOOLS), HERMES_TEXTS),
+    "one call": (lambda: OutputFormatParser(HERMES_FORMAT, "", TOOLS, 1), HERMES_TEXTS),
+    "reasoning": (lambda: OutputFormatParser(without_tool_calls(HERMES_FORMAT), ""), HERMES_TEXTS),
     "required behind reasoning": (lambda: RequiredCallParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, "<tool_call>"), HERMES_TEXTS),
     "required behind open reasoning": (lambda: RequiredCallParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.OPEN, "<tool_call>"), HERMES_TEXTS),
-    "format": (lambda: FormattedAnswerParser(get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE), HERMES_TEXTS),
+    "format": (lambda: ConstrainedAnswerParser(
+        get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE), HERMES_TEXTS),
     "calls or a text": (lambda: CallsOrTextParser(
         get_output_syntax(HERMES_FORMAT), ReasoningState.POSSIBLE, {"f"}, partial(
-            StreamingResponseParser, without_fields(HERMES_FORMAT, "reasoning_content"), "", TOOLS)), HERMES_TEXTS),
-    "harmony": (lambda: StreamingResponseParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
-    "mistral": (lambda: StreamingResponseParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
+            OutputFormatParser, without_fields(HERMES_FORMAT, "reasoning_content"), "", TOOLS)), HERMES_TEXTS),
+    "harmony": (lambda: OutputFormatParser(HARMONY_FORMAT, "<|start|>assistant", TOOLS), HARMONY_TEXTS),
+    "mistral": (lambda: OutputFormatParser(MISTRAL_NAMED_FORMAT, "", TOOLS),
                 ["[THINK]", "[/THINK]", "[TOOL_CALLS]f", "[ARGS]", '{"a": "b"}', '{"a', "[TOOL_CALLS]g[ARGS]{}"]),
-    "llama": (lambda: StreamingResponseParser(LLAMA_FORMAT, "", TOOLS),
+    "llama": (lambda: OutputFormatParser(LLAMA_FORMAT, "", TOOLS),
               ["<|python_tag|>", CALL[11:-12], CALL[11:30], "<|eom_id|>", "; "]),
-    "granite": (lambda: StreamingResponseParser(GRANITE_FORMAT, "", TOOLS),
+    "granite": (lambda: OutputFormatParser(GRANITE_FORMAT, "", TOOLS),
                 ["<think>", "</think>", "<response>", "</response>", "<|tool_call|>", f"[{CALL[11:-12]}]", "["]),
-    "gemma": (lambda: StreamingResponseParser(GEMMA_FORMAT, "", TOOLS),
+    "gemma": (lambda: OutputFormatParser(GEMMA_FORMAT, "", TOOLS),
               ["<|channel>thought\n", "<channel|>", '<|tool_call>call:f{a:<|"|>b<|"|>}', "<tool_call|>", "<turn|>"]),
     "python": (lambda: PythonicCallParser(TOOLS),
                ["[f(a=1)]", "[f(", "f(b='x')", ", ", "]", "<|python_end|>", "[g()]"])}
@@ -112,9 +113,9 @@ class PartLines(AnswerStreamRenderer):
 
 @given(parts=st.lists(PARTS, max_size=8), strips_text=st.booleans())
 def test_whitespace_is_stripped_around_text_and_reasoning_in_pieces(parts, strips_text):
-    parser = RequiredCallParser() if strips_text else FormattedAnswerParser()
+    parser = RequiredCallParser() if strips_text else ConstrainedAnswerParser()
     assert parser.strips_text == strips_text
-    stripped = [*PartStripper(parser).feed(parts)]
+    stripped = [*AnswerWhitespaceStripper(parser).strip_parts(parts)]
     for kind in (ContentPiece, ReasoningPiece):
         whole = "".join(part.text for part in parts if isinstance(part, kind))
         is_stripped = strips_text or kind is ReasoningPiece
@@ -153,7 +154,7 @@ def test_stream_in_any_pieces_has_the_parts_of_the_whole_answer(data, cuts, reas
     tokens = make_tokens(text, cuts)
     end = FinishedEvent(reason, text, len(tokens), make_finished_timeline(), is_stopped=is_stopped)
     output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
-    answer = read_answer(output, make_parser(), stops)
+    answer = parse_answer(output, make_parser(), stops)
     renderer = PartLines(str, 2, stops, make_parser())
     bursts = [renderer.render([token]) for token in tokens[:-1]] + [renderer.render([*tokens[-1:], end])]
     lines = [json.loads(line) for line in b"".join(bursts).splitlines()]
@@ -182,7 +183,7 @@ def test_long_output_is_parsed_off_the_event_loop():
             output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 500), None),
                                       make_tokens("a" * num_tokens, range(num_tokens)), [], end)
             assert len(output.tokens) == num_tokens
-            threads.append(await process_output(output, threading.current_thread))
+            threads.append(await run_in_thread_if_long(output, threading.current_thread))
         return threads
     inline, other = asyncio.run(main())
     assert inline is threading.current_thread()
@@ -197,4 +198,4 @@ def test_end_token_is_part_of_no_text(text, reason, part):
     tokens = [TokenEvent(1, text, -0.5, False), TokenEvent(256, "<|im_end|>", -0.5, True)]
     end = FinishedEvent(reason, text, len(tokens), make_finished_timeline())
     output = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 50), None), tokens, [], end)
-    assert read_answer(output, StreamingResponseParser(HERMES_FORMAT, ""), ()).parts == [part]
+    assert parse_answer(output, OutputFormatParser(HERMES_FORMAT, ""), ()).parts == [part]

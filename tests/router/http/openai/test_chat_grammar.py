@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer
 from router.errors import InvalidTools
 from router.grammars.compiler_process import compile_grammar
 from router.grammars.parameters import Grammar
-from router.http.openai.chat_grammar import allow_calls, put_behind_reasoning
-from router.http.openai.tool_calling import Tool, required_call_grammar
+from router.http.openai.chat_grammar import allow_reasoning_before_grammar, allow_tool_calls
+from router.http.openai.request_tools import Tool, required_call_grammar
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.constrained_answers import CallsOrTextParser, RequiredCallParser
+from router.text.constrained_answer_parsers import CallsOrTextParser, RequiredCallParser
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     DEEPSEEK_FORMAT,
@@ -35,9 +35,9 @@ from router.text.output_formats import (
 )
 from router.text.response_parser import (
     ContentPiece,
+    OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    StreamingResponseParser,
     parse_complete_response,
 )
 from router.text.tokenizer import create_byte_tokenizer
@@ -109,12 +109,12 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
     """Return the grammar of an answer behind this end of the prompt."""
     grammar = FORMAT if has_format else required_call_grammar(TOOLS, "required")
     given = GenerationInput(prompt=Conversation(({"role": "user", "content": "hi"},), may_reason=True), grammar=grammar)
-    given = put_behind_reasoning(given, template, is_required_call=not has_format)
+    given = allow_reasoning_before_grammar(given, template, is_required_call=not has_format)
     if has_format and has_calls:
-        given = allow_calls(given, template, TOOLS, has_one_call=has_one_call)
+        given = allow_tool_calls(given, template, TOOLS, has_one_call=has_one_call)
     if isinstance(given.grammar, Grammar):
         return given.grammar
-    return given.grammar.behind_reasoning(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
+    return given.grammar.to_output_grammar(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
 
 
 def make_either_parser(template, prompt_end=None):
@@ -122,7 +122,7 @@ def make_either_parser(template, prompt_end=None):
     beginning = template.find_answer_beginning(Conversation((), may_reason=True), prompt + (prompt_end or ""))
     return CallsOrTextParser(
         get_output_syntax(output_format), beginning.reasoning_state, {"paint", "stop"}, partial(
-            StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
+            OutputFormatParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))
 
 
 def fits(tokenizer, grammar, text):
@@ -152,7 +152,7 @@ def test_answer_is_in_the_format_or_calls(name, has_special_tokens):
                   for text, parts in cases]
     for text, parts in cases:
         assert fits(tokenizer, grammar, text), text
-        parser = StreamingResponseParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
+        parser = OutputFormatParser(output_format, output_format["start_anchor"], TEMPLATE_TOOLS)
         assert parse_complete_response(parser, [text]) == parts
         for pieces in ([text], [*text]):
             assert parse_complete_response(make_either_parser(template), pieces) == parts

@@ -12,7 +12,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed
 from router.http.openai.completion_rendering import (
-    CompletionLogprobs,
+    CompletionLogprobsBuilder,
     CompletionOutputOptions,
     DetailedCompletionStreamRenderer,
     EchoedPrompt,
@@ -96,7 +96,7 @@ def test_prompt_and_tokens_have_logprobs_candidates_and_offsets():
 
 
 def test_candidates_with_equal_texts_are_all_there():
-    logprobs = CompletionLogprobs(TOKENIZER)
+    logprobs = CompletionLogprobsBuilder(TOKENIZER)
     logprobs.add_token(make_token(97, -2, 3))
     [candidates] = json.loads(logprobs.take_json())["top_logprobs"]
     assert candidates == {"a": -0.5, "\ufffd": 0.5, "token_id:168": 0.5}
@@ -126,13 +126,13 @@ def test_logprobs_are_asked_of_the_shards(serve):
 
 def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
     """Regression: the logprobs of a long prompt were rendered on the event loop, with the first token."""
-    threads, add_prompt = [], CompletionLogprobs.add_prompt
+    threads, add_prompt = [], CompletionLogprobsBuilder.add_prompt
 
     def add_prompt_and_record_thread(*arguments):
         threads.append(threading.current_thread())
         add_prompt(*arguments)
 
-    monkeypatch.setattr(CompletionLogprobs, "add_prompt", add_prompt_and_record_thread)
+    monkeypatch.setattr(CompletionLogprobsBuilder, "add_prompt", add_prompt_and_record_thread)
     output = make_output([(97, -4, 1), (98, -4, 1)], with_prompt=True)
     details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
     renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)

@@ -19,7 +19,7 @@ from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
 from router.http.openai.requests import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import ServedModel, Services, TurnBudget
+from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.model_info import ModelInfo
 from router.request import Tenant
@@ -51,7 +51,7 @@ def run_with_services(scenario: Callable[[Services], Awaitable[Any]], store: Fak
                                       adapter_registry=registry)) as validator:
             no_engine: Any = None
             return await scenario(Services(no_engine, validator, config, ServedModel("looms/loom"), PumpFlusher(),
-                                           TurnBudget(64)))
+                                           RequestGroupBudget(64)))
     return asyncio.run(main())
 
 

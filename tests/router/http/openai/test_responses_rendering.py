@@ -11,13 +11,13 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed
-from router.http.openai.answers import read_answer
+from router.http.openai.answers import parse_answer
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.constrained_answers import RequiredCallParser
+from router.text.constrained_answer_parsers import RequiredCallParser
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import ContentPiece, ParsedToolCall, ReasoningPiece, StreamingResponseParser
+from router.text.response_parser import ContentPiece, OutputFormatParser, ParsedToolCall, ReasoningPiece
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
 
@@ -25,7 +25,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SNIPPETS = st.sampled_from(["<think>", "</think>", " ", "\n", "Hi", "é", CALL, CALL[:20], "STOP", "ST", "<tool_call>",
                             CALL.replace("}}", ", NaN}}"), CALL[:44]])
 MAKE_PARSERS = {
-    "none": lambda: None, "calls": lambda: StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
+    "none": lambda: None, "calls": lambda: OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}
 RANDOM_IDS = re.compile(r"(resp|msg|rs|fc|call)_[0-9a-f]+")
 TIMES = re.compile(r'(created_at|completed_at)": [0-9]+')  # in seconds, one of which may pass within a test
@@ -93,7 +93,7 @@ def test_stream_in_any_pieces_ends_with_the_whole_response(*, snippets, cuts, re
     text += "STOP" * is_stopped
     output = make_output(make_tokens(text, cuts), text, reason, is_stopped=is_stopped)
     whole = render_whole(output, MAKE_PARSERS[kind](), stops, includes_logprobs=includes_logprobs)
-    assert [read_part(item) for item in whole["output"]] == read_answer(output, MAKE_PARSERS[kind](), stops).parts
+    assert [read_part(item) for item in whole["output"]] == parse_answer(output, MAKE_PARSERS[kind](), stops).parts
     assert [whole["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")] == [
         2, len(output.tokens), 2 + len(output.tokens)]
 
@@ -131,7 +131,7 @@ def check_item_events(events):
 def test_items_follow_in_the_order_of_the_answer():
     text = f"<think>why</think>\nok{CALL}{CALL}"
     output = make_output([*make_tokens(text, [8, 20, 40]), END_TOKEN_EVENT], text)
-    parser = StreamingResponseParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}])
+    parser = OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}])
     events = stream_events(make_renderer(parser), output)
     response = events[-1]["response"]
     reasoning, message, *calls = response["output"]
@@ -152,7 +152,7 @@ def test_items_follow_in_the_order_of_the_answer():
 def test_reasoning_tokens_are_those_up_to_the_last_text_of_reasoning():
     pieces = ["<think>", "a", " b", "</think>", "\n\n", "c"]
     output = make_output([TokenEvent(1, piece, -0.5, False) for piece in pieces], "".join(pieces))
-    response = render_whole(output, StreamingResponseParser(HERMES_FORMAT, ""), includes_logprobs=True)
+    response = render_whole(output, OutputFormatParser(HERMES_FORMAT, ""), includes_logprobs=True)
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
     assert [token["token"] for token in response["output"][1]["content"][0]["logprobs"]] == ["c"]
 
@@ -178,7 +178,7 @@ def test_status_says_whether_the_answer_was_cut_off(reason, status, details):
 
 
 def test_failure_has_the_ended_items_and_an_event_on_which_clients_raise():
-    renderer = make_renderer(StreamingResponseParser(HERMES_FORMAT, ""))
+    renderer = make_renderer(OutputFormatParser(HERMES_FORMAT, ""))
     tokens = make_tokens("<think>a</think>b", [7, 8, 16])
     rendered = renderer.render([*tokens, FailedEvent(GenerationFailed("broken"))]).decode()
     assert renderer.error is not None

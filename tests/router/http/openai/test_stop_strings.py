@@ -10,7 +10,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FailedEvent, FinishedEvent, StopStringMatcher, TokenEvent
 from router.errors import GenerationFailed
 from router.http.openai.rendering import ChatOutputOptions, OpenAIChatStreamRenderer, ResponseMetadata
-from router.http.openai.stop_strings import PrefixMatcher, StopStringTrimmer, trim_stop_string
+from router.http.openai.stop_strings import StopStringPrefixMatcher, StopStringTrimmer, trim_stop_string
 from router.request import FinishReason
 
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
@@ -18,7 +18,7 @@ METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
 
 @given(st.lists(st.text("ab<", max_size=5), max_size=5), st.text("ab<", min_size=1, max_size=5))
 def test_matcher_finds_the_longest_end_that_begins_the_string(pieces: list[str], string: str) -> None:
-    matcher, text = PrefixMatcher(string), ""
+    matcher, text = StopStringPrefixMatcher(string), ""
     for piece in pieces:
         length, text = matcher.feed(piece), text + piece
         assert length == max(size for size in range(len(string)) if text.endswith(string[:size]))

@@ -124,7 +124,7 @@ def test_rejected_invocation_is_counted_once(serve, content):
     async def scenario(client, engine):
         answer = await client.post("/invocations", data=content, headers={"Content-Type": "application/json"})
         assert (answer.status, "x-request-id" in answer.headers) == (400 if content == "{" else 422, True)
-        samples = parse_metrics(engine.metrics_page())
+        samples = parse_metrics(engine.render_metrics_page())
         assert (samples["tgi_request_count"], get_failure_counts(samples)) == (1, {"validation": 1})
     serve(scenario)
 

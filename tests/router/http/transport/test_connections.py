@@ -12,7 +12,7 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.http.server import PROTOCOL_OPTIONS, HttpServer, create_listening_socket
 from router.http.transport import connections
-from router.http.transport.body import read_content
+from router.http.transport.body import read_decompressed_body
 from router.http.transport.connections import ConnectionLimits, Connections
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -34,7 +34,7 @@ class App:
 
     async def handle(self, request: web.Request) -> web.Response:
         try:
-            await read_content(request)
+            await read_decompressed_body(request)
             if request.path != "/live":
                 await self.may_answer.wait()
         except asyncio.CancelledError:
@@ -357,7 +357,7 @@ def test_refusal_of_an_expectation_leaves_the_connection_idle() -> None:
     ("10.0.0.7", "10.0.0.7"), ("::ffff:10.0.0.7", "10.0.0.7"), ("2001:db8::1:2:3:4", "2001:db8::/64"),
     ("fe80::1%eth0", "fe80::/64")])
 def test_address_of_ipv6_is_the_network(peer: str, address: str) -> None:
-    assert connections.find_address(peer) == address
+    assert connections.normalize_client_address(peer) == address
 
 
 def test_one_address_has_a_limit_of_its_own_and_its_places_come_back() -> None:

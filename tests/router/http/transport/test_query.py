@@ -5,19 +5,19 @@ from aiohttp.test_utils import make_mocked_request
 
 from router.errors import InvalidRequest
 from router.http.transport.query import (
-    parse_choice,
-    parse_number_between,
+    make_choice_parser,
+    make_number_parser,
+    parse_query_parameters,
     parse_text,
     parse_whole_number,
-    read_query,
 )
 
-PARSERS = {"since": parse_whole_number, "limit": parse_number_between(1, 500), "state": parse_choice("a", "b"),
+PARSERS = {"since": parse_whole_number, "limit": make_number_parser(1, 500), "state": make_choice_parser("a", "b"),
            "name": parse_text}
 
 
 def read(query):
-    return read_query(make_mocked_request("GET", f"/route?{query}"), PARSERS)
+    return parse_query_parameters(make_mocked_request("GET", f"/route?{query}"), PARSERS)
 
 
 def test_given_parameters_are_parsed():
@@ -39,4 +39,4 @@ def test_invalid_parameter_is_refused_with_its_name_and_value(query, reason):
 
 def test_route_without_parameters_takes_none():
     with pytest.raises(InvalidRequest, match="it takes none"):
-        read_query(make_mocked_request("GET", "/route?a=1"), {})
+        parse_query_parameters(make_mocked_request("GET", "/route?a=1"), {})

@@ -11,8 +11,8 @@ from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent
 from router.errors import GenerationFailed, Overloaded
 from router.http.transport.services import (
     GenerationOutput,
-    RequestTurns,
-    TurnBudget,
+    RequestGroupBudget,
+    RequestGroupRunner,
     collect_output,
     gather_or_cancel,
     timing_headers,
@@ -95,7 +95,7 @@ class ServicesWithPlaces:
 
     def __init__(self, num_places):
         self.num_places, self.submitted, self.unfinished = num_places, [], set()
-        self.turn_budget = TurnBudget(100)
+        self.request_group_budget = RequestGroupBudget(100)
 
     def submit(self, choice, _):
         if len(self.unfinished) >= self.num_places:
@@ -107,17 +107,17 @@ class ServicesWithPlaces:
 
 def run_turns(services, groups, max_groups, handle):
     async def main():
-        with closing(RequestTurns(services, SimpleNamespace(deadline=None), groups, max_groups)) as turns:
-            turns.submit()
-            await turns.run(handle)
+        with closing(RequestGroupRunner(services, SimpleNamespace(deadline=None), groups, max_groups)) as runner:
+            runner.submit()
+            await runner.run(handle)
     asyncio.run(main())
-    assert (services.unfinished, services.turn_budget.num_left) == (set(), 100)
+    assert (services.unfinished, services.request_group_budget.num_left) == (set(), 100)
 
 
 def test_further_groups_of_all_requests_share_a_budget():
     """Regression: two requests of many prompts had everybody else refused until they ended."""
     services, sizes = ServicesWithPlaces(100), []
-    services.turn_budget.num_left = 6
+    services.request_group_budget.num_left = 6
 
     async def handle(*_):
         sizes.append(len(services.unfinished))
@@ -125,16 +125,16 @@ def test_further_groups_of_all_requests_share_a_budget():
 
     async def run_one(name):
         groups = [[f"{name}{index}a", f"{name}{index}b"] for index in range(9)]
-        with closing(RequestTurns(services, SimpleNamespace(deadline=None), groups, 50)) as turns:
-            turns.submit()
-            await turns.run(handle)
+        with closing(RequestGroupRunner(services, SimpleNamespace(deadline=None), groups, 50)) as runner:
+            runner.submit()
+            await runner.run(handle)
 
     async def main():
         await asyncio.gather(*map(run_one, "xyz"))
     asyncio.run(main())
     assert len(services.submitted) == 54
     assert max(sizes) == 3 * 2 + 6
-    assert services.turn_budget.num_left == 6
+    assert services.request_group_budget.num_left == 6
 
 
 def test_later_group_waits_while_others_have_all_the_room():

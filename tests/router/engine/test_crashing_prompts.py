@@ -2,14 +2,14 @@
 
 import pytest
 
-from router.engine import convicted_prompts
-from router.engine.convicted_prompts import REFUSAL_SECONDS, ConvictedPrompts
+from router.engine import crashing_prompts
+from router.engine.crashing_prompts import REFUSAL_SECONDS, CrashingPrompts
 from router.errors import InvalidRequest
 from router.request import LoadableResource, Request, Tenant
 
 
 def test_prompt_is_refused_for_some_minutes_whatever_its_other_parameters() -> None:
-    prompts = ConvictedPrompts()
+    prompts = CrashingPrompts()
     prompts.check(Request("a", (1, 2, 3), 5), 0.0)
     prompts.add(Request("a", (1, 2, 3), 5), 10.0)
     with pytest.raises(InvalidRequest, match="600 more seconds"):
@@ -22,8 +22,8 @@ def test_prompt_is_refused_for_some_minutes_whatever_its_other_parameters() -> N
 
 
 def test_number_of_remembered_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convicted_prompts, "MAX_PROMPTS", 2)
-    prompts = ConvictedPrompts()
+    monkeypatch.setattr(crashing_prompts, "MAX_PROMPTS", 2)
+    prompts = CrashingPrompts()
     for token in range(3):
         prompts.add(Request("a", (token,), 5), 0.0)
     prompts.check(Request("b", (0,), 5), 0.0)

@@ -13,7 +13,7 @@ NUM_HEX_DIGITS = 4  # of an escape
 CLOSING_BRACKETS = {"{": "}", "[": "]"}
 
 
-class JsonReader:
+class StreamingJsonReader:
     """Reader of one object or list. What it takes is a beginning of valid JSON, wherever the text is cut into
     pieces."""
 

@@ -6,12 +6,12 @@ import pytest
 
 from router.model_info import ModelInfo
 from router.request import Request
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry import load_log
-from router.telemetry.load_log import LoadLog
+from router.scheduler.shard_messages import StepResult, StepResultRow
+from router.telemetry import stat_logger
 from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.stat_logger import StatLogger
 from router.text.prompt_encoder import TokenLimits
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, block_size=16, num_blocks=64)
@@ -24,7 +24,7 @@ class LoadHarness:
         self.scheduler = Scheduler(SchedulerSettings(max_batch_size=2, look_ahead=1), MODEL_INFO)
         self.scheduler.on_shards_ready(MODEL_INFO, 1, 0.0)
         self.metrics = ServerMetrics(self.scheduler, TokenLimits(63, 64), 1)
-        self.log = LoadLog(self.scheduler, self.metrics)
+        self.log = StatLogger(self.scheduler, self.metrics)
 
     def submit_requests(self, number: int) -> None:
         for index in range(number):
@@ -67,8 +67,8 @@ def test_share_of_prompt_tokens_found_in_the_cache_is_said_once_requests_end() -
 def test_line_is_logged_at_each_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[str]:
         lines = asyncio.Queue[str]()
-        monkeypatch.setattr(load_log, "INTERVAL_SECONDS", 0.001)
-        monkeypatch.setattr(load_log.logger, "info", lambda _, line: lines.put_nowait(line))
+        monkeypatch.setattr(stat_logger, "INTERVAL_SECONDS", 0.001)
+        monkeypatch.setattr(stat_logger.logger, "info", lambda _, line: lines.put_nowait(line))
         harness = LoadHarness()
         harness.submit_requests(1)
         task = asyncio.create_task(harness.log.run())

@@ -17,10 +17,10 @@ from pydantic import Field
 from router.errors import InvalidRequest, MonitorBusy
 from router.http.routes.status import PHASE_DESCRIPTIONS, VERSION
 from router.http.transport.auth import CLIENT, require_admin
-from router.http.transport.body import ReportingBodyModel, json_response, json_text_response, read_body
+from router.http.transport.body import LenientBodyModel, json_response, json_text_response, read_body
 from router.http.transport.errors import find_error_reply_type
-from router.http.transport.query import parse_whole_number, read_query
-from router.http.transport.request_context import request_headers
+from router.http.transport.query import parse_query_parameters, parse_whole_number
+from router.http.transport.request_context import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.http.transport.sse import open_response_stream
 from router.monitor.batching_simulation import (
@@ -34,7 +34,7 @@ from router.monitor.batching_simulation import (
     summarize_steps,
 )
 from router.monitor.chrome_trace import iterate_chrome_trace
-from router.monitor.monitor import BufferedStretch, render_event
+from router.monitor.monitor import BufferedStepRange, render_event
 from router.monitor.observed_steps import round_seconds
 from router.monitor.viewer import Viewer
 from router.scheduler.sequence import RequestPhase
@@ -47,12 +47,12 @@ MAX_TRACE_ROWS = 2048  # of the steps that one call in a thread renders, unless 
 VIEWER_BUFFER_BYTES = 64 * 1024
 TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="weft-trace.json"'}
 CAUSES = {str(phase): description for phase, description in PHASE_DESCRIPTIONS.items() if phase in {*RequestPhase}}
-STRETCH_PARAMETERS = {"since": parse_whole_number, "until": parse_whole_number}
+STEP_RANGE_PARAMETERS = {"since": parse_whole_number, "until": parse_whole_number}
 
 TokenCount = Annotated[int, Field(ge=1)]
 
 
-class SimulatedRequest(ReportingBodyModel):
+class SimulatedRequest(LenientBodyModel):
     """A request of a simulation, as in a plain trace of `weft simulate`."""
 
     at: Annotated[float, Field(ge=0, description="Seconds after the beginning at which it arrives.")]
@@ -60,7 +60,7 @@ class SimulatedRequest(ReportingBodyModel):
     output_tokens: Annotated[TokenCount, Field(description="Number of tokens that it generates.")]
 
 
-class SimulateRequest(ReportingBodyModel):
+class SimulateRequest(LenientBodyModel):
     """Body of `/v1/engine/simulate`. Without `requests`, those of the buffered steps are simulated."""
 
     batching: Annotated[Literal["static", "continuous", "none"], Field(
@@ -95,16 +95,16 @@ class EngineInspectionRoutes(ServiceRoutes):
 
     async def settings(self, request: web.Request) -> web.Response:
         """Return all settings of the server, each with where it came from."""
-        read_query(request, {})
+        parse_query_parameters(request, {})
         return json_response({"settings": self._settings})
 
     async def state(self, request: web.Request) -> web.Response:
-        read_query(request, {})
+        parse_query_parameters(request, {})
         return json_text_response(dumps(self._describe_state(self._make_viewer(request))))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send the state, and then frames as long as the client stays."""
-        since = read_query(request, {"since": parse_whole_number}).get("since")
+        since = parse_query_parameters(request, {"since": parse_whole_number}).get("since")
         viewer, reply_type = self._make_viewer(request), find_error_reply_type(request.path,
                                                                               self._services.config.compat)
 
@@ -124,24 +124,24 @@ class EngineInspectionRoutes(ServiceRoutes):
 
     async def trace(self, request: web.Request) -> web.StreamResponse:
         """Send the buffered steps in Chrome's trace-event format, rendered as fast as the client reads."""
-        stretch = self._get_stretch(**read_query(request, STRETCH_PARAMETERS))
-        described = self._services.engine.monitor.describe_sequences(stretch.sequences.values(),
+        step_range = self._get_step_range(**parse_query_parameters(request, STEP_RANGE_PARAMETERS))
+        described = self._services.engine.monitor.describe_sequences(step_range.sequences.values(),
                                                                      self._make_viewer(request))
         metadata = {"server": f"weft {VERSION}", "model": self._services.served_model.name,
-                    "first_step": stretch.steps[0].number, "last_step": stretch.steps[-1].number}
-        pieces = iterate_chrome_trace((json.loads(step.json_text) for step in stretch.steps),
+                    "first_step": step_range.steps[0].number, "last_step": step_range.steps[-1].number}
+        pieces = iterate_chrome_trace((json.loads(step.json_text) for step in step_range.steps),
                                       {entry["id"]: entry for entry in described}, metadata)
         num_steps = max(MAX_TRACE_ROWS // self._services.engine.monitor.settings.max_batch_size, 1)
         response = web.StreamResponse(headers=TRACE_HEADERS)
         response.content_type = "application/json"
-        with self._take_place("exports"):
+        with self._limit_concurrency("exports"):
             await response.prepare(request)
             while text := await self._run_in_turn(lambda: "".join(islice(pieces, num_steps))):
-                await self._limit_time(response.write(text.encode()))
-            await self._limit_time(response.write_eof())
+                await self._write_with_time_limit(response.write(text.encode()))
+            await self._write_with_time_limit(response.write_eof())
         return response
 
-    async def _limit_time(self, writing: Coroutine[Any, Any, None]) -> None:
+    async def _write_with_time_limit(self, writing: Coroutine[Any, Any, None]) -> None:
         """Write to a client. Raises ConnectionResetError if it does not read for --slow-client-timeout seconds."""
         seconds = self._services.config.slow_client_timeout
         try:
@@ -156,9 +156,9 @@ class EngineInspectionRoutes(ServiceRoutes):
         engine, viewer = self._services.engine, self._make_viewer(request)
         self._check_simulation(body)
         given = body.requests is not None
-        stretch = (engine.monitor.get_buffered_stretch() if given
-                   else self._get_stretch(body.since or 0, body.until))
-        sequences = [] if given else select_sequences(stretch)[:MAX_SIMULATED_REQUESTS]
+        step_range = (engine.monitor.get_buffered_step_range() if given
+                      else self._get_step_range(body.since or 0, body.until))
+        sequences = [] if given else select_sequences(step_range)[:MAX_SIMULATED_REQUESTS]
         arrivals = make_given_arrivals(body.requests or ()) if given else make_arrivals(sequences)
         settings = BatchingSettings(body.batching, body.max_batch_size, body.static_window_ms).apply(
             self._services.config, engine.model_info)
@@ -167,7 +167,7 @@ class EngineInspectionRoutes(ServiceRoutes):
                      else [describe_given_request(arrival) for arrival in arrivals])
 
         def run() -> str:
-            steps = parse_steps(stretch)
+            steps = parse_steps(step_range)
             simulated = simulate_batching(arrivals, settings, engine.model_info, measure_timing(steps, coefficients))
             submitted_at = {sequence.id: sequence.submitted_at + engine.monitor.clock_offset for sequence in sequences}
             for number, (entry, arrival, num_cached) in enumerate(
@@ -179,12 +179,12 @@ class EngineInspectionRoutes(ServiceRoutes):
                 "summary": simulated.summary, "recorded": None if given else summarize_steps(steps, submitted_at),
                 "sequences": described})
 
-        with self._take_place("simulations"):
+        with self._limit_concurrency("simulations"):
             text = await self._run_in_turn(run)
-        return json_text_response(text, request_headers(request))
+        return json_text_response(text, ignored_fields_headers(request))
 
     @contextmanager
-    def _take_place(self, name: str) -> Iterator[None]:
+    def _limit_concurrency(self, name: str) -> Iterator[None]:
         """Count what is under way by this name. Raises MonitorBusy."""
         if self._num_running[name] > MAX_WAITING_SIMULATIONS:
             raise MonitorBusy(f"{MAX_WAITING_SIMULATIONS} {name} wait already, as many as may")
@@ -208,13 +208,13 @@ class EngineInspectionRoutes(ServiceRoutes):
                 raise InvalidRequest(f"`requests.{index}` has {total} tokens, prompt and output together; the most are "
                                      f"{limit} (--max-total-tokens)")
 
-    def _get_stretch(self, since: int = 0, until: int | None = None) -> BufferedStretch:
+    def _get_step_range(self, since: int = 0, until: int | None = None) -> BufferedStepRange:
         """Return the buffered steps. Raises the HTTP error 404 if there are none."""
-        stretch = self._services.engine.monitor.get_buffered_stretch(since, until)
-        if not stretch.steps:
+        step_range = self._services.engine.monitor.get_buffered_step_range(since, until)
+        if not step_range.steps:
             raise web.HTTPNotFound(text="no steps are buffered" + (" in this stretch" if since or until else "")
                                    + "; they are while somebody watches /v1/engine/events, and for five minutes after")
-        return stretch
+        return step_range
 
     def _make_viewer(self, request: web.Request) -> Viewer:
         client = request[CLIENT]

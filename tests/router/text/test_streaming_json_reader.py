@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.json_reader import MAX_SCALAR_CHARACTERS, JsonReader
+from router.text.streaming_json_reader import MAX_SCALAR_CHARACTERS, StreamingJsonReader
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                       | st.text(max_size=4),
@@ -16,7 +16,7 @@ OBJECTS_AND_LISTS = st.dictionaries(st.text(max_size=3), VALUES, max_size=3) | s
 
 
 def take_in_pieces(text: str, size: int) -> str:
-    reader = JsonReader()
+    reader = StreamingJsonReader()
     return "".join(reader.take(text[place:place + size]) for place in range(0, len(text), size))
 
 
@@ -26,7 +26,7 @@ def test_object_or_list_is_taken_up_to_its_end(value: object, rest: str, size: i
                                                is_ascii: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
     assert take_in_pieces(text + rest, size) == text
-    reader = JsonReader()
+    reader = StreamingJsonReader()
     states = []
     for piece in (text[:-1], text[-1], rest):
         reader.take(piece)
@@ -36,7 +36,7 @@ def test_object_or_list_is_taken_up_to_its_end(value: object, rest: str, size: i
 
 def test_what_is_no_json_is_not_complete() -> None:
     for text in ("x", '"a"', "[1}", '{"a"}'):
-        reader = JsonReader()
+        reader = StreamingJsonReader()
         assert reader.take(text) != text
         assert (reader.is_finished, reader.is_complete) == (True, False)
 
@@ -94,4 +94,4 @@ def test_what_is_no_json_ends_the_value(text: str, taken: str) -> None:
 
 def test_deep_objects_are_read() -> None:
     text = '{"a":' * 100_000 + "1" + "}" * 100_000
-    assert JsonReader().take(text) == text
+    assert StreamingJsonReader().take(text) == text

@@ -5,8 +5,8 @@ import select
 import time
 from collections.abc import Callable
 
+from router.telemetry.event_loop_monitor import EventLoopMonitor
 from router.telemetry.instruments import Histogram, MetricDefinition, MetricType
-from router.telemetry.loop_watch import LoopWatch
 
 BLOCKED_SECONDS = 0.3
 
@@ -17,7 +17,7 @@ def observe_blocked_loop(block: Callable[[], object]) -> tuple[float, float]:
     delays, computing = Histogram(family, ()), Histogram(family, ())
 
     async def main() -> None:
-        watch = asyncio.create_task(LoopWatch(delays, computing).run())
+        watch = asyncio.create_task(EventLoopMonitor(delays, computing).run())
         await asyncio.sleep(0.05)
         block()
         await asyncio.sleep(0.05)

@@ -7,7 +7,7 @@ import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO, ShortSegmentRecorder, write_recording_file
 
 from router.config import RouterConfig
-from router.recording.file import (
+from router.recording.recording_file import (
     MAX_RECORDINGS,
     BadRecording,
     RecordedCall,
@@ -19,8 +19,8 @@ from router.recording.file import (
 from router.recording.recording_scheduler import RecordingScheduler
 from router.recording.replay import Replay
 from router.request import Request, SamplingParams, Tenant
-from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 
 SECRET_TOKENS = (987654321, 876543219, 765432198, 654321987)
 

@@ -1,4 +1,4 @@
-"""Process that renders chats, `python -P -m router.text.renderer_process`; restarted if it hangs or dies.
+"""Process that renders chats, `python -P -m router.text.chat_template_process`; restarted if it hangs or dies.
 
 The first line of its input holds the template, `{"source": ..., "special_tokens": ..., "output_format": ...,
 "max_characters": ...}`, answered with `{}`. Every other line holds the fields of a `Conversation`, answered with
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from router.errors import ChatTemplateFailed
-from router.processes.worker_process import WorkerAnswer, answer_requests, enter_worker_process, limit_memory
+from router.processes.worker_process import WorkerAnswer, answer_requests, limit_memory, set_up_worker_process
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_MEMORY_BYTES, TOO_MUCH_MEMORY
 
@@ -37,7 +37,7 @@ def make_template(first_request: Mapping[str, Any]) -> ChatTemplate:
 
 
 def main() -> None:
-    with enter_worker_process() as parent, parent.makefile("rb") as lines:
+    with set_up_worker_process() as parent, parent.makefile("rb") as lines:
         first_request = json.loads(lines.readline())
         template = make_template(first_request)
         limit_memory(MAX_MEMORY_BYTES)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, read_only_grammar
-from router.http.transport.body import NOT_GIVEN, ReportingBodyModel
+from router.grammars.parameters import STRUCTURED_OUTPUT_READERS, Grammar, parse_single_grammar
+from router.http.transport.body import NOT_GIVEN, LenientBodyModel
 
 # Older fields for a constraint, and which one of `structured_outputs` each is.
 GUIDED_FIELDS: Mapping[str, str] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
@@ -16,7 +16,7 @@ GUIDED_FIELDS: Mapping[str, str] = {"guided_json": "json", "guided_regex": "rege
 CONSTRAINT_FIELDS = frozenset({"structured_outputs", *GUIDED_FIELDS})
 
 
-class StructuredOutputs(ReportingBodyModel):
+class StructuredOutputs(LenientBodyModel):
     """vLLM's constraint of the output: one of these."""
 
     ignored_fields = frozenset({"disable_fallback"})
@@ -41,7 +41,7 @@ class StructuredOutputs(ReportingBodyModel):
         return STRUCTURED_OUTPUT_READERS[name](f"{parameter}.{name}", value)
 
 
-class ConstrainedRequest(ReportingBodyModel):
+class StructuredOutputRequest(LenientBodyModel):
     """Base class of bodies with these fields."""
 
     structured_outputs: StructuredOutputs | None = None
@@ -61,7 +61,7 @@ class ConstrainedRequest(ReportingBodyModel):
         for name, kind in GUIDED_FIELDS.items():
             if (value := getattr(self, name)) is not None:
                 readers[name] = partial(_read_guided_field, kind=kind, value=value)
-        return read_only_grammar(readers)
+        return parse_single_grammar(readers)
 
 
 def _read_guided_field(parameter: str, *, kind: str, value: object) -> Grammar:

@@ -11,8 +11,8 @@ from support.servers.expected_streams import make_text_request
 from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.config import RouterConfig
-from router.http.routes import engine as engine_routes
-from router.http.routes.engine import CAUSES, MAX_WAITING_SIMULATIONS, VIEWER_BUFFER_BYTES, limit_send_buffer
+from router.http.routes import engine_inspection as engine_routes
+from router.http.routes.engine_inspection import CAUSES, MAX_WAITING_SIMULATIONS, VIEWER_BUFFER_BYTES, limit_send_buffer
 from router.monitor import chrome_trace
 from router.monitor.batching_simulation import simulate_batching
 from router.monitor.monitor import MAX_TENANT_VIEWERS, MAX_USER_VIEWERS, MAX_VIEWERS, BufferedStep

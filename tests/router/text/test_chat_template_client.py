@@ -1,4 +1,5 @@
-"""Tests of router/text/renderer_client.py and its process: hostile templates, deaths, and the end of the process."""
+"""Tests of router/text/chat_template_client.py and its process: hostile templates, deaths, and the
+end of the process."""
 
 import os
 import select
@@ -15,10 +16,10 @@ import pytest
 
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
-from router.text import renderer_client
+from router.text import chat_template_client
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
+from router.text.chat_template_client import IsolatedChatTemplate, isolate_template
 from router.text.output_formats import FORMAT_BY_TEMPLATE_MARKER
-from router.text.renderer_client import IsolatedChatTemplate, isolate_template
 
 pytestmark = pytest.mark.slow
 CHAT = Conversation(({"role": "user", "content": "hé \ud83d"}, {"role": "assistant", "content": None}),
@@ -61,7 +62,7 @@ def test_chat_is_rendered_as_in_the_own_process() -> None:
 @pytest.mark.parametrize("name", UNBOUNDED_TEMPLATES)
 def test_work_inside_one_filter_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A template's `%` took 18.6 seconds of the router's processor and 3.8 GB of its memory."""
-    monkeypatch.setattr(renderer_client, "MAX_RENDER_SECONDS", 0.4)
+    monkeypatch.setattr(chat_template_client, "MAX_RENDER_SECONDS", 0.4)
     with isolate("{% if messages[0].content != 'fine' %}" + UNBOUNDED_TEMPLATES[name] + "{% endif %}ok") as template:
         started = process_time()
         assert any(limit in get_error(template) for limit in (
@@ -113,8 +114,8 @@ def test_process_that_was_killed_is_replaced_unnoticed() -> None:
 
 
 def test_stalled_process_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderer_client, "MAX_RENDER_SECONDS", 0.1)
-    monkeypatch.setattr(renderer_client, "MAX_STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(chat_template_client, "MAX_RENDER_SECONDS", 0.1)
+    monkeypatch.setattr(chat_template_client, "MAX_STALLED_SECONDS", 0.2)
     with isolate("ok") as template:
         template.warm_up()
         process = template._workers[0].process
@@ -161,7 +162,7 @@ def test_closed_template_renders_nothing_and_leaves_no_process() -> None:
 
 def test_process_ends_with_a_killed_parent() -> None:
     """The parent kills itself while its renderer waits; the renderer notices the end of the socket."""
-    program = ("import os; from router.text.renderer_client import *; "
+    program = ("import os; from router.text.chat_template_client import *; "
                "from router.text.chat_template import simulated_model_template as s; "
                "t = IsolatedChatTemplate(s(), 1); t.warm_up(); "
                "print(t._workers[0].process._process.pid, flush=True); os.kill(os.getpid(), 9)")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection
 from functools import cache
 
-from router.text.json_reader import JsonReader
 from router.text.output_formats import OutputSyntax, ReasoningState
 from router.text.response_parser import (
     CALL_OPENING_PATTERN,
@@ -14,10 +13,11 @@ from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
     ReasoningPiece,
-    ResponseParser,
+    ResponseParserProtocol,
     ResponsePart,
     ToolCallOpening,
 )
+from router.text.streaming_json_reader import StreamingJsonReader
 
 REQUIRED_CALL_OPENING = re.compile(CALL_OPENING_PATTERN)
 NAME_CHARACTERS = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
@@ -25,7 +25,7 @@ ESCAPE_BEGINNING = r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
 BLANK_PATTERN = r"[ \t\n\r]*"
 
 
-class FormattedAnswerParser:
+class ConstrainedAnswerParser:
     """Parser of an answer that a grammar ensures: reasoning, if the prompt leaves room for it, and a text in a format,
     in which nothing else is looked for."""
 
@@ -45,11 +45,11 @@ class FormattedAnswerParser:
     def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
         if self._reasoning_state is ReasoningState.CLOSED and not self._is_at_start:
-            return self._take_answer()
+            return self._parse_answer_text()
         parts = self._take_reasoning()
         if self._reasoning_state is ReasoningState.CLOSED:
             self._skip_marks()
-            parts += [] if self._is_at_start else self._take_answer()
+            parts += [] if self._is_at_start else self._parse_answer_text()
         return parts
 
     def is_field_end_token(self, _token: str) -> bool:
@@ -60,7 +60,7 @@ class FormattedAnswerParser:
         part_type = ReasoningPiece if self._reasoning_state is ReasoningState.OPEN else ContentPiece
         return [part_type(self._text)] if self._text else []
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         """Return the parts that are certain by now of the text behind the reasoning."""
         text, self._text = self._text, ""
         return [ContentPiece(text)] if text else []
@@ -101,7 +101,7 @@ class FormattedAnswerParser:
         return [ReasoningPiece(reasoning)] if reasoning else []
 
 
-class RequiredCallParser(FormattedAnswerParser):
+class RequiredCallParser(ConstrainedAnswerParser):
     """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
     cut off before them is returned as content."""
 
@@ -109,30 +109,30 @@ class RequiredCallParser(FormattedAnswerParser):
                  opening: str = "") -> None:
         super().__init__(syntax, state, opening)
         self.strips_text = True
-        self._arguments: JsonReader | None = None  # once the arguments have begun
+        self._arguments: StreamingJsonReader | None = None  # once the arguments have begun
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
-            self._arguments, self._text = JsonReader(), self._text[match.end():]
+            self._arguments, self._text = StreamingJsonReader(), self._text[match.end():]
             parts.append(ToolCallOpening(json.loads(match[1])))
         arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 
 
-class CallsOrTextParser(FormattedAnswerParser):
+class CallsOrTextParser(ConstrainedAnswerParser):
     """Parser of an answer that is either calls or a text in a format. Its first characters behind the reasoning decide
     which, once."""
 
     def __init__(self, syntax: OutputSyntax, state: ReasoningState, tool_names: Collection[str],
-                 create_call_parser: Callable[[], ResponseParser]) -> None:
+                 create_call_parser: Callable[[], ResponseParserProtocol]) -> None:
         """`tool_names`: functions that the calls may be of. `create_call_parser` is called if the answer is calls."""
         super().__init__(syntax, state)
         self._syntax, self._tool_names = syntax, tool_names
         self._create_call_parser = create_call_parser
-        self._call_parser: ResponseParser | None = None
+        self._call_parser: ResponseParserProtocol | None = None
         self._is_text = False
 
     def is_field_end_token(self, token: str) -> bool:
@@ -141,7 +141,7 @@ class CallsOrTextParser(FormattedAnswerParser):
     def finish(self) -> list[ResponsePart]:
         return super().finish() if self._call_parser is None else self._call_parser.finish()
 
-    def _take_answer(self) -> list[ResponsePart]:
+    def _parse_answer_text(self) -> list[ResponsePart]:
         if self._call_parser is None and not self._is_text:
             is_call = begins_call(self._text.lstrip(), self._syntax, self._tool_names)
             if is_call is None:
@@ -151,7 +151,7 @@ class CallsOrTextParser(FormattedAnswerParser):
                 self._call_parser, self._text = self._create_call_parser(), self._text.lstrip()
                 self.strips_text = self._call_parser.strips_text
         if self._call_parser is None:
-            return super()._take_answer()
+            return super()._parse_answer_text()
         text, self._text = self._text, ""
         return self._call_parser.feed(text)
 

@@ -1,132 +1,29 @@
-"""Grammar of the allowed tool calls; answers with reasoning and tool calls as OpenAI's JSON, whole and in chunks."""
+"""Answers with reasoning and tool calls as OpenAI's JSON, whole and in chunks."""
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
-from router.errors import InvalidRequest, InvalidTools
-from router.grammars.compiler_process import compile_grammar, load_tokenizer
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
-from router.http.openai.tool_calling import (
-    Function,
-    NamedToolChoice,
+from router.http.openai.tool_call_rendering import (
     OpenAIToolChatStreamRenderer,
-    Tool,
     chat_finish_reason,
-    parse_arguments_object,
-    required_call_grammar,
-    select_template_tools,
     tool_chat_choice_json,
 )
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.output_formats import HERMES_FORMAT
-from router.text.response_parser import StreamingResponseParser
-from router.text.tokenizer import create_byte_tokenizer
+from router.text.response_parser import OutputFormatParser
 from router.validation.validator import ValidatedRequest
 
-PAINT_PARAMETERS = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}},
-                    "$defs": {"colour": {"enum": ["red"]}}}
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
 END_TOKEN_EVENT = TokenEvent(256, "<|im_end|>", -0.5, True)
 TOOL_CALL_TEXT = '<tool_call>\n{"name": "stop", "arguments": {"at": "\u00e9"}}\n</tool_call>'
 TOOL_CALL_JSON = {"type": "function",
                   "function": {"description": None, "name": "stop", "arguments": '{"at": "\u00e9"}'}}
-
-
-def make_tool(name: str, parameters: dict[str, Any] | None = None) -> Tool:
-    return Tool(function=Function(name=name, parameters=parameters))
-
-
-def get_allowed_calls(tools: list[Tool], choice: Any) -> list[Any]:
-    grammar = required_call_grammar(tools, choice)
-    assert grammar is not None
-    return [call["properties"] for call in json.loads(grammar.source)["anyOf"]]
-
-
-def test_grammar_allows_any_tool_or_only_the_named_one() -> None:
-    tools = [make_tool("paint", PAINT_PARAMETERS), make_tool("stop")]
-    assert [call["name"] for call in get_allowed_calls(tools, "required")] == [{"const": "paint"}, {"const": "stop"}]
-    named = NamedToolChoice.model_validate({"type": "function", "function": {"name": "stop"}})
-    for choice in ("stop", named):
-        assert [call["name"] for call in get_allowed_calls(tools, choice)] == [{"const": "stop"}]
-    assert [required_call_grammar(tools, choice) for choice in (None, "auto", "none")] == [None] * 3
-
-
-def test_arguments_follow_the_schema_and_allow_no_others() -> None:
-    stop, paint = get_allowed_calls([make_tool("stop"), make_tool("paint", PAINT_PARAMETERS)], "required")
-    assert stop["arguments"] == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert paint["arguments"]["additionalProperties"] is False
-    assert get_allowed_calls([make_tool("x", {"type": "object"})], "required")[0]["arguments"] == {"type": "object"}
-    opened = {"properties": {}, "additionalProperties": True}
-    assert get_allowed_calls([make_tool("x", opened)], "required")[0]["arguments"] == {"type": "object", **opened}
-
-
-@pytest.mark.parametrize("name", ["auto", "none", "required"])
-def test_function_may_have_the_name_of_an_option(name: str) -> None:
-    tools = [make_tool("paint"), make_tool(name)]
-    choice = NamedToolChoice.model_validate({"function": {"name": name}})
-    assert len(select_template_tools(tools, choice)) == 2
-    [call] = get_allowed_calls(tools, choice)
-    assert call["name"] == {"const": name}
-    with pytest.raises(InvalidTools, match=f"one of the tools .paint., got {name}"):
-        select_template_tools(tools[:1], choice)
-
-
-def test_schema_references_are_moved_into_the_call_grammar() -> None:
-    place = "#/anyOf/1/properties/arguments/$defs/colour"
-    _, paint = get_allowed_calls([make_tool("stop"), make_tool("paint", PAINT_PARAMETERS)], "required")
-    assert paint["arguments"]["properties"]["colour"] == {"$ref": place}
-    values = {"properties": {"a": {"enum": [{"$ref": "#/x"}]}}}
-    assert get_allowed_calls([make_tool("x", values)], "x")[0]["arguments"]["properties"] == values["properties"]
-
-
-@pytest.mark.parametrize(("schema", "reference"), [
-    ({"properties": {"a": {"$ref": "#name"}}, "$defs": {"x": {"$anchor": "name"}}}, "#name"),
-    ({"$id": "http://x.org/y", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}}, "#/$defs/x"),
-    ({"properties": {"a": {"$ref": ""}}}, "#/anyOf/0/properties/arguments"),
-    ({"properties": {"a": {"$ref": "#"}}}, "#/anyOf/0/properties/arguments")], ids=str)
-def test_only_references_to_the_root_are_moved(schema: dict[str, Any], reference: str) -> None:
-    """Regression: names of anchors were moved, too, and lost."""
-    grammar = required_call_grammar([make_tool("paint", schema)], "required")
-    assert grammar is not None
-    assert json.loads(grammar.source)["anyOf"][0]["properties"]["arguments"]["properties"]["a"]["$ref"] == reference
-    compile_grammar(load_tokenizer(create_byte_tokenizer().path_or_content), grammar.kind, grammar.source)
-
-
-def test_reference_fault_names_the_place_in_the_tool() -> None:
-    """Regression: the error named a place in the grammar of the call."""
-    tools = [make_tool("stop"), make_tool("paint", {"properties": {"a": {"$ref": "#/$defs/x"}}})]
-    grammar = required_call_grammar(tools, "required")
-    assert grammar is not None
-    assert grammar.reference_fault == ("the reference `#/$defs/x` at `properties.a.$ref` leads to no part of the JSON "
-                                       "schema of the function `paint`")
-
-
-def test_invalid_tool_schema_is_rejected_with_its_path() -> None:
-    with pytest.raises(InvalidRequest, match=r"`tools.1.function.parameters.x-guidance` is not supported"):
-        required_call_grammar([make_tool("stop"), make_tool("paint", {"x-guidance": {}})], "required")
-
-
-def test_long_tool_names_are_shortened_in_errors() -> None:
-    with pytest.raises(InvalidTools, match=r"x{100}\), got y{100}$"):
-        select_template_tools([make_tool("x" * 5000)], "y" * 5000)
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a":' * 100_000])
-def test_invalid_argument_json_stays_text(text: str) -> None:
-    """Regression: arguments that were nested too deeply caused an internal server error."""
-    assert parse_arguments_object(text) == text
-
-
-def test_arguments_of_too_many_values_are_refused() -> None:
-    """600,000 lists in a string of 1.8 MB took a second of the processor."""
-    with pytest.raises(ValueError, match="must hold at most 16384 values, got 16385"):
-        parse_arguments_object(f'{{"a":[{",".join(["1"] * 16384)}]}}')
 
 
 def split_into_token_events(text, size=3):
@@ -142,12 +39,12 @@ def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_optio
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
                               make_final_event(text, reason))
     return json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(**output_options),
-                                            StreamingResponseParser(HERMES_FORMAT, prompt)).json)
+                                            OutputFormatParser(HERMES_FORMAT, prompt)).json)
 
 
 def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(**output_options),
-                                          StreamingResponseParser(HERMES_FORMAT, prompt))
+                                          OutputFormatParser(HERMES_FORMAT, prompt))
     token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
     bursts = [chunks.render([token])
               for token in token_events[:-1]] + [chunks.render([token_events[-1], make_final_event(text, reason)])]
@@ -237,9 +134,9 @@ def test_unknown_end_token_is_not_sent_as_content(text):
     final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     assert "the end" not in tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                                  StreamingResponseParser(HERMES_FORMAT, "")).json
+                                                  OutputFormatParser(HERMES_FORMAT, "")).json
     chunks = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
-                                          StreamingResponseParser(HERMES_FORMAT, ""))
+                                          OutputFormatParser(HERMES_FORMAT, ""))
     assert b"the end" not in chunks.render([*token_events, final_event])
 
 
@@ -249,10 +146,10 @@ def test_stop_token_at_the_length_limit_is_no_content():
     token_events = [TokenEvent(7, "Hi", -0.5, False), stop_token]
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     choice = json.loads(tool_chat_choice_json(METADATA, 0, answer, ChatOutputOptions(),
-                                              StreamingResponseParser(HERMES_FORMAT, "")).json)
+                                              OutputFormatParser(HERMES_FORMAT, "")).json)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "stop")
     renderer = OpenAIToolChatStreamRenderer(METADATA, 0, 2, ChatOutputOptions(),
-                                            StreamingResponseParser(HERMES_FORMAT, ""))
+                                            OutputFormatParser(HERMES_FORMAT, ""))
     lines = renderer.render([*token_events, final_event]).decode().removesuffix("\n\n").split("\n\n")
     contents = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "") for line in lines]
     assert "".join(contents) == "Hi"
@@ -262,6 +159,6 @@ def test_call_that_a_stop_string_ends_with_the_last_possible_token_is_a_call():
     """Regression: its finish reason was `stop`, and clients did not run the call."""
     final_event = FinishedEvent(FinishReason.LENGTH, f"{TOOL_CALL_TEXT}STOP", 9, make_finished_timeline(),
                                 is_stopped=True)
-    assert chat_finish_reason(final_event, 1, METADATA.words) == "tool_calls"
-    assert chat_finish_reason(replace(final_event, is_stopped=False), 1, METADATA.words) == "length"
-    assert chat_finish_reason(final_event, 0, METADATA.words) == "stop"
+    assert chat_finish_reason(final_event, 1, METADATA.dialect) == "tool_calls"
+    assert chat_finish_reason(replace(final_event, is_stopped=False), 1, METADATA.dialect) == "length"
+    assert chat_finish_reason(final_event, 0, METADATA.dialect) == "stop"

@@ -1,5 +1,5 @@
-"""Watches of a shard: an answer that takes too long, and a process that does not respond, since it is stopped or hangs
-as a whole.
+"""Detection of a hung shard: an answer that takes too long, and a process that does not respond, since it is stopped or
+hangs as a whole.
 
 Time in which this process itself stood still, such as on a paused machine, does not count."""
 
@@ -41,13 +41,13 @@ async def wait_until_unresponsive(channel: Channel, timeout: float) -> None:
         if not num_unanswered:
             await asyncio.sleep(PAUSE_SHARE * timeout)
         started_at = loop.time()
-        if await is_check_answered(check, check_seconds):
+        if await responds_to_health_check(check, check_seconds):
             num_unanswered = 0
         elif loop.time() - started_at <= check_seconds + MAX_LATENESS_SECONDS:  # else this process stood still
             num_unanswered += 1
 
 
-async def is_check_answered(check: Callable[..., Any], timeout: float) -> bool:
+async def responds_to_health_check(check: Callable[..., Any], timeout: float) -> bool:
     """Return whether the process responds, if only with an error."""
     try:
         await check(EMPTY_REQUEST, timeout=timeout)

@@ -10,12 +10,18 @@ from typing import Any
 
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
-from router.processes.worker_process import IdleWorkers, ProcessWorker, WorkerAnswer, WorkerTask, shorten_reason
+from router.processes.worker_process import (
+    IdleWorkers,
+    RestartingWorker,
+    WorkerAnswer,
+    WorkerTaskWording,
+    shorten_reason,
+)
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_CHARACTERS
 
-RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.renderer_process")
-RENDER_TASK = WorkerTask("render", "rendered", "chats")
+RENDERER_COMMAND = (sys.executable, "-P", "-m", "router.text.chat_template_process")
+RENDER_TASK = WorkerTaskWording("render", "rendered", "chats")
 CONVERSATION_FIELDS = tuple(field.name for field in fields(Conversation))
 MAX_RENDER_SECONDS = 1.0  # of the processor per chat; the sandbox notices most endless templates earlier
 MAX_STALLED_SECONDS = 8.0  # per chat, while others have the processor
@@ -31,7 +37,8 @@ class IsolatedChatTemplate(ChatTemplate):
         super().__init__(template.source, template.special_tokens, template.given_output_format)
         self._first_request = {"source": self.source, "special_tokens": dict(self.special_tokens),
                                "output_format": self.given_output_format, "max_characters": max_characters}
-        self._workers = [ProcessWorker(RENDER_TASK, command, lambda: self._first_request) for _ in range(num_processes)]
+        self._workers = [RestartingWorker(RENDER_TASK, command, lambda: self._first_request)
+                         for _ in range(num_processes)]
         self._idle_workers = IdleWorkers(self._workers)
 
     @cached_property

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from router.shards import response_watch
-from router.shards.response_watch import wait_for_outcome, wait_until_unresponsive
+from router.shards import hang_detection
+from router.shards.hang_detection import wait_for_outcome, wait_until_unresponsive
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class ScriptedChannel:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"CHECK_SECONDS": 0.02, "MAX_LATENESS_SECONDS": 0.1, "GRACE_SECONDS": 0.1}.items():
-        monkeypatch.setattr(response_watch, name, seconds)
+        monkeypatch.setattr(hang_detection, name, seconds)
 
 
 def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -1,4 +1,4 @@
-"""Log of the load: a line every ten seconds while there is work."""
+"""Logger of statistics: a line about the load every ten seconds while there is work."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ INTERVAL_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 
 
-class LoadLog:
-    """Log of how many requests run and how fast, with figures since the line before."""
+class StatLogger:
+    """Logger of how many requests run and how fast, with figures since the line before."""
 
     def __init__(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
         self._scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Watch of the router's event loop: how long it stands, since a callback computes or the machine is busy. Whatever
+"""Monitor of the router's event loop: how long it stands, since a callback computes or the machine is busy. Whatever
 happens in it meanwhile, tokens and probes included, is late by that time."""
 
 import asyncio
@@ -9,8 +9,8 @@ from router.telemetry.instruments import Histogram
 INTERVAL_SECONDS = 0.02  # between two checks; a standstill may be found shorter by that
 
 
-class LoopWatch:
-    """Observer of the running loop's delays, and of the part of them that its own thread computed."""
+class EventLoopMonitor:
+    """Monitor of the running loop's delays, and of the part of them that its own thread computed."""
 
     def __init__(self, delays: Histogram, computing: Histogram) -> None:
         self._delays, self._computing = delays, computing

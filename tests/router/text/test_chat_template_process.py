@@ -1,9 +1,9 @@
-"""Tests of router/text/renderer_process.py: the answers, without a process."""
+"""Tests of router/text/chat_template_process.py: the answers, without a process."""
 
 import pytest
 
 from router.text.chat_template import ChatTemplate
-from router.text.renderer_process import answer_request, make_template
+from router.text.chat_template_process import answer_request, make_template
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

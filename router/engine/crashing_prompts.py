@@ -11,7 +11,7 @@ REFUSAL_SECONDS = 600.0
 MAX_PROMPTS = 256
 
 
-class ConvictedPrompts:
+class CrashingPrompts:
     """Digests of the prompts, each with the time until which it is refused."""
 
     def __init__(self) -> None:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from router.text.constrained_answers import CallsOrTextParser, FormattedAnswerParser, RequiredCallParser, begins_call
+from router.text.constrained_answer_parsers import (
+    CallsOrTextParser,
+    ConstrainedAnswerParser,
+    RequiredCallParser,
+    begins_call,
+)
 from router.text.output_formats import (
     BARE_JSON_FORMAT,
     GRANITE_FORMAT,
@@ -23,9 +28,9 @@ from router.text.output_formats import (
 from router.text.response_parser import (
     ArgumentsPiece,
     ContentPiece,
+    OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    StreamingResponseParser,
     ToolCallOpening,
     parse_complete_response,
 )
@@ -90,7 +95,7 @@ def test_reasoning_precedes_a_required_call(state: str, text: str, parts: list[A
 def test_nothing_but_reasoning_is_looked_for_in_an_answer_with_a_format(shape: Any, state: str, text: str,
                                                                         parts: list[Any]) -> None:
     for pieces in ([text], [*text], [text[:7], text[7:]]):
-        parser = FormattedAnswerParser(get_output_syntax(shape), ReasoningState(state))
+        parser = ConstrainedAnswerParser(get_output_syntax(shape), ReasoningState(state))
         assert parse_complete_response(parser, pieces) == parts
 
 
@@ -113,7 +118,7 @@ EITHER_CASES = {
 def parse_either(output_format: Any, pieces: list[str], state: ReasoningState = ReasoningState.POSSIBLE) -> list[Any]:
     return parse_complete_response(CallsOrTextParser(
         get_output_syntax(output_format), state, {"get_weather", "stop"}, partial(
-            StreamingResponseParser, without_fields(output_format, *REASONING_FIELDS), "", OFFERED)), pieces)
+            OutputFormatParser, without_fields(output_format, *REASONING_FIELDS), "", OFFERED)), pieces)
 
 
 @pytest.mark.parametrize("name", EITHER_CASES)
@@ -153,7 +158,7 @@ def test_beginning_of_a_call_is_decided_as_soon_as_it_can_be() -> None:
 
 def test_calls_are_stripped_of_the_whitespace_between_them_and_a_text_of_none() -> None:
     parsers = [CallsOrTextParser(get_output_syntax(HERMES_FORMAT), ReasoningState.CLOSED, {"stop"}, partial(
-        StreamingResponseParser, HERMES_FORMAT, "", OFFERED)) for _ in range(2)]
+        OutputFormatParser, HERMES_FORMAT, "", OFFERED)) for _ in range(2)]
     for parser, text in zip(parsers, (f"<tool_call>{STOP_JSON}", ' {"a": 1}'), strict=True):
         parser.feed(text)
     assert [parser.strips_text for parser in parsers] == [True, False]
