@@ -153,7 +153,12 @@ class CpuAttention:
 
 def softcapped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
                          softcap: float) -> Tensor:
-    """Attend with scores soft-capped at `softcap`, computed in float32. Shapes are those of `SdpaCall`."""
+    """Attend with scores soft-capped at `softcap`, computed in float32. Shapes are those of `SdpaCall`. A single tile
+    is computed as two: torch multiplies a single matrix by another function, whose results may have other bits."""
+    if queries.shape[0] * queries.shape[1] == 1:
+        queries = queries.expand(2, -1, -1, -1)
+        return softcapped_attention(queries, keys.expand(2, -1, -1, -1), values.expand(2, -1, -1, -1), mask,
+                                    scale=scale, softcap=softcap)[:1]
     scores = torch.matmul(queries.float(), keys.float().mT).mul_(scale / softcap).tanh_().mul_(softcap)
     return torch.matmul((scores + mask).softmax(-1), values.float()).to(queries.dtype)
 

@@ -18,6 +18,7 @@ from shard.state.step import TokenSpan
 MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
 MAX_HEAD_DIM = 256  # as in attention.c
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the order of attention.c
+ACTIVATION_FORMATS = (torch.float32, torch.bfloat16)  # in the order of rows.h
 
 
 def can_use_native_attention(dtype: torch.dtype, num_heads_per_kv_head: int, head_dim: int) -> bool:
@@ -33,7 +34,7 @@ class AttentionArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "output", "pieces", "blocks")),
         *((name, ctypes.c_int64) for name in (
             "num_pieces", "kv_heads", "group", "head_dim", "block_size", "slot_bytes", "item_bytes", "format",
-            "query_stride", "output_stride", "window")),
+            "query_stride", "output_stride", "window", "activation_format")),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
 
 
@@ -43,7 +44,11 @@ class NativeAttentionPlan:
 
     pieces: "array[int]"  # for each piece: first row, start, length, index of its first block in `blocks`
     blocks: "array[int]"
-    output: Tensor  # [tokens, heads * head_dim]; zeros for rows of no span
+    memory: Tensor  # of the output, [tokens, heads * head_dim] in float32; zeros for rows of no span
+
+    def view_output(self, dtype: torch.dtype) -> Tensor:
+        """Return the output in `dtype`, which takes no more memory than float32."""
+        return self.memory.view(dtype).flatten()[:self.memory.numel()].view(self.memory.shape)
 
 
 class NativeAttention:
@@ -88,15 +93,17 @@ class NativeAttention:
         return True
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
-        keys, values = cache.keys[layer], cache.values[layer]
-        dtype, queries = queries.dtype, queries.float()
-        if queries.stride(2) != 1 or (queries.shape[1] != 1 and queries.stride(1) != self._head_dim):
-            raise ValueError(f"needs heads of {self._head_dim} side by side, got strides {queries.stride()}")
+        if queries.dtype not in ACTIVATION_FORMATS or (
+                queries.stride(2) != 1 or (queries.shape[1] != 1 and queries.stride(1) != self._head_dim)):
+            raise ValueError(f"needs heads of {self._head_dim} side by side in float32 or bfloat16, got strides "
+                             f"{queries.stride()}, {queries.dtype}")
+        keys, values, output = cache.keys[layer], cache.values[layer], plan.view_output(queries.dtype)
         window = self._sliding_windows[layer] if self._sliding_windows else 0
         arguments = AttentionArguments(
-            queries.data_ptr(), keys.data_ptr(), values.data_ptr(), plan.output.data_ptr(),
+            queries.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
             plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // 4, self._num_kv_heads,
             self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer, cache.dtype.itemsize,
-            FORMATS.index(cache.dtype), queries.stride(0), plan.output.stride(0), window, self._scale, self._softcap)
+            FORMATS.index(cache.dtype), queries.stride(0), output.stride(0), window,
+            ACTIVATION_FORMATS.index(queries.dtype), self._scale, self._softcap)
         self.library.attend(arguments)
-        return plan.output.to(dtype)
+        return output

@@ -2,33 +2,29 @@
 
 #include "phases.h"
 
-#include <immintrin.h>
+#include "rows.h"
+
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 /* KEYS: of a block. COLUMNS: that a tile computes. MAX_ROWS: heads times tokens of a piece. */
 enum { KEYS = 64, COLUMNS = 16, TILE_ROWS = 6, MAX_ROWS = 48, MAX_HEAD_DIM = 256 };
-enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { FLOAT16 = 2 }; /* of the cache, besides FLOAT32 and BFLOAT16 */
 
 typedef struct { /* consecutive tokens of one sequence; rows count from the step's first token */
     int64_t first_row, start, length, first_block;
 } Piece;
 
 typedef struct {
-    const float *queries; /* [tokens, kv_heads * group, head_dim] */
+    const void *queries;  /* [tokens, kv_heads * group, head_dim] of `activation_format` */
     const char *keys;     /* [slots, kv_heads, head_dim] of `format`, a slot every `slot_bytes` bytes */
     const char *values;
-    float *output; /* [tokens, kv_heads * group * head_dim] */
+    void *output; /* [tokens, kv_heads * group * head_dim] of `activation_format` */
     const Piece *pieces;
     const int32_t *blocks; /* of all pieces' sequences, one after the other */
     int64_t num_pieces, kv_heads, group, head_dim, block_size, slot_bytes, item_bytes, format, query_stride,
-        output_stride, window; /* window: keys that a token attends to, 0: all */
+        output_stride, window, activation_format; /* window: keys that a token attends to, 0: all */
     float scale, softcap;      /* softcap: 0: none */
 } Attention;
-
-#define USE_AVX512 0
-#include "vectors.h"
 
 /* to[d][row] = from[row][d], for eight rows and eight d. */
 TARGET static inline void transpose_8x8(const float *from, ptrdiff_t stride, float *to) {

@@ -130,9 +130,11 @@ TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_
     const int32_t *blocks = a->blocks + piece->first_block;
     const float factor = a->softcap != 0.0f ? a->scale / a->softcap : a->scale;
     for (ptrdiff_t row = 0; row < rows; row++) {
-        const float *query = a->queries + (piece->first_row + row / a->group) * a->query_stride
-                             + (kv_head * a->group + row % a->group) * head_dim;
-        for (ptrdiff_t d = 0; d < head_dim; d++) queries[row * head_dim + d] = query[d] * factor;
+        float *query = queries + row * head_dim;
+        load_numbers(a->queries, (piece->first_row + row / a->group) * a->query_stride
+                                     + (kv_head * a->group + row % a->group) * head_dim,
+                     head_dim, a->activation_format, query);
+        for (ptrdiff_t d = 0; d < head_dim; d++) query[d] *= factor;
         maxima[row] = -INFINITY;
         totals[row] = 0.0f;
     }
@@ -170,8 +172,10 @@ TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_
         NAME(add_product)(scores, KEYS, values, columns, count, outputs, columns, rows, columns);
     }
     for (ptrdiff_t row = 0; row < rows; row++) {
-        float *output = a->output + (piece->first_row + row / a->group) * a->output_stride
-                        + (kv_head * a->group + row % a->group) * head_dim;
-        for (ptrdiff_t d = 0; d < head_dim; d++) output[d] = outputs[row * columns + d] / totals[row];
+        float *output = outputs + row * columns;
+        for (ptrdiff_t d = 0; d < head_dim; d++) output[d] /= totals[row];
+        store_numbers(output, a->output, (piece->first_row + row / a->group) * a->output_stride
+                                             + (kv_head * a->group + row % a->group) * head_dim,
+                      head_dim, a->activation_format);
     }
 }

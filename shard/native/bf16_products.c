@@ -1,26 +1,14 @@
 /* Products of bfloat16 rows with bfloat16 weights, summed in float32 by the instruction VDPBF16PS, two inputs at a time in
  * the order of the inputs. A row's bits depend neither on other rows nor on threads.
- *
- * A panel holds the weights of 32 outputs: for every two inputs, two weights for each output. The number of inputs is even.
  */
 
-#include "phases.h"
+#include "bf16_product.h"
 
 #include <immintrin.h>
-#include <stdint.h>
 #include <string.h>
 
-enum { LANES = 16, PANEL_OUTPUTS = 32, MAX_TILE_ROWS = 14, BLOCK_INPUTS = 1024, MAX_ROWS_PER_CHUNK = 512 };
+enum { LANES = 16, MAX_TILE_ROWS = 14, BLOCK_INPUTS = 1024, MAX_ROWS_PER_CHUNK = 512 };
 enum { READ_AHEAD_BYTES = 1024 };
-
-typedef struct {
-    const uint16_t *x;      /* [rows, x_stride] */
-    const uint16_t *weight; /* [panels, inputs / 2, 32, 2] */
-    const float *bias;      /* [panels * 32], or NULL */
-    float *y;               /* [rows, y_stride], y_stride >= panels * 32 */
-    uint16_t *rounded;      /* the same as bfloat16, or NULL; then y holds unfinished sums */
-    int64_t rows, inputs, panels, x_stride, y_stride;
-} Bf16Product;
 
 #if HAS_BFLOAT16
 

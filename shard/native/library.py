@@ -27,8 +27,7 @@ from shard.native.recording import ACTIVE_RECORDING, Phase, PhaseArray
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
 # By the numbers that `weft_instruction_set` returns; the first has no kernels.
-INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
-LANES_BY_INSTRUCTION_SET = {"avx2": 8, "avx512": 16, "avx512_vnni": 16, "avx512_bf16": 16}  # float32 values of a vector
+INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 MAX_PHASES = 2  # of one kernel
 MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
 
@@ -45,12 +44,17 @@ class NativeLibrary:
 
     @property
     def lanes(self) -> int:
-        return LANES_BY_INSTRUCTION_SET[self.instruction_set]
+        """The number of float32 values in a vector."""
+        return 8 if self.instruction_set == "avx2" else 16
+
+    @property
+    def has_amx(self) -> bool:
+        return self.instruction_set == "amx"
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether products of bfloat16 rows are faster than by torch, which has AMX where the processor does."""
-        return self.instruction_set == "avx512_bf16" and not self.functions.weft_has_amx_bf16()
+        """Whether there are instructions for products of bfloat16 rows."""
+        return self.instruction_set in {"avx512_bf16", "amx"}
 
     def multiply(self, arguments: ctypes.Structure, *, is_float16: bool) -> None:
         """Compute a `Product` (products.c)."""
@@ -70,8 +74,10 @@ class NativeLibrary:
         self._execute(self.functions.weft_prepare_quantizing, arguments, torch.get_num_threads())
 
     def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
-        """Compute a `Bf16Product` (bf16_products.c)."""
-        self._execute(self.functions.weft_prepare_bf16_product, arguments, torch.get_num_threads())
+        """Compute a `Bf16Product` (bf16_product.h)."""
+        prepare = (self.functions.weft_prepare_amx_product if self.has_amx
+                   else self.functions.weft_prepare_bf16_product)
+        self._execute(prepare, arguments, torch.get_num_threads())
 
     def multiply_int8(self, arguments: ctypes.Structure) -> None:
         """Compute an `Int8Product` (int8_products.c)."""

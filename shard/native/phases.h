@@ -17,6 +17,13 @@
 #define HAS_BFLOAT16 0
 #endif
 
+/* Whether it knows those for tiles of bfloat16. */
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */

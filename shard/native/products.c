@@ -218,10 +218,18 @@ DEFINE_KERNELS_AVX512(FP16)
 static const Kernels *const KERNELS[][2] = {{&avx2_BF16_kernels, &avx2_FP16_kernels},
                                             {&avx512_BF16_kernels, &avx512_FP16_kernels},
                                             {&avx512_BF16_kernels, &avx512_FP16_kernels},
+                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
                                             {&avx512_BF16_kernels, &avx512_FP16_kernels}};
 
-/* Returns which kernels processor and system allow. 4: AVX-512 with BF16 and VNNI, 3: with VNNI, 2: AVX-512, 1: AVX2 with
- * FMA and F16C, 0: none.
+/* Returns whether the system lets this process use the tiles of AMX; Linux must be asked. */
+static int may_use_tiles(unsigned saved_by_system) {
+    const unsigned tiles = 3u << 17;
+    const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return (saved_by_system & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
+/* Returns which kernels processor and system allow. 5: AMX with BF16, 4: AVX-512 with BF16 and VNNI, 3: with VNNI,
+ * 2: AVX-512, 1: AVX2 with FMA and F16C, 0: none.
  * __builtin_cpu_supports would do, but not with every compiler in a shared library. */
 EXPORT int weft_instruction_set(void) {
     unsigned eax, ebx, ecx, edx, saved_by_system;
@@ -231,17 +239,14 @@ EXPORT int weft_instruction_set(void) {
     if ((saved_by_system & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     const unsigned avx2 = 1u << 5, avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30, avx512vl = 1u << 31;
     const unsigned avx512vnni = 1u << 11; /* of ecx */
+    const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24; /* of edx */
     if (!(ebx & avx2)) return 0;
     if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
     if (!(ecx & avx512vnni)) return 2;
+    const int has_amx = HAS_AMX && !(~edx & (amx_bf16 | amx_tile));
     const unsigned avx512bf16 = 1u << 5; /* of eax */
-    return HAS_BFLOAT16 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & avx512bf16) ? 4 : 3;
-}
-
-/* Returns whether the processor multiplies tiles of bfloat16. */
-EXPORT int weft_has_amx_bf16(void) {
-    unsigned eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 22);
+    if (!HAS_BFLOAT16 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & avx512bf16)) return 3;
+    return has_amx && may_use_tiles(saved_by_system) ? 5 : 4;
 }
 
 /* Returns how many panels are computed at once, of which parts should be multiples. */

@@ -31,14 +31,14 @@ TARGET static inline void store_numbers(const float *from, void *to, ptrdiff_t f
         return;
     }
     uint16_t *rounded = (uint16_t *)to + first;
-    for (ptrdiff_t i = 0; i < count; i += LANES) {
-        float padded[LANES] = {0};
-        uint16_t part[LANES];
-        const ptrdiff_t left = count - i < LANES ? count - i : LANES;
-        memcpy(padded, from + i, (size_t)left * sizeof(float));
-        STORE_BFLOAT16(part, LOAD(padded));
-        memcpy(rounded + i, part, (size_t)left * sizeof *part);
-    }
+    ptrdiff_t i = 0;
+    for (; i + LANES <= count; i += LANES) STORE_BFLOAT16(rounded + i, LOAD(from + i));
+    if (i == count) return;
+    float padded[LANES] = {0};
+    uint16_t part[LANES];
+    memcpy(padded, from + i, (size_t)(count - i) * sizeof(float));
+    STORE_BFLOAT16(part, LOAD(padded));
+    memcpy(rounded + i, part, (size_t)(count - i) * sizeof *part);
 }
 
 /* Rounds numbers as `store_numbers` would. */

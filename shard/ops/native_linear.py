@@ -1,5 +1,5 @@
-"""Linears with weights of 16 bits by the kernels of `products.c` and `bf16_products.c` in `shard/native/`, for rows in
-float32 and in bfloat16.
+"""Linears with weights of 16 bits by the kernels of `shard/native/`: `products.c` for rows in float32,
+`bf16_products.c` and `amx_products.c` for rows in bfloat16.
 
 A row's sums are made in the order of the inputs, whatever other rows there are: docs/concepts/exactness.md, "Products
 with independent rows".
@@ -15,7 +15,8 @@ from torch.nn import functional
 from shard.native.library import NativeLibrary, allocate_result, load_library
 from shard.native.packed_memory import allocate_packed, pack_contiguously
 
-BF16_PANEL_OUTPUTS = 32  # as in bf16_products.c
+BF16_PANEL_OUTPUTS = 32  # as in bf16_product.h
+AMX_TILE_ROWS, AMX_TILE_INPUTS = 16, 32  # as in amx_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
 
 
@@ -66,10 +67,11 @@ class NativeLinear:
 
 
 class Bf16ProductArguments(ctypes.Structure):
-    """`Bf16Product` in bf16_products.c."""
+    """`Bf16Product` in bf16_product.h."""
 
-    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "rounded")),
-                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "panels", "x_stride", "y_stride"))]
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "rounded", "tiles")),
+                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "panels", "x_stride", "y_stride",
+                                                                "x_inputs"))]
 
 
 class NativeBf16Linear:
@@ -77,10 +79,10 @@ class NativeBf16Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, library: NativeLibrary) -> None:
         """`weight: [out, in]` is copied."""
-        self._num_outputs, num_inputs = weight.shape
-        self._padding = num_inputs % 2  # inputs are multiplied in pairs
-        weight = functional.pad(weight, (0, self._padding))
-        self._num_inputs = weight.shape[1]
+        self._num_outputs, self._num_inputs = weight.shape
+        # inputs are multiplied in pairs, or in tiles
+        padding = -self._num_inputs % (AMX_TILE_INPUTS if library.has_amx else 2)
+        weight = functional.pad(weight, (0, padding))
         num_panels = -(-self._num_outputs // BF16_PANEL_OUTPUTS)
         self._padded_outputs = num_panels * BF16_PANEL_OUTPUTS
         halves = functional.pad(weight.view(torch.int16), (0, 0, 0, self._padded_outputs - self._num_outputs))
@@ -100,16 +102,23 @@ class NativeBf16Linear:
         return self._remove_padding(self._multiply(x, None))
 
     def _multiply(self, x: Tensor, rounded: Tensor | None) -> Tensor:
-        width = self._num_inputs - self._padding
-        if (x.dtype, x.shape[1:]) != (torch.bfloat16, (width,)):  # the kernel cannot tell
-            raise ValueError(f"needs bfloat16 rows of {width}, got {x.dtype} {tuple(x.shape)}")
-        x = functional.pad(x, (0, self._padding)) if self._padding else x if x.stride(-1) == 1 else x.contiguous()
-        y = allocate_result(len(x), self._padded_outputs)
+        if (x.dtype, x.shape[1:]) != (torch.bfloat16, (self._num_inputs,)):  # the kernel cannot tell
+            raise ValueError(f"needs bfloat16 rows of {self._num_inputs}, got {x.dtype} {tuple(x.shape)}")
+        padded_inputs = 2 * self._panels.shape[1]
+        num_rows, tiles = len(x), None
+        if self._library.has_amx:  # tiles of rows are padded by the kernel
+            num_tiles = -(-num_rows // AMX_TILE_ROWS)
+            num_rows = num_tiles * AMX_TILE_ROWS
+            tiles = allocate_result(num_rows, padded_inputs, dtype=torch.bfloat16)
+        elif padded_inputs > self._num_inputs:
+            x = functional.pad(x, (0, padded_inputs - self._num_inputs))
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        y = allocate_result(num_rows, self._padded_outputs)
         self._library.multiply_bfloat16(Bf16ProductArguments(
             x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
-            None if rounded is None else rounded.data_ptr(), len(x), self._num_inputs, len(self._panels), x.stride(0),
-            y.stride(0)))
-        return y
+            None if rounded is None else rounded.data_ptr(), None if tiles is None else tiles.data_ptr(), len(x),
+            padded_inputs, len(self._panels), x.stride(0), y.stride(0), self._num_inputs))
+        return y[:len(x)]
 
     def _remove_padding(self, y: Tensor) -> Tensor:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()

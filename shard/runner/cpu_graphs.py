@@ -91,7 +91,7 @@ class CpuGraphRunner:
         plan = self._attention.make_static_plan(rows, max(MIN_TABLE_BLOCKS, 2 * num_blocks))
         tokens, positions, slots = columns
         inputs = ModelInputs(tokens, positions, slots, torch.arange(rows), plan)
-        embeddings = torch.zeros(rows, self._model.config.hidden_size)
+        embeddings = torch.zeros(rows, self._model.config.hidden_size, dtype=cache.dtype)
         recording, row_slots = KernelRecording(self._memory), np.full(rows, -1, dtype=np.int32)
         try:
             with self._read_row_slots(row_slots if has_adapters else None), recording.record():

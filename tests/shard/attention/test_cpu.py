@@ -206,6 +206,15 @@ def test_result_does_not_depend_on_how_a_prompt_is_chunked(border: int, variant:
         assert torch.equal(torch.cat(chunks), expected)
 
 
+@pytest.mark.parametrize("num_tokens", [2, 17, 40])
+def test_a_single_softcapped_tile_has_the_bits_of_several(num_tokens: int) -> None:
+    """With AVX-512, MKL gave a single matrix other bits than one of a batch."""
+    harness = AttentionHarness(kv_heads=1, group=7, variant=AttentionOptions(softcap=2.0))
+    sequence = harness.make_random_sequence(512 + num_tokens)
+    expected = decode_one_by_one(harness, sequence, 512, sequence.length)
+    assert torch.equal(harness.run_step(chunks=[(sequence, 512, sequence.length)])[0], expected)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("num_torch_threads")
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])

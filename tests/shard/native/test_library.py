@@ -28,8 +28,9 @@ def test_every_instruction_set_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize(("best", "wanted", "chosen"), [
-    (4, "", "avx512_bf16"), (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"), (2, "avx2", "avx2"),
-    (1, "avx512", "avx2"), (2, "none", "none")])
+    (5, "", "amx"), (4, "", "avx512_bf16"), (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"),
+    (2, "avx2", "avx2"),
+    (5, "avx512_bf16", "avx512_bf16"), (1, "avx512", "avx2"), (2, "none", "none")])
 def test_best_instruction_set_is_chosen_up_to_the_wanted_one(best: int, wanted: str, chosen: str) -> None:
     assert choose_instruction_set(best, wanted) == chosen
 
@@ -134,5 +135,5 @@ def test_file_that_is_no_library_is_reported(tmp_path: Path, monkeypatch: pytest
 def test_instructions_in_use_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     log_use_of_kernels()
-    assert "compiled kernels for avx" in caplog.text
+    assert "compiled kernels for a" in caplog.text
     assert describe_loaded_library().startswith(library_file_name())

@@ -160,37 +160,40 @@ def test_no_rows_have_no_results() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows in bfloat16
 
-needs_bfloat16 = pytest.mark.skipif("avx512_bf16" not in AVAILABLE_SETS, reason="the processor has no such instruction")
+with_each_bfloat16_set = pytest.mark.parametrize(
+    "instruction_set", [name for name in ("avx512_bf16", "amx") if name in AVAILABLE_SETS])
 SHAPES = [(1, 1), (32, 7), (33, 64), (96, 520), (130, 1100), (40, 2100)]
 
 
-def make_bf16_linear(weight: Tensor, bias: Tensor | None = None) -> NativeBf16Linear:
-    return NativeBf16Linear(weight, bias, get_library("avx512_bf16"))
+def make_bf16_linear(instruction_set: str, weight: Tensor, bias: Tensor | None = None) -> NativeBf16Linear:
+    return NativeBf16Linear(weight, bias, get_library(instruction_set))
 
 
-@needs_bfloat16
+@with_each_bfloat16_set
 @given(rows=st.integers(1, 40), shape=st.sampled_from(SHAPES), has_bias=st.booleans(), seed=st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_bfloat16_products_match_float64(rows: int, shape: tuple[int, int], has_bias: bool, seed: int) -> None:
+def test_bfloat16_products_match_float64(instruction_set: str, *, rows: int, shape: tuple[int, int], has_bias: bool,
+                                         seed: int) -> None:
     torch.manual_seed(seed)
     weight, x = make_weight(*shape, torch.bfloat16), torch.randn(rows, shape[1]).bfloat16()
     bias = torch.randn(shape[0]).bfloat16() if has_bias else None
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    linear = make_bf16_linear(weight, bias)
+    linear = make_bf16_linear(instruction_set, weight, bias)
     wide = linear.forward_float32(x)
     assert wide.dtype is torch.float32
     torch.testing.assert_close(wide.double(), expected, rtol=1e-5, atol=2e-6 * shape[1])
     assert torch.equal(linear(x), wide.bfloat16())
 
 
-@needs_bfloat16
+@with_each_bfloat16_set
 @given(rows=st.integers(1, 110), first=st.integers(0, 40), threads=st.sampled_from([1, 2]),
        shape=st.sampled_from(SHAPES), seed=st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_bfloat16_row_has_the_same_bits_in_any_company(*, rows: int, first: int, threads: int, shape: tuple[int, int],
-                                                       seed: int) -> None:
+def test_bfloat16_row_has_the_same_bits_in_any_company(instruction_set: str, *, rows: int, first: int, threads: int,
+                                                       shape: tuple[int, int], seed: int) -> None:
     torch.manual_seed(seed)
-    linear, x = make_bf16_linear(make_weight(*shape, torch.bfloat16)), torch.randn(150, shape[1]).bfloat16()
+    linear = make_bf16_linear(instruction_set, make_weight(*shape, torch.bfloat16))
+    x = torch.randn(290, shape[1]).bfloat16()
     together, before = linear(x), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -199,9 +202,10 @@ def test_bfloat16_row_has_the_same_bits_in_any_company(*, rows: int, first: int,
         torch.set_num_threads(before)
 
 
-@needs_bfloat16
-def test_bfloat16_row_that_is_not_finite_stays_so_and_leaves_others_alone() -> None:
-    linear, x = make_bf16_linear(make_weight(64, 50, torch.bfloat16)), torch.randn(3, 50).bfloat16()
+@with_each_bfloat16_set
+def test_bfloat16_row_that_is_not_finite_stays_so_and_leaves_others_alone(instruction_set: str) -> None:
+    linear = make_bf16_linear(instruction_set, make_weight(64, 50, torch.bfloat16))
+    x = torch.randn(3, 50).bfloat16()
     expected = linear(x)
     x[1, 3] = torch.nan
     result = linear(x)
@@ -209,15 +213,15 @@ def test_bfloat16_row_that_is_not_finite_stays_so_and_leaves_others_alone() -> N
     assert torch.equal(result[::2], expected[::2])
 
 
-@needs_bfloat16
-def test_bfloat16_rows_of_a_wider_tensor_are_read_where_they_are() -> None:
-    linear = make_bf16_linear(make_weight(32, 50, torch.bfloat16))
+@with_each_bfloat16_set
+def test_bfloat16_rows_of_a_wider_tensor_are_read_where_they_are(instruction_set: str) -> None:
+    linear = make_bf16_linear(instruction_set, make_weight(32, 50, torch.bfloat16))
     wide = torch.randn(6, 80).bfloat16()
     assert torch.equal(linear(wide[:, 10:60]), linear(wide[:, 10:60].contiguous()))
     assert torch.equal(linear(wide.t()[:50].t()), linear(wide[:, :50].contiguous()))
 
 
-@needs_bfloat16
-def test_no_bfloat16_rows_have_no_results() -> None:
-    linear = make_bf16_linear(make_weight(40, 30, torch.bfloat16))
+@with_each_bfloat16_set
+def test_no_bfloat16_rows_have_no_results(instruction_set: str) -> None:
+    linear = make_bf16_linear(instruction_set, make_weight(40, 30, torch.bfloat16))
     assert linear(torch.empty(0, 30, dtype=torch.bfloat16)).shape == (0, 40)

@@ -16,6 +16,7 @@ from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRowSpan
 from shard.native.library import load_library
+from shard.ops.native_linear import has_native_products
 from shard.runner.cpu_graphs import MAX_RECORDED_ROWS
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no com
 RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
 
 
-def load(folder: Path, family: str, **settings: Any) -> LoadedDecoder:
+def load(folder: Path, family: str, *, dtype: str = "float32", **settings: Any) -> LoadedDecoder:
     checkpoint = make_tiny_checkpoint(folder, family, dtype="bfloat16")  # whose weights kernels keep in 16 bits
-    return load_decoder_model(ShardConfig(model=str(checkpoint), dtype="float32", device="cpu", **settings))
+    return load_decoder_model(ShardConfig(model=str(checkpoint), dtype=dtype, device="cpu", **settings))
 
 
 def prefill(loaded: LoadedDecoder, lengths: list[int], num_extra_tokens: int = 1) -> tuple[KVCache, list[Sequence]]:
@@ -71,6 +72,16 @@ def test_recorded_step_has_the_bits_of_its_pieces(family: str, settings: dict[st
     loaded = load(tmp_path, family, **settings)
     cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
     for part in (sequences[2:3], sequences, sequences[1:3], sequences[4:], sequences):
+        run_both(loaded, part, cache)
+
+
+@pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
+                    reason="the processor has no products of bfloat16")
+@pytest.mark.parametrize("family", RECORDED_FAMILIES)
+def test_recorded_step_in_bfloat16_has_the_bits_of_its_pieces(family: str, tmp_path: Path) -> None:
+    loaded = load(tmp_path, family, dtype="bfloat16")
+    cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
+    for part in (sequences[2:3], sequences):
         run_both(loaded, part, cache)
 
 

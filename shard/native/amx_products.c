@@ -1,0 +1,186 @@
+/* Products of bfloat16 rows with bfloat16 weights, summed in float32 by the tiles of AMX, 32 inputs at a time in the order
+ * of the inputs. Among 32 inputs those at even places are summed, those at odd places, and then both. A row's bits depend
+ * neither on other rows nor on threads.
+ *
+ * Phase 1 copies the rows into tiles of 16 rows and 32 inputs, which lie in memory one after the other. Phase 2 multiplies
+ * up to two of them by two tiles of weights at once: registers 0 to 3 hold the sums, 4 and 5 the rows, 6 and 7 the weights.
+ */
+
+#include "bf16_product.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { TILE_ROWS = 16, TILE_INPUTS = 32, TILE_SIZE = TILE_ROWS * TILE_INPUTS, TILE_ROW_BYTES = 64, NUM_TILES = 8 };
+enum { LINE_BYTES = 64, READ_AHEAD_BYTES = 4096 };
+enum { BLOCK_TILES = 32 };           /* tiles of inputs that stay in the cache while row after row uses them */
+enum { MAX_ROW_TILES_PER_CHUNK = 16 };
+
+#if HAS_AMX
+
+#define TARGET __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+
+static void pack_tile(const Bf16Product *p, ptrdiff_t row_tile, ptrdiff_t input_tile, uint16_t *to) {
+    const ptrdiff_t first_input = input_tile * TILE_INPUTS, num_left = p->x_inputs - first_input;
+    const ptrdiff_t count = num_left < 0 ? 0 : num_left < TILE_INPUTS ? num_left : TILE_INPUTS;
+    for (ptrdiff_t i = 0; i < TILE_ROWS; i++, to += TILE_INPUTS) {
+        const ptrdiff_t row = row_tile * TILE_ROWS + i;
+        if (row < p->rows && count == TILE_INPUTS) {
+            memcpy(to, p->x + row * p->x_stride + first_input, TILE_ROW_BYTES);
+            continue;
+        }
+        memset(to, 0, TILE_ROW_BYTES);
+        if (row < p->rows) memcpy(to, p->x + row * p->x_stride + first_input, (size_t)count * sizeof(uint16_t));
+    }
+}
+
+static void pack_part(const Phase *phase, ptrdiff_t part) {
+    const Bf16Product *p = phase->arguments;
+    const ptrdiff_t input_tiles = p->inputs / TILE_INPUTS, num_tiles = divide_up(p->rows, TILE_ROWS) * input_tiles;
+    const ptrdiff_t end = num_tiles * (part + 1) / phase->num_parts;
+    for (ptrdiff_t tile = num_tiles * part / phase->num_parts; tile < end; tile++)
+        pack_tile(p, tile / input_tiles, tile % input_tiles, p->tiles + tile * TILE_SIZE);
+}
+
+/* Gives the registers their sizes: all rows of a product of more than 32 have whole tiles. */
+TARGET static void configure_tiles(ptrdiff_t rows) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    const ptrdiff_t first = rows < TILE_ROWS ? rows : TILE_ROWS;
+    const ptrdiff_t second = rows > 2 * TILE_ROWS || rows <= TILE_ROWS ? TILE_ROWS : rows - TILE_ROWS;
+    const ptrdiff_t num_rows[NUM_TILES] = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS};
+    for (int tile = 0; tile < NUM_TILES; tile++) {
+        config.row_bytes[tile] = TILE_ROW_BYTES;
+        config.rows[tile] = (uint8_t)num_rows[tile];
+    }
+    _tile_loadconfig(&config);
+}
+
+/* A block of a panel, and one or two tiles of rows. */
+typedef struct {
+    const uint16_t *rows[2]; /* the tiles of the block's inputs */
+    const uint16_t *weight;
+    const float *bias;       /* what the sums begin with if this is the first block, or NULL */
+    float *y;
+    ptrdiff_t y_stride, count; /* tiles of inputs */
+    int is_first;
+    const char *ahead;       /* what is read ahead: so many lines for each tile of inputs */
+    ptrdiff_t lines_ahead;
+} Block;
+
+#define START_SUM(TILE, OFFSET, BIAS_OFFSET)                                                       \
+    if (!block->is_first)                                                                           \
+        _tile_loadd(TILE, block->y + (OFFSET), block->y_stride * sizeof(float));                    \
+    else if (block->bias != NULL)                                                                   \
+        _tile_loadd(TILE, block->bias + (BIAS_OFFSET), 0); /* the same for all rows */               \
+    else                                                                                            \
+        _tile_zero(TILE)
+
+/* Sums a block, and stores the sums at `to`. */
+TARGET static inline __attribute__((always_inline)) void sum_block(const Block *block, int has_two, float *to,
+                                                                   ptrdiff_t to_stride) {
+    START_SUM(0, 0, 0);
+    START_SUM(1, TILE_ROWS, TILE_ROWS);
+    if (has_two) {
+        START_SUM(2, TILE_ROWS * block->y_stride, 0);
+        START_SUM(3, TILE_ROWS * block->y_stride + TILE_ROWS, TILE_ROWS);
+    }
+    const uint16_t *first = block->rows[0], *second = block->rows[1], *weight = block->weight;
+    const char *ahead = block->ahead;
+    for (ptrdiff_t tile = 0; tile < block->count; tile++) {
+        for (ptrdiff_t line = 0; line < block->lines_ahead; line++, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T1);
+        _tile_loadd(6, weight, 2 * TILE_ROW_BYTES);
+        _tile_loadd(4, first, TILE_ROW_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weight + TILE_INPUTS, 2 * TILE_ROW_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        if (has_two) {
+            _tile_loadd(5, second, TILE_ROW_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        first += TILE_SIZE, second += TILE_SIZE, weight += 2 * TILE_SIZE;
+    }
+    _tile_stored(0, to, to_stride * sizeof(float));
+    _tile_stored(1, to + TILE_ROWS, to_stride * sizeof(float));
+    if (has_two) {
+        _tile_stored(2, to + TILE_ROWS * to_stride, to_stride * sizeof(float));
+        _tile_stored(3, to + TILE_ROWS * to_stride + TILE_ROWS, to_stride * sizeof(float));
+    }
+}
+
+TARGET static void round_rows(const float *sums, uint16_t *rounded, ptrdiff_t stride, ptrdiff_t rows) {
+    for (ptrdiff_t row = 0; row < rows; row++)
+        for (ptrdiff_t i = 0; i < PANEL_OUTPUTS; i += 16)
+            _mm256_storeu_si256((__m256i *)(rounded + row * stride + i),
+                                (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(sums + row * PANEL_OUTPUTS + i)));
+}
+
+/* Computes panels first_panel to last_panel - 1 of some tiles of rows. */
+TARGET static void multiply_row_tiles(const Bf16Product *p, ptrdiff_t first_panel, ptrdiff_t last_panel,
+                                      ptrdiff_t first_tile, ptrdiff_t last_tile) {
+    const ptrdiff_t input_tiles = p->inputs / TILE_INPUTS, panel_stride = p->inputs * PANEL_OUTPUTS;
+    const ptrdiff_t num_pairs = divide_up(last_tile - first_tile, 2), row_tile_stride = input_tiles * TILE_SIZE;
+    float sums[2 * TILE_ROWS * PANEL_OUTPUTS];
+    for (ptrdiff_t k = 0; k < input_tiles; k += BLOCK_TILES) {
+        const ptrdiff_t count = k + BLOCK_TILES < input_tiles ? BLOCK_TILES : input_tiles - k;
+        const ptrdiff_t lines = divide_up(2 * TILE_SIZE * (ptrdiff_t)sizeof(uint16_t) / LINE_BYTES, num_pairs);
+        const int is_rounded = p->rounded != NULL && k + count == input_tiles;
+        for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
+            const uint16_t *weight = p->weight + panel * panel_stride + k * 2 * TILE_SIZE;
+            for (ptrdiff_t pair = 0; pair < num_pairs; pair++) {
+                const ptrdiff_t tile = first_tile + 2 * pair, row = tile * TILE_ROWS;
+                const int has_two = tile + 1 < last_tile;
+                const uint16_t *rows = p->tiles + tile * row_tile_stride + k * TILE_SIZE;
+                float *y = p->y + row * p->y_stride + panel * PANEL_OUTPUTS;
+                const Block block = {
+                    {rows, rows + row_tile_stride}, weight, p->bias == NULL ? NULL : p->bias + panel * PANEL_OUTPUTS, y,
+                    p->y_stride, count, k == 0,
+                    num_pairs == 1 ? (const char *)weight + READ_AHEAD_BYTES
+                                   : (const char *)(weight + panel_stride) + pair * count * lines * LINE_BYTES,
+                    lines};
+                float *const to = is_rounded ? sums : y;
+                const ptrdiff_t to_stride = is_rounded ? PANEL_OUTPUTS : p->y_stride;
+                if (has_two) sum_block(&block, 1, to, to_stride);
+                else sum_block(&block, 0, to, to_stride);
+                const ptrdiff_t rows_left = p->rows - row, most_rows = has_two ? 2 * TILE_ROWS : TILE_ROWS;
+                if (is_rounded)
+                    round_rows(sums, p->rounded + row * p->y_stride + panel * PANEL_OUTPUTS, p->y_stride,
+                               rows_left < most_rows ? rows_left : most_rows);
+            }
+        }
+    }
+}
+
+TARGET static void multiply_part(const Phase *phase, ptrdiff_t part) {
+    const Bf16Product *p = phase->arguments;
+    const ptrdiff_t num_tiles = divide_up(p->rows, TILE_ROWS), num_chunks = divide_up(num_tiles, MAX_ROW_TILES_PER_CHUNK);
+    configure_tiles(p->rows);
+    for (ptrdiff_t chunk = 0; chunk < num_chunks; chunk++)
+        multiply_row_tiles(p, p->panels * part / phase->num_parts, p->panels * (part + 1) / phase->num_parts,
+                           num_tiles * chunk / num_chunks, num_tiles * (chunk + 1) / num_chunks);
+    _tile_release();
+}
+
+/* As weft_prepare_product in products.c. Needs AMX with BF16, and AVX-512 with BF16. */
+EXPORT int weft_prepare_amx_product(const Bf16Product *product, unsigned threads, Phase *phases) {
+    const ptrdiff_t num_row_tiles = divide_up(product->rows, TILE_ROWS);
+    phases[0] = (Phase){pack_part, product, NULL, num_row_tiles > 1 ? count_parts(num_row_tiles, threads) : num_row_tiles};
+    phases[1] = (Phase){multiply_part, product, NULL, num_row_tiles > 0 ? count_parts(product->panels, threads) : 0};
+    return 2;
+}
+
+#else
+
+/* Never called: weft_instruction_set says that there are no instructions for it. */
+EXPORT int weft_prepare_amx_product(const Bf16Product *product, unsigned threads, Phase *phases) {
+    (void)product;
+    (void)threads;
+    (void)phases;
+    return 0;
+}
+
+#endif
