@@ -41,8 +41,8 @@ class LoadedAdapters:
     @property
     def recordable_routing(self) -> AdapterRouting | None:
         """`adapter_routing` if recorded steps may have rows with adapters, else None."""
-        is_recordable = (self.supports_adapters and self._dtype is torch.float32
-                         and all(linear.lora_weights.is_recordable for linear in self.lora_targets.linears_and_heads))
+        is_recordable = self.supports_adapters and all(linear.lora_weights.is_recordable
+                                                       for linear in self.lora_targets.linears_and_heads)
         return self.adapter_routing if is_recordable else None
 
     def find_batch_dependence(self) -> str:

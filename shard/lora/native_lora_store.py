@@ -15,6 +15,7 @@ from torch import Tensor
 from shard.lora.routing import AdapterRouting, AdapterSlot
 from shard.native.library import NativeLibrary, allocate_result
 
+FORMATS = (torch.float32, torch.bfloat16)  # of activations, in the order of rows.h
 TABLE_ROWS = 65_536  # loaded adapters at most; the memory of those that are never loaded is never touched
 
 
@@ -30,7 +31,7 @@ class LoraUpdateArguments(ctypes.Structure):
 
     _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "y", "shrunk", "row_slots", "parts")),
                           *((name, ctypes.c_int64) for name in ("rows", "inputs", "num_parts", "max_rank",
-                                                                "x_stride", "y_stride"))]
+                                                                "x_stride", "y_stride", "x_format", "y_format"))]
 
 
 class PartTables:
@@ -74,19 +75,12 @@ class NativeLoraStore:
         rows = self._adapter_routing.rows
         if not rows.may_have_slots:
             return
-        if x.dtype is not torch.float32:
-            wide = y.float()
-            self._add_updates(x.float(), wide)
-            y.copy_(wide)
-            return
-        self._add_updates(x if x.stride(-1) == 1 else x.contiguous(), y)
-
-    def _add_updates(self, x: Tensor, y: Tensor) -> None:
-        rows = self._adapter_routing.rows
-        if y.stride(-1) != 1:  # the kernel cannot tell
-            raise ValueError(f"needs contiguous rows, got strides {y.stride()}")
+        if y.stride(-1) != 1 or y.dtype not in FORMATS or x.dtype not in FORMATS:  # the kernel cannot tell
+            raise ValueError(f"needs contiguous rows in float32 or bfloat16, got strides {y.stride()}, {x.dtype}, "
+                             f"{y.dtype}")
+        x = x if x.stride(-1) == 1 else x.contiguous()
         shrunk = allocate_result(len(x), len(self._tables), rows.max_rank)
         self._library.add_lora_update(LoraUpdateArguments(
             x.data_ptr(), y.data_ptr(), shrunk.data_ptr(), rows.row_slots.ctypes.data,
             ctypes.addressof(self._part_arguments), len(x), x.shape[1], len(self._tables), rows.max_rank, x.stride(0),
-            y.stride(0)))
+            y.stride(0), FORMATS.index(x.dtype), FORMATS.index(y.dtype)))

@@ -115,6 +115,16 @@ def test_rows_of_any_type_and_layout_are_updated(store_type: type[LinearLoraStor
     assert torch.equal(updated[1], y[1])
 
 
+@pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
+def test_kernel_computes_bfloat16_in_float32_and_rounds_once() -> None:
+    linear = ADAPTED_LINEARS[NativeLoraStore]
+    x, y = torch.randn(4, NUM_INPUTS).bfloat16(), torch.randn(4, NUM_OUTPUTS + 12).bfloat16()
+    runs = [AdapterRowSpan(1, 2), AdapterRowSpan(5, 2)]
+    wide = linear.apply_lora(x.float(), y.float(), runs)
+    assert torch.equal(linear.apply_lora(x, y, runs), wide.bfloat16())
+    assert torch.equal(linear.apply_lora(x, y.float(), runs), wide)
+
+
 @for_each_store
 def test_cleared_slot_adds_nothing(store_type: type[LinearLoraStore]) -> None:
     linear = AdaptedLinear(store_type)

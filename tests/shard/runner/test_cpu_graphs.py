@@ -23,6 +23,8 @@ from shard.state.step import PrefillChunk, Step, lay_out_step
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
+needs_bfloat16_products = pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
+                                             reason="the processor has no products of bfloat16")
 RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
 
 
@@ -75,8 +77,7 @@ def test_recorded_step_has_the_bits_of_its_pieces(family: str, settings: dict[st
         run_both(loaded, part, cache)
 
 
-@pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
-                    reason="the processor has no products of bfloat16")
+@needs_bfloat16_products
 @pytest.mark.parametrize("family", RECORDED_FAMILIES)
 def test_recorded_step_in_bfloat16_has_the_bits_of_its_pieces(family: str, tmp_path: Path) -> None:
     loaded = load(tmp_path, family, dtype="bfloat16")
@@ -85,7 +86,9 @@ def test_recorded_step_in_bfloat16_has_the_bits_of_its_pieces(family: str, tmp_p
         run_both(loaded, part, cache)
 
 
-@pytest.mark.parametrize(("family", "settings"), [("llama", {}), ("qwen2", {"quantize": "int8"}), ("gemma", {})])
+@pytest.mark.parametrize(("family", "settings"), [
+    ("llama", {}), ("qwen2", {"quantize": "int8"}), ("gemma", {}),
+    pytest.param("llama", {"dtype": "bfloat16"}, marks=needs_bfloat16_products)])
 def test_recorded_step_with_adapters_has_the_bits_of_its_pieces(
         family: str, settings: dict[str, str], tmp_path: Path) -> None:
     """Adapters change from step to step, and one is loaded after the step was recorded."""
