@@ -14,7 +14,7 @@ from shard.parallel.group import RankGroup
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUM_PROBE_ROUNDS = 5
 
-MatmulFunction = Callable[[], object]
+MatmulsFunction = Callable[[], object]
 
 
 class DtypeChoice(NamedTuple):
@@ -37,17 +37,17 @@ def choose_dtype(requested: str, checkpoint_dtype: torch.dtype, device: str,
 
 
 def measure_fastest_dtype(can_pack: Callable[[torch.dtype], bool],
-                          make_matmul: Callable[[torch.dtype], MatmulFunction]) -> torch.dtype:
-    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `make_matmul` makes
-    a product to time."""
+                          make_matmuls: Callable[[torch.dtype], MatmulsFunction]) -> torch.dtype:
+    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `make_matmuls` makes
+    a function that computes products to time."""
     if not can_pack(torch.bfloat16):
         return torch.float32
-    matmuls = {dtype: make_matmul(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    matmuls = {dtype: make_matmuls(dtype) for dtype in (torch.bfloat16, torch.float32)}
     best_seconds = {dtype: float("inf") for dtype in matmuls}
     for _ in range(NUM_PROBE_ROUNDS):
-        for dtype, matmul in matmuls.items():
+        for dtype, compute in matmuls.items():
             started_at = perf_counter()
-            matmul()
+            compute()
             best_seconds[dtype] = min(best_seconds[dtype], perf_counter() - started_at)
     return min(best_seconds, key=lambda dtype: best_seconds[dtype])
 

@@ -39,7 +39,7 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 SAFE_MAX_ROWS = 32
-NUM_PROBE_ROWS = 8
+PROBE_ROW_COUNTS = 8, 64  # of a decode step, which reads weights, and of a chunk of a prompt, which multiplies
 PROBE_WEIGHT_SHAPE = (16384, 1024)  # larger than the private cache of a core
 
 
@@ -118,11 +118,11 @@ class PlainLinear:
         return functional.linear(x, self.weight, self.bias)
 
 
-def make_probe_product(dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Return a product of a few rows, as in a decode step, by which number types are compared."""
+def make_probe_products(dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+    """Return a function that computes products of a few and of many rows, by which number types are compared."""
     linear = make_linear(torch.full(PROBE_WEIGHT_SHAPE, 0.5, dtype=dtype))  # a value that 16 bits hold
-    rows = torch.full((NUM_PROBE_ROWS, PROBE_WEIGHT_SHAPE[1]), 0.5, dtype=dtype)
-    return lambda: linear(rows)
+    inputs = [torch.full((count, PROBE_WEIGHT_SHAPE[1]), 0.5, dtype=dtype) for count in PROBE_ROW_COUNTS]
+    return lambda: list(map(linear, inputs))
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

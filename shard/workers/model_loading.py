@@ -55,7 +55,7 @@ from shard.native.compiler import library_file_name
 from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_library_or_reason, log_use_of_kernels
 from shard.ops.native_linear import count_stored_bytes
 from shard.ops.triton_support import has_triton
-from shard.ops.unquantized_linear import can_pack, make_probe_product
+from shard.ops.unquantized_linear import can_pack, make_probe_products
 from shard.parallel.group import RankGroup, Rendezvous, choose_dist_backend, join_group
 from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
 from shard.runner.batch_invariance_check import (
@@ -272,7 +272,7 @@ def make_load_context(config: ShardConfig, model_config: ModelConfig) -> LoadCon
     probe_cache = ProbeCache(Path(config.memory) if config.memory else None)
     key = make_probe_key({"asked": "the faster number type", "kernels": library_file_name(), "isa": config.cpu_isa})
     find_fastest = partial(agree_on_dtype, group, probe_cache, key,
-                           partial(measure_fastest_dtype, can_pack, make_probe_product))
+                           partial(measure_fastest_dtype, can_pack, make_probe_products))
     dtype, user_note = choose_dtype(config.dtype, model_config.dtype, device.type, find_fastest)
     if user_note:
         logger.info("%s", user_note)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from shard.ops.unquantized_linear import (
-    NUM_PROBE_ROWS,
+    PROBE_ROW_COUNTS,
     PackedLinear,
     PlainLinear,
     can_pack,
     make_linear,
-    make_probe_product,
+    make_probe_products,
     should_pack,
 )
 
@@ -111,7 +111,7 @@ def test_large_linear_does_not_depend_on_other_rows_with_avx_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_product_that_number_types_are_compared_by_has_few_rows(dtype: torch.dtype) -> None:
-    product = make_probe_product(dtype)()
-    assert product.dtype is dtype
-    assert len(product) == NUM_PROBE_ROWS
+def test_products_that_number_types_are_compared_by_have_few_and_many_rows(dtype: torch.dtype) -> None:
+    products = make_probe_products(dtype)()
+    assert [product.dtype for product in products] == [dtype, dtype]
+    assert tuple(map(len, products)) == PROBE_ROW_COUNTS
