@@ -36,7 +36,7 @@ def chat_chunk(index: int, text: str, reason: str | None = None) -> dict[str, An
 def read_lines(answer_format: AnswerFormat, lines: list[bytes]) -> Answer:
     reader = AnswerReader(answer_format)
     for line in lines:
-        reader.feed(line)
+        reader.feed_line(line)
     return reader.answer
 
 

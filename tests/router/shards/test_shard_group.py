@@ -429,6 +429,8 @@ def test_rank_that_does_not_respond_fails_all_that_waits_for_any_rank(tmp_path, 
         await shards.connect()
         assert not shards.is_disconnected
         assert not shards.hang_reason
+        for rank in ranks:
+            rank.answers["Load"].set()  # so that no answer of the lost connection is left waiting
     run_scenario(scenario, tmp_path, num_ranks=2, transport=transport)
 
 

@@ -46,7 +46,7 @@ def test_streamed_text_is_the_whole_text_up_to_the_first_stop_string(text: str, 
     while rest and end is None:
         size = data.draw(st.integers(1, len(rest)))
         pieces.append(rest[:size])
-        end = None if matcher is None else matcher.feed(rest[:size])
+        end = None if matcher is None else matcher.find_match_end(rest[:size])
         rest = rest[size:]
     visible = "".join(pieces)[:end]
     reason = FinishReason.STOP_STRING if end is not None and data.draw(st.booleans()) else FinishReason.LENGTH
