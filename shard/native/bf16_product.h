@@ -1,7 +1,7 @@
-/* The product of bfloat16 rows with bfloat16 weights, for bf16_products.c and amx_products.c.
+/* The product of bfloat16 rows with bfloat16 weights, for bf16_products.c and amx_bf16_products.c.
  *
  * A panel holds the weights of 32 outputs: for every two inputs, two weights for each output. So the number of inputs is
- * even. For amx_products.c it is a multiple of 32, and the weights for what a row lacks are zeros.
+ * even. For amx_bf16_products.c it is a multiple of 32, and the weights for what a row lacks are zeros.
  */
 
 #include "phases.h"
@@ -14,9 +14,9 @@ typedef struct {
     const uint16_t *x;      /* [rows, x_stride] */
     const uint16_t *weight; /* [panels, inputs / 2, 32, 2] */
     const float *bias;      /* [panels * 32], or NULL */
-    float *y;               /* [rows, y_stride], y_stride >= panels * 32; amx_products.c fills up the last 16 rows */
+    float *y;               /* [rows, y_stride], y_stride >= panels * 32; amx_bf16_products.c fills up the last 16 rows */
     uint16_t *rounded;      /* the same as bfloat16, or NULL; then y holds unfinished sums */
-    uint16_t *tiles;        /* [rows / 16 rounded up, inputs / 32, 16, 32], the rows in tiles, for amx_products.c */
+    uint16_t *tiles;        /* [rows / 16 rounded up, inputs / 32, 16, 32], the rows in tiles, for amx_bf16_products.c */
     int64_t rows, inputs, panels, x_stride, y_stride;
     int64_t x_inputs;       /* numbers of a row, at most `inputs` */
 } Bf16Product;

@@ -75,13 +75,17 @@ class NativeLibrary:
 
     def multiply_bfloat16(self, arguments: ctypes.Structure) -> None:
         """Compute a `Bf16Product` (bf16_product.h)."""
-        prepare = (self.functions.weft_prepare_amx_product if self.has_amx
+        prepare = (self.functions.weft_prepare_amx_bf16_product if self.has_amx
                    else self.functions.weft_prepare_bf16_product)
         self._execute(prepare, arguments, torch.get_num_threads())
 
     def multiply_int8(self, arguments: ctypes.Structure) -> None:
-        """Compute an `Int8Product` (int8_products.c)."""
-        self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number, torch.get_num_threads())
+        """Compute an `Int8Product` (int8_product.h)."""
+        if self.has_amx:
+            self._execute(self.functions.weft_prepare_amx_int8_product, arguments, torch.get_num_threads())
+        else:
+            self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number,
+                          torch.get_num_threads())
 
     def multiply_int4(self, arguments: ctypes.Structure) -> None:
         """Compute an `Int4Product` (int4_products.c)."""

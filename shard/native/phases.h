@@ -17,7 +17,7 @@
 #define HAS_BFLOAT16 0
 #endif
 
-/* Whether it knows those for tiles of bfloat16. */
+/* Whether it knows those of AMX. */
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define HAS_AMX 1
 #else

@@ -228,7 +228,7 @@ static int may_use_tiles(unsigned saved_by_system) {
     return (saved_by_system & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
-/* Returns which kernels processor and system allow. 5: AMX with BF16, 4: AVX-512 with BF16 and VNNI, 3: with VNNI,
+/* Returns which kernels processor and system allow. 5: AMX with BF16 and INT8, 4: AVX-512 with BF16 and VNNI, 3: with VNNI,
  * 2: AVX-512, 1: AVX2 with FMA and F16C, 0: none.
  * __builtin_cpu_supports would do, but not with every compiler in a shared library. */
 EXPORT int weft_instruction_set(void) {
@@ -239,11 +239,11 @@ EXPORT int weft_instruction_set(void) {
     if ((saved_by_system & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     const unsigned avx2 = 1u << 5, avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30, avx512vl = 1u << 31;
     const unsigned avx512vnni = 1u << 11; /* of ecx */
-    const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24; /* of edx */
+    const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25; /* of edx: BF16, tiles, INT8 */
     if (!(ebx & avx2)) return 0;
     if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
     if (!(ecx & avx512vnni)) return 2;
-    const int has_amx = HAS_AMX && !(~edx & (amx_bf16 | amx_tile));
+    const int has_amx = HAS_AMX && !(~edx & amx);
     const unsigned avx512bf16 = 1u << 5; /* of eax */
     if (!HAS_BFLOAT16 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & avx512bf16)) return 3;
     return has_amx && may_use_tiles(saved_by_system) ? 5 : 4;

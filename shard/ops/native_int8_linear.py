@@ -1,4 +1,5 @@
-"""Linear with an int8 weight and one scale per output, by the kernels of `shard/native/int8_products.c`.
+"""Linear with an int8 weight and one scale per output, by the kernels of `int8_products.c` and `amx_int8_products.c` in
+`shard/native/`.
 
 They quantize each row to int16 and add exact integers, so a row's bits depend on the row alone:
 docs/concepts/exactness.md, "Products with independent rows".
@@ -6,6 +7,7 @@ docs/concepts/exactness.md, "Products with independent rows".
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,8 +20,8 @@ from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_linear import PackingArguments
 from shard.quantization.quantization_format import QuantizedSlice
 
-PANEL_OUTPUTS = 16  # as in int8_products.c
-GROUP_INPUTS = 128  # as in int8_products.c
+PANEL_OUTPUTS, GROUP_INPUTS = 16, 128  # as in int8_product.h
+AMX_PANELS_AT_ONCE, AMX_TILE_ROWS = 2, 16  # as in amx_int8_products.c
 PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
 
 
@@ -32,10 +34,11 @@ class Int16RowsArguments(ctypes.Structure):
 
 
 class Int8ProductArguments(ctypes.Structure):
-    """`Int8Product` in int8_products.c."""
+    """`Int8Product` in int8_product.h."""
 
     _fields_: ClassVar = [
-        ("rows", Int16RowsArguments), *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias", "y")),
+        ("rows", Int16RowsArguments),
+        *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias", "y", "tiles")),
         *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
 
 
@@ -63,14 +66,16 @@ class NativeInt8Linear:
         scales = torch.cat([part.scales for part in quantized_slices]).view(-1)
         self._num_outputs, self._num_inputs = len(scales), quantized_slices[0].num_columns
         self._padded_inputs = round_up(self._num_inputs, GROUP_INPUTS)
-        self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
+        self._padded_outputs = round_up(self._num_outputs,
+                                        PANEL_OUTPUTS * (AMX_PANELS_AT_ONCE if library.has_amx else 1))
         self._scales = pad_with_zeros(scales, self._padded_outputs)
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
-        self._panels = allocate_packed(
-            (self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2), torch.int8)
+        codes_at_once, pack = (4, pack_quads) if library.has_amx else (2, partial(pack_pairs, library=library))
+        self._panels = allocate_packed((self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // codes_at_once,
+                                        PANEL_OUTPUTS, codes_at_once), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
         for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
-            pack_pairs(tile, panels, library)
+            pack(tile, panels)
         self._library = library
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -80,9 +85,12 @@ class NativeInt8Linear:
         """`[rows, in] -> [rows, out]` in float32"""
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, GROUP_INPUTS)
         y = allocate_result(len(x), self._padded_outputs)
+        tiles = (allocate_result(round_up(len(x), AMX_TILE_ROWS), 2 * self._padded_inputs, dtype=torch.uint8)
+                 if self._library.has_amx else None)
         self._library.multiply_int8(Int8ProductArguments(
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))
+            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
+            None if tiles is None else tiles.data_ptr(), len(self._panels), y.stride(0)))
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
 
 
@@ -93,6 +101,14 @@ def pack_pairs(codes: Tensor, panels: Tensor, library: NativeLibrary) -> None:
     library.pack(PackingArguments(
         pairs.data_ptr(), panels.data_ptr(), min(len(pairs), len(panels) * PANEL_OUTPUTS), pairs.shape[1], len(panels),
         PANEL_OUTPUTS, pairs.stride(0), panels.stride(0) // 2, shares_words=False))
+
+
+def pack_quads(codes: Tensor, panels: Tensor) -> None:
+    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 4, PANEL_OUTPUTS, 4]`."""
+    num_quads = -(-codes.shape[1] // 4)
+    quads = functional.pad(codes, (0, 4 * num_quads - codes.shape[1])).contiguous().view(torch.int32)
+    rows = quads[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, num_quads)
+    panels.view(torch.int32)[:, :num_quads, :, 0] = rows.transpose(1, 2)
 
 
 def round_up(number: int, divisor: int) -> int:

@@ -8,11 +8,11 @@
 
 #include "bf16_product.h"
 
-#include <immintrin.h>
+#include "amx_tiles.h"
+
 #include <string.h>
 
-enum { TILE_ROWS = 16, TILE_INPUTS = 32, TILE_SIZE = TILE_ROWS * TILE_INPUTS, TILE_ROW_BYTES = 64, NUM_TILES = 8 };
-enum { LINE_BYTES = 64, READ_AHEAD_BYTES = 4096 };
+enum { TILE_INPUTS = 32, TILE_SIZE = TILE_ROWS * TILE_INPUTS, READ_AHEAD_BYTES = 4096 };
 enum { BLOCK_TILES = 32 };           /* tiles of inputs that stay in the cache while row after row uses them */
 enum { MAX_ROW_TILES_PER_CHUNK = 16 };
 
@@ -40,23 +40,6 @@ static void pack_part(const Phase *phase, ptrdiff_t part) {
     const ptrdiff_t end = num_tiles * (part + 1) / phase->num_parts;
     for (ptrdiff_t tile = num_tiles * part / phase->num_parts; tile < end; tile++)
         pack_tile(p, tile / input_tiles, tile % input_tiles, p->tiles + tile * TILE_SIZE);
-}
-
-/* Gives the registers their sizes: all rows of a product of more than 32 have whole tiles. */
-TARGET static void configure_tiles(ptrdiff_t rows) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
-    const ptrdiff_t first = rows < TILE_ROWS ? rows : TILE_ROWS;
-    const ptrdiff_t second = rows > 2 * TILE_ROWS || rows <= TILE_ROWS ? TILE_ROWS : rows - TILE_ROWS;
-    const ptrdiff_t num_rows[NUM_TILES] = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS};
-    for (int tile = 0; tile < NUM_TILES; tile++) {
-        config.row_bytes[tile] = TILE_ROW_BYTES;
-        config.rows[tile] = (uint8_t)num_rows[tile];
-    }
-    _tile_loadconfig(&config);
 }
 
 /* A block of a panel, and one or two tiles of rows. */
@@ -158,7 +141,9 @@ TARGET static void multiply_row_tiles(const Bf16Product *p, ptrdiff_t first_pane
 TARGET static void multiply_part(const Phase *phase, ptrdiff_t part) {
     const Bf16Product *p = phase->arguments;
     const ptrdiff_t num_tiles = divide_up(p->rows, TILE_ROWS), num_chunks = divide_up(num_tiles, MAX_ROW_TILES_PER_CHUNK);
-    configure_tiles(p->rows);
+    const uint8_t first = (uint8_t)(p->rows < TILE_ROWS ? p->rows : TILE_ROWS); /* rows of the first tile of a pair */
+    const uint8_t second = (uint8_t)(num_tiles == 2 ? p->rows - TILE_ROWS : TILE_ROWS);
+    configure_tiles((const uint8_t[NUM_TILES]){first, first, second, second, first, second, TILE_ROWS, TILE_ROWS});
     for (ptrdiff_t chunk = 0; chunk < num_chunks; chunk++)
         multiply_row_tiles(p, p->panels * part / phase->num_parts, p->panels * (part + 1) / phase->num_parts,
                            num_tiles * chunk / num_chunks, num_tiles * (chunk + 1) / num_chunks);
@@ -166,7 +151,7 @@ TARGET static void multiply_part(const Phase *phase, ptrdiff_t part) {
 }
 
 /* As weft_prepare_product in products.c. Needs AMX with BF16, and AVX-512 with BF16. */
-EXPORT int weft_prepare_amx_product(const Bf16Product *product, unsigned threads, Phase *phases) {
+EXPORT int weft_prepare_amx_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     const ptrdiff_t num_row_tiles = divide_up(product->rows, TILE_ROWS);
     phases[0] = (Phase){pack_part, product, NULL, num_row_tiles > 1 ? count_parts(num_row_tiles, threads) : num_row_tiles};
     phases[1] = (Phase){multiply_part, product, NULL, num_row_tiles > 0 ? count_parts(product->panels, threads) : 0};
@@ -176,7 +161,7 @@ EXPORT int weft_prepare_amx_product(const Bf16Product *product, unsigned threads
 #else
 
 /* Never called: weft_instruction_set says that there are no instructions for it. */
-EXPORT int weft_prepare_amx_product(const Bf16Product *product, unsigned threads, Phase *phases) {
+EXPORT int weft_prepare_amx_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     (void)product;
     (void)threads;
     (void)phases;
