@@ -19,11 +19,11 @@ from shard.layers.parallel_linear import (
 from shard.native.library import load_library
 from shard.ops.activated_linear import (
     GatedLinear,
-    GeluLinear,
+    LinearWithGelu,
+    LinearWithSeparateGelu,
     NativeGatedLinear,
     PackedGatedLinear,
-    PackedGeluLinear,
-    SeparateGeluLinear,
+    PackedLinearWithGelu,
 )
 from shard.ops.unquantized_linear import Linear
 
@@ -117,8 +117,8 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
 
 
 @pytest.mark.parametrize(("packs", "has_kernels", "kind"), [
-    (True, False, PackedGeluLinear), (False, False, GeluLinear), (True, True, SeparateGeluLinear),
-    (False, True, SeparateGeluLinear)])
+    (True, False, PackedLinearWithGelu), (False, False, LinearWithGelu), (True, True, LinearWithSeparateGelu),
+    (False, True, LinearWithSeparateGelu)])
 def test_gelu_linear_class_depends_on_the_processor(
         weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool,
         kind: type[Linear]) -> None:
