@@ -29,8 +29,8 @@ from benchmarks.study.plot_style import (
     make_figure,
     save_figure,
 )
-from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import MIN_SERVED_SHARE, USERS_SLOWDOWN
+from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.summary_metrics import FiguresByLevel
 
 FiguresMapping = Mapping[str, Any]

@@ -17,7 +17,7 @@ from benchmarks.study.plan import (
     LatencyPoints,
     SoloCalibration,
 )
-from benchmarks.study.records import RunRecords
+from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.statistics import fit_line, mean_by_key, mean_or_nan
 from router.simulation.run_stats import percentile
 

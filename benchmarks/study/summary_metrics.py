@@ -22,7 +22,6 @@ from benchmarks.study.plan import (
     SoloCalibration,
     StudyRun,
 )
-from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import (
     USERS_SLOWDOWN,
     CompletedRequest,
@@ -34,6 +33,7 @@ from benchmarks.study.run_metrics import (
     mean_latency_by_tokens,
     should_stop_runs,
 )
+from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.statistics import (
     ConfidenceBand,
     RegressionLine,

@@ -118,7 +118,7 @@ def load_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence
     return wrap_with_adapters(weights, linear_rows, load_linear(weights, linear_rows))
 
 
-def load_gelu_linear(
+def load_linear_with_gelu(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
 ) -> LinearWithGelu | PackedLinearWithGelu | LinearWithSeparateGelu:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.

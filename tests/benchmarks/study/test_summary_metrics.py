@@ -8,8 +8,8 @@ from support.fake_study import SMALL_SCOPE, run_fake_study
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import SoloCalibration, StudyRun
-from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import CompletedRequest
+from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.statistics import ConfidenceBand
 from benchmarks.study.summary_metrics import (
     choose_length_bin_width,

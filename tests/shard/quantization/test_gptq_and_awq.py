@@ -13,8 +13,8 @@ from support.model_runs.decoder_reference import CPU
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.quantization.gptq import GptqFormat as Form
-from shard.quantization.gptq import parse_column_groups, parse_group_size
+from shard.quantization.gptq_and_awq import GptqFormat as Form
+from shard.quantization.gptq_and_awq import parse_column_groups, parse_group_size
 
 DEQUANTIZED_TOOLS = {
     "groups of 32": GptqTool(),

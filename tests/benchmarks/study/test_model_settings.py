@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.models import (
+from benchmarks.study.model_settings import (
     DEMO_MODEL_FOLDER,
     EIGHT_REQUESTS_PASS_SECONDS,
     MEAN_PASS_TOKENS,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
-from benchmarks.study.records import RunRecords, RunRecordStore, record_from_json, record_to_json
+from benchmarks.study.run_record_store import RunRecords, RunRecordStore, record_from_json, record_to_json
 
 STUDY_RUN = StudyRun("sweep", "simulated", "poisson", "static-1", seed=3, level=0.5)
 RUN_METADATA = {"hardware": "a machine", "date": "2025-01-31"}
