@@ -23,11 +23,7 @@ from cyclopts.validators import Number
 
 from launcher.banner import describe_adapters, make_banner, serves_adapters
 from launcher.command_line.config_file import CONFIG_FLAG, find_config_path, load_config_file
-from launcher.command_line.error_messages import describe_error
-from launcher.command_line.run_command import FIXED_SETTINGS, run_model
-from launcher.command_line.setting_origins import describe_settings, record_setting_sources
-from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
-from launcher.command_line.subcommands import (
+from launcher.command_line.delegated_subcommands import (
     bench_command,
     chat_command,
     explain_command,
@@ -39,6 +35,10 @@ from launcher.command_line.subcommands import (
     top_command,
     tune_command,
 )
+from launcher.command_line.error_messages import describe_error
+from launcher.command_line.run_command import FIXED_SETTINGS, run_model
+from launcher.command_line.setting_origins import describe_settings, record_setting_sources
+from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
 from launcher.compat.migrate import translate_command_line
 from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import command as doctor
@@ -55,8 +55,8 @@ from launcher.environment_variables import (
 from launcher.hosts.config_consistency import collect_host_facts
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.hosts.group_plan import GroupPlan, make_group_plan
-from launcher.hosts.layout import find_group_variable
 from launcher.hosts.member import serve_member
+from launcher.hosts.node_rank import find_group_variable
 from launcher.hub.config_check import check_model_config, check_weight_files
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import (
@@ -82,7 +82,7 @@ from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS, LaunchError, bind_listener, serve
 from router.config import LOCAL_SOURCE, RouterConfig
 from shard.config import ShardConfig
-from shard.credentials import CREDENTIALS_FLAG, list_exposed_files
+from shard.tls_credentials import CREDENTIALS_FLAG, list_exposed_files
 
 # The first flag of each setting, by all its flags, without their hyphens.
 SERVE_FLAG_NAMES = {flag.removeprefix("--"): setting.flags[0].removeprefix("--")
@@ -179,7 +179,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
         if exposed := list_exposed_files(launch.shard_credentials):
             output.warn(f"all users of this host may read {' and '.join(exposed)} in {launch.shard_credentials} "
                         f"({CREDENTIALS_FLAG}); use chmod o=")
-    if group is not None and not group.layout.is_first:
+    if group is not None and not group.node.is_first:
         model = find_or_download_model(launch, needed_download, shard.quantize)
         run_group_member(launch, router, shard, model, group=group, output=output)
         return

@@ -11,7 +11,7 @@ from launcher.hub.resolve import DEMO_MODEL
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LOG_LEVELS, LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
 TGI_COMPATIBLE_SETTINGS = frozenset({

@@ -31,7 +31,7 @@ from router.launcher_protocol import (
     send_to_parent,
 )
 from router.model_info import ModelInfo
-from router.processes.memory import return_free_memory_periodically
+from router.processes.memory_trimming import return_free_memory_periodically
 from router.recording.recording_file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
@@ -43,9 +43,9 @@ from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.text.transformers_parser import preload_chat_parsing
 from router.validation.validator import RequestValidator
-from shard.credentials import load_credentials
 from shard.telemetry.logs import start_logging
-from shard.telemetry.tracing import SpanSender, make_span_sender
+from shard.telemetry.span_export_interface import SpanSender, make_span_sender
+from shard.tls_credentials import load_credentials
 
 # seconds that new connections wait unanswered while a restarted router connects to warm shards
 WARM_START_GRACE_SECONDS = 10.0
@@ -135,7 +135,7 @@ async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_p
 
 async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server: StandInServer, tokenizer: Tokenizer,
                        *, template: ChatTemplate | None, recording_folder: RecordingFolder | None) -> RouterProcess:
-    adapters, loader = None, engine.resource_controller.loader
+    adapters, loader = None, engine.adapter_grammar_controller.loader
     try:
         span_sender = make_span_sender(args.traces, "router", logger.warning)
         adapters = create_adapter_registry(args, engine)
@@ -181,7 +181,8 @@ def create_adapter_registry(args: RouterProcessArgs, engine: Engine) -> AdapterR
         logger.warning("this model takes no adapters; requests that name one are refused")
         return None
     return AdapterRegistry(args.config, AdapterStoreClient(args.store, args.hub_token),
-                           engine.resource_controller.loader, args.model, observe_fetch=adapter_metrics.observe_fetch)
+                           engine.adapter_grammar_controller.loader, args.model,
+                           observe_fetch=adapter_metrics.observe_fetch)
 
 
 def describe_model(model_info: ModelInfo) -> dict[str, Any]:

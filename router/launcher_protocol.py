@@ -13,7 +13,7 @@ from typing import Any
 
 from router.config import RouterConfig
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 HEARTBEAT_SECONDS = 2.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

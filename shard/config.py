@@ -10,7 +10,7 @@ from typing import Any
 
 from shard.fault_script import FaultScript
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,

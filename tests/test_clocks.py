@@ -16,7 +16,7 @@ WALL_CLOCK_READERS = {
     "launcher/client/adapters.py": "dates on a terminal",
     "launcher/hub/cached_models.py": "dates on a terminal",
     "router/http/lorax/routes.py": "created",
-    "router/http/ollama/models.py": "created_at",
+    "router/http/ollama/model_routes.py": "created_at",
     "router/http/ollama/rendering.py": "created_at",
     "router/http/openai/rendering.py": "created",
     "router/http/openai/responses_rendering.py": "created_at",

@@ -13,9 +13,9 @@ import pytest
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
 ALLOWED_IMPORTS = {
-    "launcher": {"router.config", "shard.checkpoint.safetensors_file", "shard.config", "shard.credentials",
-                 "shard.telemetry.logs", "shard.telemetry.tracing"},
-    "router": {"shard.credentials", "shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
+    "launcher": {"router.config", "shard.checkpoint.safetensors_file", "shard.config", "shard.tls_credentials",
+                 "shard.telemetry.logs", "shard.telemetry.span_export_interface"},
+    "router": {"shard.tls_credentials", "shard.pb", "shard.telemetry.logs", "shard.telemetry.span_export_interface"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "model_info", "recording", "request", "scheduler", "simulation"))},
@@ -25,7 +25,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "grpc": {"router/shards", "shard", "benchmarks"},
     "aiohttp": {"router/http", "launcher/client", "launcher/ray_serve/forwarding.py",
                 "launcher/ray_serve/deployments.py", "benchmarks/experiments/hostile_tenant.py",
-                "benchmarks/experiments/replicas.py"},
+                "benchmarks/experiments/load_balancer_comparison.py"},
     "ray": {"launcher/ray_serve"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/text/jinja_sandbox.py"},
@@ -44,9 +44,10 @@ IMPORT_ORDER = {
                "shards", "validation", "recording", "simulation", "telemetry", "monitor", "engine", "http.transport",
                "http.tgi", "http.openai", "http.anthropic", "http.routes", "http.ollama", "http.lorax",
                "http.field_descriptions", "http.docs_examples", "http.docs", "http.page", "http", "__main__"],
-    "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "credentials", "telemetry", "parallel",
-              "config", "native", "hardware", "state", "speculation", "simulator", "quantization", "ops", "sampling",
-              "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers", "rpc"],
+    "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "tls_credentials", "telemetry",
+              "parallel", "config", "native", "hardware", "state", "speculation", "simulator", "quantization", "ops",
+              "sampling", "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers",
+              "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
                  "supervisor", "hosts", "banner", "doctor", "compat", "settings_docs",
                  "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],

@@ -9,7 +9,7 @@ import yaml
 
 from launcher.settings import SETTING_GROUPS
 from launcher.supervisor.supervisor import EXIT_MARGIN_SECONDS
-from shard.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, list_exposed_files, load_credentials
+from shard.tls_credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, list_exposed_files, load_credentials
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 PAGE = (REPOSITORY_ROOT / "docs/guides/several-hosts.md").read_text()

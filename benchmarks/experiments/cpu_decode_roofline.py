@@ -16,7 +16,7 @@ import torch
 from cyclopts import Parameter
 from torch import Tensor
 
-from benchmarks.experiments.decode_step_overhead import prepare_decode_step
+from benchmarks.experiments.decode_step_beyond_matmuls import prepare_decode_step
 from benchmarks.harness import experiment
 from benchmarks.harness.reporting import report_results
 from shard.checkpoint.reader import count_matrix_bytes

@@ -58,7 +58,7 @@ class FlagComparisonSettings(experiment.RandomModelSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFigures:
+class RoundMetrics:
     """Figures of one variant in one round; times in seconds."""
 
     tokens_per_second: float
@@ -67,7 +67,7 @@ class RoundFigures:
     gap_p99: float
 
     @classmethod
-    def from_summary(cls, summary: RunSummary) -> "RoundFigures":
+    def from_summary(cls, summary: RunSummary) -> "RoundMetrics":
         return cls(summary.tokens_per_second, summary.first_token.p50, summary.first_token.p99,
                    summary.between_tokens.p99)
 
@@ -77,8 +77,8 @@ class VariantRounds:
     """Figures of one variant at one number of streams, round by round, beside those of the default."""
 
     variant: str
-    rounds: Sequence[RoundFigures]
-    default_rounds: Sequence[RoundFigures]
+    rounds: Sequence[RoundMetrics]
+    default_rounds: Sequence[RoundMetrics]
 
     def median(self, figure: str) -> float:
         values: list[float] = [getattr(one, figure) for one in self.rounds]
@@ -104,12 +104,12 @@ class VariantLoad:
         self._count_tokens = make_local_token_counter(str(tokenizer_folder))
         self._run_numbers = count()
 
-    async def measure(self, url: str, num_streams: int) -> RoundFigures:
+    async def measure(self, url: str, num_streams: int) -> RoundMetrics:
         settings = self._settings
         target = Target(url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
         records = await run_load(target, await self._make_requests(num_streams), num_streams, seconds=settings.seconds)
         raise_first_failure(records)
-        return RoundFigures.from_summary(summarize_run(records, (0.0, settings.seconds)))
+        return RoundMetrics.from_summary(summarize_run(records, (0.0, settings.seconds)))
 
     async def _make_requests(self, num_streams: int) -> Sequence[PlannedRequest]:
         workload = Workload(requests=num_streams * MAX_REQUESTS_PER_STREAM, prompt_tokens=self._settings.prompt_tokens,
@@ -128,7 +128,7 @@ def run_variants(settings: FlagComparisonSettings, model: Path) -> Iterator[dict
 
 async def measure_streams(load: VariantLoad, urls: dict[str, str], num_streams: int, num_rounds: int,
                           random: Random) -> list[VariantRounds]:
-    figures_by_variant: dict[str, list[RoundFigures]] = {variant: [] for variant in urls}
+    figures_by_variant: dict[str, list[RoundMetrics]] = {variant: [] for variant in urls}
     for _ in range(num_rounds):
         for variant in random.sample(list(urls), len(urls)):
             figures_by_variant[variant].append(await load.measure(urls[variant], num_streams))

@@ -17,7 +17,7 @@ import torch
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.experiments.decode_step_overhead import prepare_decode_step
+from benchmarks.experiments.decode_step_beyond_matmuls import prepare_decode_step
 from benchmarks.harness import experiment
 from benchmarks.harness.gpu_timing import measure_seconds
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes, write_random_safetensors

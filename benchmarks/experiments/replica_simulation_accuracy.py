@@ -156,7 +156,7 @@ def simulate_servers(workload: ReplicaWorkload, like: Path, num_servers: int, po
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyComparison:
+class PolicyAccuracy:
     """Recorded and simulated figures of one policy."""
 
     policy_name: str
@@ -194,7 +194,7 @@ def bench(settings: ReplicaAccuracySettings = ReplicaAccuracySettings()) -> None
         for policy_name in settings.policies:
             workload = ReplicaWorkload.draw(settings.requests, settings.bursts, settings.burst, seed=2)
             recordings = record_servers(workload, settings.replicas, policy_name, root / policy_name)
-            comparisons.append(PolicyComparison(policy_name, read_recorded_stats(recordings), simulate_servers(
+            comparisons.append(PolicyAccuracy(policy_name, read_recorded_stats(recordings), simulate_servers(
                 workload, like, settings.replicas, policy_name)))
     figures: dict[str, Any] = {comparison.policy_name: comparison.errors for comparison in comparisons} | {
         "replicas": settings.replicas, "requests": settings.requests, "bursts": settings.bursts}

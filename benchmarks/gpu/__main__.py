@@ -26,15 +26,15 @@ from benchmarks.gpu.burst_throughput import (
     measure_transformers_throughput,
     run_in_new_process,
 )
-from benchmarks.gpu.report import print_and_save_section
-from benchmarks.gpu.roofline import measure_device_rates
-from benchmarks.gpu.step_latency import (
+from benchmarks.gpu.latency_and_throughput import (
     HTTP_THROUGHPUT_GOALS,
     LARGEST_SHAPE,
     measure_decode_latencies,
     measure_prefill_latencies,
     round_or_blank,
 )
+from benchmarks.gpu.report import print_and_save_section
+from benchmarks.gpu.roofline import measure_device_rates
 from benchmarks.harness.experiment import PositiveInt, PositiveInts
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint

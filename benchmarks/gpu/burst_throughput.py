@@ -98,7 +98,7 @@ def measure_http_throughput(load_options: ModelLoadOptions, request_lengths: Seq
           make_client_pool(num_clients) as pool):
         for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths)):
             prompts = make_prompts(request_lengths, turn)
-            spans = [*pool.map(send_all_at_once, [server.port] * num_clients,
+            spans = [*pool.map(time_burst, [server.port] * num_clients,
                                [prompts[client::num_clients] for client in range(num_clients)],
                                [lengths[client::num_clients] for client in range(num_clients)])]
     return count_output_tokens(request_lengths) / (max(end for _, end in spans) - min(start for start, _ in spans))
@@ -108,8 +108,8 @@ def make_client_pool(num_clients: int) -> Executor:
     return ProcessPoolExecutor(num_clients, get_context("spawn")) if num_clients > 1 else ThreadPoolExecutor(1)
 
 
-def send_all_at_once(port: int, prompts: Sequence[str],
-                     request_lengths: Sequence[RequestLengths]) -> tuple[float, float]:
+def time_burst(port: int, prompts: Sequence[str],
+               request_lengths: Sequence[RequestLengths]) -> tuple[float, float]:
     """Send the requests at once and read their answers; return when the first was sent and the last had ended."""
     target = Target(f"http://{HOST}:{port}", DIALECTS["lorax"])
     requests = [PlannedRequest(number, text, length.output)

@@ -19,12 +19,12 @@ from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE
 from benchmarks.harness.experiment import NonNegativeFloat, PositiveFloat
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.reporting import collect_run_metadata, make_file_name
-from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
+from benchmarks.study.model_settings import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
-from benchmarks.study.records import RunRecordStore
 from benchmarks.study.report import format_all_tables, format_plot_caption, format_readme, list_distinct_metadata
+from benchmarks.study.run_record_store import RunRecordStore
 from benchmarks.study.runner import AllRequestsFailed, StudyRunner
-from benchmarks.study.summary_figures import summarize_study, to_json_value
+from benchmarks.study.summary_metrics import summarize_study, to_json_value
 
 MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
 QUICK_SCOPE = StudyScope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0),

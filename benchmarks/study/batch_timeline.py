@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.study.compared_policies import format_policy_label
 from benchmarks.study.plot_style import label_axes, make_figure
-from benchmarks.study.records import RunRecords
+from benchmarks.study.run_record_store import RunRecords
 
 UNBATCHED_POLICIES = ("none", "nobatch")  # take much longer: only the beginning is shown
 TIMELINE_POLICIES = ("none", "static", "pause", "mixed")

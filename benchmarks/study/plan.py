@@ -29,7 +29,7 @@ from benchmarks.study.compared_policies import (
     make_policy_settings,
     make_window_policies,
 )
-from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
+from benchmarks.study.model_settings import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
 from benchmarks.study.statistics import interpolate
 
 SOLO_PART, COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART = ("solo", "compat", "workload", "sweep",

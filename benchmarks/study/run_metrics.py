@@ -1,4 +1,4 @@
-"""Figures of one run, from its records alone; summary_figures.py computes bands over several seeds."""
+"""Figures of one run, from its records alone; summary_metrics.py computes bands over several seeds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from benchmarks.study.plan import (
     LatencyPoints,
     SoloCalibration,
 )
-from benchmarks.study.records import RunRecords
+from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.statistics import fit_line, mean_by_key, mean_or_nan
 from router.simulation.run_stats import percentile
 

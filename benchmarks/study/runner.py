@@ -20,8 +20,8 @@ from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
 from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, PolicyRuns, SoloCalibration, StudyPlan, StudyRun
-from benchmarks.study.records import RunRecords, RunRecordStore
 from benchmarks.study.run_metrics import compute_solo_calibration, should_stop_runs
+from benchmarks.study.run_record_store import RunRecords, RunRecordStore
 from router.simulation.run_stats import percentile
 
 WARM_UP_REQUESTS = [PlannedRequest(number, "Request", 8) for number in range(8)]

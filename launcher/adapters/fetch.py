@@ -56,7 +56,7 @@ class AdapterFetcher:
 
     def list_allowed_names(self, source: str, names: Sequence[str]) -> list[str]:
         """Return those of a source's names that requests may use."""
-        return [name for name in names if self._allow_list.allows(self._sources[source].locate(name))]
+        return [name for name in names if self._allow_list.allows(self._sources[source].make_uri(name))]
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -74,7 +74,7 @@ class AdapterFetcher:
         try:
             with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"):
                 if not request.is_from_settings:
-                    self._allow_list.check(source.locate(request.name))
+                    self._allow_list.check(source.make_uri(request.name))
                 with source.open_adapter(request) as remote_version:
                     return self._store_and_remember(request, remote_version)
         except AdapterError as refused:

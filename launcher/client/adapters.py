@@ -11,7 +11,7 @@ from urllib.parse import quote
 import aiohttp
 
 from launcher.client.chat_client import ChatRequestFailed, check_status, translate_connection_errors
-from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
+from launcher.client.terminal_chat import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns, format_bytes
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.

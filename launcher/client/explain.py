@@ -9,7 +9,7 @@ from urllib.parse import quote
 import aiohttp
 
 from launcher.client.chat_client import ChatRequestFailed, check_status, translate_connection_errors
-from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
+from launcher.client.terminal_chat import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns
 
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=30)

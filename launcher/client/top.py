@@ -16,7 +16,7 @@ from rich.text import Text
 
 from launcher.client.chat_client import ChatRequestFailed
 from launcher.client.engine_events import EngineView, RunningSequence, open_engine_events
-from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
+from launcher.client.terminal_chat import REMOVED_CONTROL_CHARACTERS
 from launcher.console_output import align_columns
 
 REDRAW_SECONDS = 0.25  # on a terminal; elsewhere a line is printed every second

@@ -28,7 +28,7 @@ def run_model(settings: Mapping[str, Any], serve_command: Sequence[str]) -> int:
 
     Return the exit code of the chat, or that of the server if it does not start; it has reported the reason itself.
     """
-    chat, terminal = import_module("launcher.client.chat_client"), import_module("launcher.client.terminal")
+    chat, terminal = import_module("launcher.client.chat_client"), import_module("launcher.client.terminal_chat")
     api_key = settings.get("api_key", "")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, exit_on_signal)

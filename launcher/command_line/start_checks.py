@@ -11,7 +11,7 @@ from launcher.hub.resolve import SIMULATED_MODEL
 from launcher.settings import LaunchConfig
 from launcher.supervisor.supervisor import ConfigurationError
 from router.config import LOCAL_SOURCE, RouterConfig
-from shard.telemetry.tracing import check_otlp_installed
+from shard.telemetry.span_export_interface import check_otlp_installed
 
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 

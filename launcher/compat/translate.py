@@ -7,8 +7,8 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Any, NoReturn
 
-from launcher.compat.arguments import ParsedArguments, ResolvedFlag, reject_refused_or_conflicting_flags
 from launcher.compat.flag_descriptions import describe_flag
+from launcher.compat.flag_values import ParsedArguments, ResolvedFlag, reject_refused_or_conflicting_flags
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
 from launcher.compat.num_shards import choose_num_shards

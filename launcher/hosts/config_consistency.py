@@ -16,7 +16,7 @@ CONFIG_FILE, WEIGHT_FILES = "config.json", "*.safetensors"
 
 def collect_host_facts(shard_settings: Mapping[str, Any], group: GroupPlan, version: str) -> dict[str, Any]:
     """Return facts by the name under which a difference is reported."""
-    return {"version of weft": version, "--nnodes": group.layout.num_nodes, "--num-shard": group.num_shard,
+    return {"version of weft": version, "--nnodes": group.node.num_nodes, "--num-shard": group.num_shard,
             "model files": fingerprint_model(shard_settings["model"]),
             **{FLAG_NAMES.get(name, f"--{name.replace('_', '-')}"): shard_settings[name] for name in COMMON_SETTINGS}}
 

@@ -29,9 +29,9 @@ from launcher.hosts.connection import (
     read_message,
 )
 from launcher.hosts.group_plan import GroupPlan
-from launcher.hosts.group_store import GroupStore
+from launcher.hosts.rendezvous_store import RendezvousStore
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, RemoteHosts, ShardMember
-from shard.credentials import CREDENTIALS_FLAG, format_address
+from shard.tls_credentials import CREDENTIALS_FLAG, format_address
 
 HANDSHAKE_TIMEOUT_SECONDS = 3.0  # of TLS
 MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 128, 32  # connections before their first message; a host has a few per shard
@@ -109,13 +109,13 @@ class HostCoordinator(RemoteHosts):
                  get_address_files: Callable[[int], Sequence[Path]], model_label: str, output: ConsoleOutput) -> None:
         """`facts` must be the same on all hosts; `get_address_files` returns the files for the addresses of a node's
         shards."""
-        self._group, self._layout, self._credentials, self._facts = group, group.layout, group.credentials, facts
+        self._group, self._node, self._credentials, self._facts = group, group.node, group.credentials, facts
         self._get_address_files = get_address_files
         self._model_label, self._output = model_label, output
         self._connections: dict[int, HostConnection] = {}  # of the hosts that are there, by node
         self._joined = asyncio.Event()  # set when a host joins
         self._shards: dict[int, HostShards] = {}  # of the current start, by node
-        self._store: GroupStore | None = None  # of the current start
+        self._store: RendezvousStore | None = None  # of the current start
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
         self._strangers = Counter[str]()  # connections whose first message has not come, by address
@@ -127,7 +127,7 @@ class HostCoordinator(RemoteHosts):
         self._close_store()
         self._credentials = self._credentials.reload()
         await self._wait_for_hosts()
-        self._store = store = GroupStore(f"{self._group.run_name}-{start_number}")
+        self._store = store = RendezvousStore(f"{self._group.run_name}-{start_number}")
         self._shards = {node: HostShards(node, connection, store.name, self._get_address_files(node))
                         for node, connection in sorted(self._connections.items())}
         return list(self._shards.values())
@@ -148,24 +148,24 @@ class HostCoordinator(RemoteHosts):
             await asyncio.wait(self._callers)
 
     async def _listen(self) -> asyncio.Server:
-        layout = self._layout
+        node = self._node
         try:
             return await asyncio.start_server(
-                self._accept_caller, self._group.master_host, layout.master_port, limit=MAX_LINE_BYTES)
+                self._accept_caller, self._group.master_host, node.master_port, limit=MAX_LINE_BYTES)
         except OSError as error:
             advice = ("another process listens there; give --dist-init-addr another port"
                       if error.errno == errno.EADDRINUSE else "--dist-init-addr must be an address of this host")
             raise LaunchError(
-                f"cannot listen for other nodes at {format_address(self._group.master_host, layout.master_port)} "
+                f"cannot listen for other nodes at {format_address(self._group.master_host, node.master_port)} "
                 f"({os.strerror(error.errno or 0)}); {advice}") from error
 
     async def _wait_for_hosts(self) -> None:
-        expected, shown = set(range(1, self._layout.num_nodes)), set[int]()
+        expected, shown = set(range(1, self._node.num_nodes)), set[int]()
         while missing := expected - set(self._connections):
             if missing != shown:
                 shown = missing
-                self._output.log(f"waiting for {describe_nodes(missing)} of {self._layout.num_nodes} at "
-                                 + format_address(self._group.master_host, self._layout.master_port))
+                self._output.log(f"waiting for {describe_nodes(missing)} of {self._node.num_nodes} at "
+                                 + format_address(self._group.master_host, self._node.master_port))
             self._joined.clear()
             await self._joined.wait()
 
@@ -216,8 +216,8 @@ class HostCoordinator(RemoteHosts):
 
     async def _serve_host(self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node, facts = hello.get("node"), hello.get("facts")
-        if not isinstance(node, int) or not 0 < node < self._layout.num_nodes or not isinstance(facts, dict):
-            reason = f"nodes that join it are from 1 to {self._layout.num_nodes - 1}, got {node}"
+        if not isinstance(node, int) or not 0 < node < self._node.num_nodes or not isinstance(facts, dict):
+            reason = f"nodes that join it are from 1 to {self._node.num_nodes - 1}, got {node}"
             writer.write(encode_message({"refused": reason}))
             return
         if differences := find_differences(self._facts, facts):
@@ -233,7 +233,7 @@ class HostCoordinator(RemoteHosts):
         connection.send({"model": self._model_label})
         self._connections[node] = connection
         self._warnings.clear()
-        self._output.log(f"node {node} of {self._layout.num_nodes} has joined from {connection.remote_host}")
+        self._output.log(f"node {node} of {self._node.num_nodes} has joined from {connection.remote_host}")
         self._joined.set()
         reason = "its connection was ended here"
         try:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.hosts.layout import HostLayout, read_host_layout
+from launcher.hosts.node_rank import NodeRank, read_node_rank
 from launcher.settings import LaunchConfig
 from launcher.supervisor.launch_plan import HostPlacement, address_file
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import CREDENTIALS_FLAG, ShardTlsCredentials, format_address, load_credentials
+from shard.tls_credentials import CREDENTIALS_FLAG, ShardTlsCredentials, format_address, load_credentials
 
 RESOLVE_ATTEMPTS, RESOLVE_PAUSE_SECONDS = 10, 1.0  # for node 0's address
 
@@ -20,7 +20,7 @@ RESOLVE_ATTEMPTS, RESOLVE_PAUSE_SECONDS = 10, 1.0  # for node 0's address
 class GroupPlan:
     """A group of hosts, as this one sees it."""
 
-    layout: HostLayout
+    node: NodeRank
     credentials: ShardTlsCredentials
     num_shard: int  # of all hosts
     master_host: str  # the number of the first host's address; "" on others, which ask for it whenever they join
@@ -28,15 +28,15 @@ class GroupPlan:
 
     @property
     def num_local_shards(self) -> int:
-        return self.layout.count_local_shards(self.num_shard)
+        return self.node.count_local_shards(self.num_shard)
 
     @property
     def placement(self) -> HostPlacement:
-        layout, count = self.layout, self.num_local_shards
+        node, count = self.node, self.num_local_shards
         return HostPlacement(
-            self.list_ranks(layout.node_rank), first_local_rank=layout.machine_rank * count,
-            local_world_size=layout.machine_size * count, credentials=self.credentials.folder,
-            meeting_prefix=f"{format_address(self.master_host, layout.master_port)}/{self.run_name}-",
+            self.list_ranks(node.node_rank), first_local_rank=node.machine_rank * count,
+            local_world_size=node.machine_size * count, credentials=self.credentials.folder,
+            meeting_prefix=f"{format_address(self.master_host, node.master_port)}/{self.run_name}-",
             host_address=self.master_host)
 
     def list_ranks(self, node_rank: int) -> range:
@@ -47,24 +47,24 @@ class GroupPlan:
         return [Path(address_file(runtime_folder, rank)) for rank in self.list_ranks(node_rank)]
 
     def describe(self) -> str:
-        layout, ranks = self.layout, self.list_ranks(self.layout.node_rank)
+        node, ranks = self.node, self.list_ranks(self.node.node_rank)
         shards = f"shard {ranks.start}" if len(ranks) == 1 else f"shards {ranks.start} to {ranks.stop - 1}"
-        return f"node {layout.node_rank} of {layout.num_nodes} ({layout.source}) has {shards} of {self.num_shard}"
+        return f"node {node.node_rank} of {node.num_nodes} ({node.source}) has {shards} of {self.num_shard}"
 
 
 def make_group_plan(launch: LaunchConfig, environment: Mapping[str, str]) -> GroupPlan | None:
     """Return the plan of the group that this host belongs to, or None if it serves alone. Raises ValueError or
     LaunchError."""
-    layout = read_host_layout(launch, environment)
-    if layout is None:
+    node = read_node_rank(launch, environment)
+    if node is None:
         return None
     if not launch.shard_credentials:
-        raise ConfigurationError(f"{layout.num_nodes} nodes ({layout.source}) need {CREDENTIALS_FLAG}: shards are "
+        raise ConfigurationError(f"{node.num_nodes} nodes ({node.source}) need {CREDENTIALS_FLAG}: shards are "
                                  "reached over a network only with TLS and a secret")
-    num_shard = layout.num_nodes if launch.num_shard == 1 else launch.num_shard
-    layout.count_local_shards(num_shard)
-    return GroupPlan(layout, load_credentials(launch.shard_credentials), num_shard,
-                     resolve_host(layout.master_address) if layout.is_first else "", secrets.token_hex(8))
+    num_shard = node.num_nodes if launch.num_shard == 1 else launch.num_shard
+    node.count_local_shards(num_shard)
+    return GroupPlan(node, load_credentials(launch.shard_credentials), num_shard,
+                     resolve_host(node.master_address) if node.is_first else "", secrets.token_hex(8))
 
 
 def resolve_host(address: str) -> str:

@@ -36,7 +36,7 @@ from launcher.supervisor.supervisor import (
     wait_for_first_exit,
     wait_until_all_ready,
 )
-from shard.credentials import CREDENTIALS_FLAG, TLS_NAME, format_address
+from shard.tls_credentials import CREDENTIALS_FLAG, TLS_NAME, format_address
 
 RETRY_SECONDS = 1.0  # between attempts to join
 DATE_CODES = (9, 10)  # of OpenSSL, for a certificate that is not yet valid, or has expired
@@ -47,11 +47,11 @@ class HostMember:
 
     def __init__(self, group: GroupPlan, facts: Mapping[str, Any], shard_specs: Sequence[ChildSpec], parent_fd: int, *,
                  output: ConsoleOutput) -> None:
-        layout = group.layout
-        self._layout, self._credentials, self._facts = layout, group.credentials, facts
+        node = group.node
+        self._node, self._credentials, self._facts = node, group.credentials, facts
         self._shard_specs, self._parent_fd, self._output = shard_specs, parent_fd, output
         self._display = StartupDisplay(output.make_progress_stream())
-        self._first_node = format_address(layout.master_address, layout.master_port)
+        self._first_node = format_address(node.master_address, node.master_port)
         self._processes: list[ChildProcess] = []
         self._run_task: asyncio.Task[None] | None = None  # of one start of the shards
         self._has_been_ready = False
@@ -73,8 +73,8 @@ class HostMember:
                 continue
             shown = ""
             try:
-                self._output.log(f"joined node 0 at {self._first_node} as node {self._layout.node_rank} of "
-                                 f"{self._layout.num_nodes}")
+                self._output.log(f"joined node 0 at {self._first_node} as node {self._node.node_rank} of "
+                                 f"{self._node.num_nodes}")
                 await self._follow_commands(connection, model_label)
             except HostConnectionLost as lost:
                 self._output.warn(f"node 0 is lost: {lost}")
@@ -92,14 +92,14 @@ class HostMember:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):  # wait_for may swallow a cancellation
                 reader, writer = await asyncio.open_connection(
-                    self._layout.master_address, self._layout.master_port, limit=MAX_LINE_BYTES,
+                    self._node.master_address, self._node.master_port, limit=MAX_LINE_BYTES,
                     server_hostname=TLS_NAME, ssl=self._credentials.make_client_context())
         except ssl.SSLCertVerificationError as error:
             if error.verify_code in DATE_CODES:
                 raise HostConnectionLost(f"its certificate: {error.verify_message}") from None
             raise LaunchError(f"the certificate of node 0 at {self._first_node} is not of this host's CA "
                               f"({CREDENTIALS_FLAG}): {error.verify_message}") from None
-        writer.write(encode_message({"secret": self._credentials.secret, "node": self._layout.node_rank,
+        writer.write(encode_message({"secret": self._credentials.secret, "node": self._node.node_rank,
                                      "facts": dict(self._facts)}))
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
@@ -153,7 +153,7 @@ class HostMember:
         if await wait_until_all_ready(self._processes):
             self._display.stop()
             self._has_been_ready = True
-            self._output.log(f"the shards of node {self._layout.node_rank} are ready")
+            self._output.log(f"the shards of node {self._node.node_rank} are ready")
             connection.send({"of": start_name, "addresses": [process.ready_message["address"]
                                                              for process in self._processes]})
         dead = await wait_for_first_exit(self._processes)
@@ -174,7 +174,7 @@ class HostMember:
         host = connection.local_host
         return replace(spec, settings=spec.settings | {
             "socket": format_address(host, 0), "host_address": host, "model_label": model_label,
-            "meeting_point": f"{format_address(connection.remote_host, self._layout.master_port)}/{start_name}"})
+            "meeting_point": f"{format_address(connection.remote_host, self._node.master_port)}/{start_name}"})
 
     async def _end_shards(self) -> None:
         """End the shards of a start, if there is one. Raises the error of one that could not start."""

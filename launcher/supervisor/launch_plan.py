@@ -10,7 +10,7 @@ from launcher.hub.resolve import ResolvedModel
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from shard.config import ShardConfig
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 DEFAULT_LOGS = LogSettings()
 NO_TRACES = TraceSettings()

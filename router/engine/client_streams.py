@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
+from router.engine.output_stream import FailedEvent, OutputBuilder, RequestStream
 from router.errors import (
     Cancelled,
     CancelledById,

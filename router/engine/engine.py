@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from router.config import RouterConfig
+from router.engine.adapter_grammar_controller import AdapterGrammarController
 from router.engine.client_streams import ClientStreams
 from router.engine.crashing_prompts import CrashingPrompts
+from router.engine.output_stream import RequestStream
 from router.engine.plans_in_flight import Health, PlansInFlight, SentPlan
-from router.engine.resource_controller import ResourceController
-from router.engine.stream import RequestStream
 from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.monitor.monitor import EngineMonitor, Readiness
@@ -71,7 +71,8 @@ class Engine:
         self.has_shards = False
         self._waits_for_new_shards = False  # shards have died or are replaced
         self._wake_event = asyncio.Event()
-        self.resource_controller = ResourceController(shards, self._queue_and_dispatch_events, self._wake_event.set)
+        self.adapter_grammar_controller = AdapterGrammarController(
+            shards, self._queue_and_dispatch_events, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_restart_needed, self._on_culprit_found = on_restart_needed, on_culprit_found
@@ -98,7 +99,7 @@ class Engine:
                 pass
             limits = TokenLimits.from_config(self.config, self.model_info)
         except BaseException:
-            await self.resource_controller.loader.close()
+            await self.adapter_grammar_controller.loader.close()
             await self._shards.close()
             raise
         settings = SchedulerSettings.from_config(self.config, self.model_info)
@@ -114,7 +115,7 @@ class Engine:
         self.monitor = EngineMonitor(self._scheduler, self.server_metrics,
                                      lambda: [sent.plan for sent in self._plans_in_flight],
                                      self._client_streams.get_text, self.get_readiness)
-        self.resource_controller.attach_scheduler(self._scheduler, self.server_metrics)
+        self.adapter_grammar_controller.attach_scheduler(self._scheduler, self.server_metrics)
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
         self._loop_task.add_done_callback(self._on_loop_ended)
@@ -129,7 +130,7 @@ class Engine:
         self._flush_events()  # events that are still queued may finish requests, which then must not fail
         self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()
-        await self.resource_controller.loader.close()
+        await self.adapter_grammar_controller.loader.close()
         self.health.set_unready_permanently(SHUTDOWN_REASON)
         self._fail_all_requests(SHUTDOWN_REASON)
         await self._shards.close()
@@ -194,7 +195,7 @@ class Engine:
         """Return a tenant's records: those of unfinished requests, the latest first, then those that ended last."""
         return self._client_streams.request_records.find_latest(tenant_name, max_records)
 
-    def copy_other_request_records(self, record: RequestRecord) -> list[RequestRecord]:
+    def copy_request_records_except(self, record: RequestRecord) -> list[RequestRecord]:
         """Return copies of the records of all other unfinished and recently finished requests."""
         return self._client_streams.request_records.copy_others(record)
 
@@ -259,7 +260,7 @@ class Engine:
             self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
             self.server_metrics.steps.count_sent(plan)
         if self._scheduler.resource_cache.was_ever_needed:
-            self.resource_controller.execute_loads_and_unloads()
+            self.adapter_grammar_controller.execute_loads_and_unloads()
 
     def _flush_events(self) -> None:
         events, self._queued_events = self._queued_events, []
@@ -297,7 +298,7 @@ class Engine:
 
     def _fail_all_requests(self, reason: str) -> None:
         self._client_streams.fail_all(reason)
-        self.resource_controller.stop_loading(reason)
+        self.adapter_grammar_controller.stop_loading(reason)
 
     # -- shards
 
@@ -314,7 +315,7 @@ class Engine:
             return False
         self._shards.watch_responses()
         self.model_info, self._epoch = handshake.model_info, handshake.epoch
-        await self.resource_controller.loader.restore_after_handshake(handshake)
+        await self.adapter_grammar_controller.loader.restore_after_handshake(handshake)
         self.has_shards, self._waits_for_new_shards = True, False
         self.health.set_ready()
         return True
@@ -337,7 +338,7 @@ class Engine:
         if self.monitor.observer is not None:
             self.monitor.observer.record_shard_loss(failures, now())
         self._queued_events += failures
-        self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
+        self.adapter_grammar_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
         self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
@@ -353,7 +354,7 @@ class Engine:
             self._on_culprit_found(DEATHS_BEFORE_FAILURE)  # now that all of them have been counted
         # Directly: `_flush_events` has left no queued events, and without shards there are no answers.
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
-        self.resource_controller.wake_load_waiters()
+        self.adapter_grammar_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
 
     def _update_memory_pause(self) -> float:

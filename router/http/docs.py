@@ -25,7 +25,7 @@ from router.http.lorax.routes import (
     LoraxGenerateRequest,
     LoraxTokenizeRequest,
 )
-from router.http.ollama.models import REFUSED_ROUTES
+from router.http.ollama.model_routes import REFUSED_ROUTES
 from router.http.ollama.requests import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -45,7 +45,7 @@ from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
 from router.http.transport.body import BodyModel, LenientBodyModel, json_response
-from router.http.transport.errors import (
+from router.http.transport.error_responses import (
     AnthropicErrorReply,
     ErrorReply,
     OllamaErrorReply,

@@ -23,7 +23,7 @@ from router.http.anthropic.routes import AnthropicRoutes
 from router.http.docs import DocsRoutes
 from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
-from router.http.ollama.models import OllamaModelRoutes
+from router.http.ollama.model_routes import OllamaModelRoutes
 from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -39,14 +39,14 @@ from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import find_allowed_hosts
-from router.http.transport.connections import (
+from router.http.transport.connection_limits import (
     Connection,
     ConnectionDrain,
     ConnectionLimits,
     Connections,
     connection_middleware,
 )
-from router.http.transport.errors import (
+from router.http.transport.error_responses import (
     COMPATS_WITH_OWN_ERRORS,
     ErrorReply,
     OpenAIErrorReply,
@@ -54,7 +54,7 @@ from router.http.transport.errors import (
     find_error_reply_type,
     shorten_message,
 )
-from router.http.transport.request_context import (
+from router.http.transport.request_context_and_middleware import (
     add_request_id_header,
     create_request_middleware,
     create_tracing_middleware,
@@ -64,7 +64,7 @@ from router.http.transport.services import RequestGroupBudget, ServedModel, Serv
 from router.http.transport.sse import PumpFlusher
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
-from shard.telemetry.tracing import SpanSender
+from shard.telemetry.span_export_interface import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
 # Paths of OpenAI's clients whose base URL lacks /v1.

@@ -14,10 +14,10 @@ from typing import Any, TypedDict
 
 from router.errors import MonitorBusy
 from router.monitor.block_map import BlockMap
-from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepEncoder, round_seconds
+from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepJsonEncoder, round_seconds
 from router.monitor.rates import describe_rates_since_start
 from router.monitor.step_observer import StepObserver
-from router.monitor.viewer import SequenceRenderer, Viewer
+from router.monitor.viewer_rights import SequenceRedactor, Viewer
 from router.scheduler.cost_model import CostTerms
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
@@ -121,7 +121,7 @@ class EngineMonitor:
         self._list_plans_in_flight, self._get_text = list_plans_in_flight, get_text
         self._get_readiness = get_readiness
         self.clock_offset = time.time() - clock()
-        self._renderer, self._step_encoder = SequenceRenderer(self.clock_offset), StepEncoder(self.clock_offset)
+        self._renderer, self._step_encoder = SequenceRedactor(self.clock_offset), StepJsonEncoder(self.clock_offset)
         self._block_map = BlockMap(scheduler)
         self._feeds: set[ViewerFeed] = set()
         self._frame_task: asyncio.Task[None] | None = None

@@ -82,7 +82,7 @@ class ObservedStep:
             "waiting": self.num_waiting, "blocks_used": self.num_blocks_used}
 
 
-class StepEncoder:
+class StepJsonEncoder:
     """Encoder of steps as JSON text. Rows that are those of the step before, the same list, are encoded once."""
 
     def __init__(self, clock_offset: float) -> None:

@@ -186,7 +186,7 @@ class StateTableWriter:
         return [value if type(value) in ATOMS else encode(value) for value in values]
 
 
-class TableReader:
+class StateTableReader:
     """Reader of a table, which creates each object when it is first referred to."""
 
     def __init__(self, table: StateTable, hasher: BlockHasher) -> None:
@@ -261,7 +261,7 @@ def take_snapshot(scheduler: Scheduler) -> StateTable:
 def restore_scheduler(table: StateTable, hasher: BlockHasher = hash_blocks) -> Scheduler:
     """Return an independent scheduler, equal to the one in the table except for redacted requests and tokens. A table
     that does not fit this version raises KeyError, IndexError, TypeError, ValueError or AttributeError."""
-    scheduler = TableReader(table, hasher).get_object(0)
+    scheduler = StateTableReader(table, hasher).get_object(0)
     if not isinstance(scheduler, Scheduler):
         raise TypeError("the first object is no scheduler")
     return scheduler

@@ -61,7 +61,7 @@ class AdapterState:
 class LoadableResourceCache:
     """State of each resource on the shards, and the loads and unloads to be done.
 
-    It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
+    It only decides: the router's AdapterGrammarLoader sends them, and its AdapterGrammarController reports the results.
     """
 
     _settings: SchedulerSettings

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from shard.credentials import TLS_NAME, ShardTlsCredentials
+from shard.tls_credentials import TLS_NAME, ShardTlsCredentials
 
 FILE_SCHEME = "file:"
 CHECK_ADDRESS_SECONDS = 0.1  # between looks at the file of an address
@@ -38,7 +38,7 @@ async def wait_for_address(address: str) -> str:
     return found
 
 
-class RemoteChannel:
+class AuthenticatedChannel:
     """Channel with TLS, whose calls carry the secret. gRPC's own credentials of calls would do the same in further
     threads."""
 
@@ -59,7 +59,7 @@ class RemoteChannel:
         return partial(self._channel.stream_stream(method, **serializers), metadata=self._metadata)
 
 
-Channel: TypeAlias = grpc.aio.Channel | RemoteChannel
+Channel: TypeAlias = grpc.aio.Channel | AuthenticatedChannel
 
 
 def open_channel(address: str, target: str, options: Sequence[tuple[str, Any]],
@@ -70,4 +70,4 @@ def open_channel(address: str, target: str, options: Sequence[tuple[str, Any]],
         channel: Channel = grpc.aio.insecure_channel(target, options=options)
         return channel
     assert credentials is not None
-    return RemoteChannel(target, options, credentials)
+    return AuthenticatedChannel(target, options, credentials)

@@ -24,8 +24,8 @@ from router.shards.rank_address import (
     wait_for_address,
 )
 from router.shards.step_stream import TIMEOUT_STATUS, RpcFailure, RpcOutcome, StepStreamClient
-from shard.credentials import ShardTlsCredentials
 from shard.pb import shard_pb2 as pb
+from shard.tls_credentials import ShardTlsCredentials
 
 # The verbs of the shards: the name of each, and the type of its answer, by the type of its request.
 VERBS: dict[type, tuple[str, Any]] = {

@@ -51,7 +51,7 @@ class RunStats:
             **{name: sum(getattr(stats, name) for stats in parts) for name in COUNTS},
             latencies={kind: [value for stats in parts for value in stats.latencies[kind]] for kind in LATENCY_KINDS})
 
-    def add_unfinished(self, sequence_id: int) -> None:
+    def add_unfinished_at_start(self, sequence_id: int) -> None:
         """Add a sequence that was unfinished when the measurement began."""
         self._sequence_times[sequence_id] = SequenceTimes(0.0, is_arrival_known=False)
 

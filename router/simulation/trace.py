@@ -151,7 +151,7 @@ class TraceBuilder(Replay):
                 request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, resumed_tokens=(), timeout=None,
                 max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
             self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
-            self._stats.add_unfinished(sequence.id)
+            self._stats.add_unfinished_at_start(sequence.id)
 
     def observe_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
         for block_hash, next_hash in pairwise([parent_hash, *hashes]):

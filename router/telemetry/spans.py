@@ -11,7 +11,7 @@ from router.request import FinishReason, RequestKind
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.telemetry.server_metrics import RequestRecord
 from router.validation.validator import ValidatedRequest
-from shard.telemetry.tracing import SpanAttributes, SpanSender, TraceSpan
+from shard.telemetry.span_export_interface import SpanAttributes, SpanSender, TraceSpan
 
 # OpenTelemetry's names of operations
 TEXT_COMPLETION_OPERATION, CHAT_OPERATION, EMBEDDINGS_OPERATION = "text_completion", "chat", "embeddings"

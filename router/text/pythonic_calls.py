@@ -119,7 +119,7 @@ class ListEndFinder:
         return None
 
 
-class TokenReader:
+class PythonTokenReader:
     """Tokens of an expression, one after the other: strings, numbers, names and marks."""
 
     def __init__(self, text: str) -> None:
@@ -165,7 +165,7 @@ def iterate_tokens(text: str) -> Iterator[tuple[str, str]]:
 
 def parse_pythonic_calls(text: str) -> Iterator[ParsedToolCall]:
     """Yield the calls of a list. Raises ValueError if the text is no list of calls."""
-    tokens = TokenReader(text)
+    tokens = PythonTokenReader(text)
     tokens.take("mark", "[")
     for _ in tokens.iterate_items("]"):
         name = tokens.take("name")[1]
@@ -178,7 +178,7 @@ def parse_pythonic_calls(text: str) -> Iterator[ParsedToolCall]:
         yield ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-def parse_literal(tokens: TokenReader) -> Any:
+def parse_literal(tokens: PythonTokenReader) -> Any:
     """Return the value of a literal. Raises ValueError."""
     kind, text = tokens.take()
     if kind == "string":

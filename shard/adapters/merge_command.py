@@ -25,8 +25,8 @@ from torch import Generator, Tensor
 
 from shard.adapters.adapter_tensors import LORA_A_SUFFIXES, PEFT_PREFIX, AdapterTensors, ModuleTensorNames, open_adapter
 from shard.adapters.config import CONFIG_FILE, load_json_object
-from shard.adapters.export import write_adapter_config, write_adapter_tensors
 from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
+from shard.adapters.peft_export import write_adapter_config, write_adapter_tensors
 from shard.checkpoint.reader import COMPUTE_DTYPES
 from shard.checkpoint.safetensors_file import Shape, TensorEntry
 from shard.json_config import MAX_FLOAT, JsonConfig

@@ -36,8 +36,8 @@ def round_up_gather_length(num_positions: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindowGatherRange:
-    """Range of positions that is gathered for a span under a sliding window."""
+class GatherWindow:
+    """Sliding window of a layer, by which the range of positions is found that is gathered for a span."""
 
     window: int  # positions that a token attends to; 0: all
 
@@ -103,10 +103,10 @@ class CpuAttention:
         windows = self._options.sliding_windows or [0] * len(cache.keys)
         plans: dict[int, CpuAttentionPlan] = {}
         for window in sorted(set(windows)):
-            plans[window] = self._plan_for_window(SlidingWindowGatherRange(window), decodes, chunks, num_tokens, cache)
+            plans[window] = self._plan_for_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
         return list(map(plans.__getitem__, windows))
 
-    def _plan_for_window(self, gather_window: SlidingWindowGatherRange, decodes: list[TokenSpan],
+    def _plan_for_window(self, gather_window: GatherWindow, decodes: list[TokenSpan],
                          chunks: list[TokenSpan], num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
@@ -167,7 +167,7 @@ class CpuAttentionPlanner:
     """Builder of one step's plan for layers of one window size."""
 
     def __init__(self, head_shape: tuple[int, int, int], cache: KVCache, gather_buffer: Tensor,
-                 gather_window: SlidingWindowGatherRange, spans: list[TokenSpan], *, num_tokens: int) -> None:
+                 gather_window: GatherWindow, spans: list[TokenSpan], *, num_tokens: int) -> None:
         self._head_shape = head_shape
         self._cache = cache
         self._gather_buffer = gather_buffer
@@ -269,7 +269,7 @@ def count_tiles(num_rows: int) -> int:
     return -(-num_rows // TILE_ROWS)
 
 
-def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: SlidingWindowGatherRange,
+def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
                   max_positions: int) -> Iterator[list[TokenSpan]]:
     """Yield decodes that share a call: of one gathered length, and with at most `max_positions` positions together.
 
@@ -281,7 +281,7 @@ def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: SlidingWindowG
             yield spans[first:first + max_decodes]
 
 
-def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: SlidingWindowGatherRange) -> int:
+def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow) -> int:
     """Return how many positions are gathered for all pieces of a chunk together."""
     return (max(gather_window.first_position(piece) + gather_window.gather_length(piece) for piece in pieces)
             - gather_window.first_position(pieces[0]))

@@ -15,11 +15,11 @@ from shard.native.library import load_library
 from shard.ops.activated_linear import (
     GATED_ACTIVATIONS,
     GatedLinear,
-    GeluLinear,
+    LinearWithGelu,
+    LinearWithSeparateGelu,
     NativeGatedLinear,
     PackedGatedLinear,
-    PackedGeluLinear,
-    SeparateGeluLinear,
+    PackedLinearWithGelu,
     apply_and_round,
 )
 from shard.ops.int8_linear import Int8Linear
@@ -118,15 +118,15 @@ def load_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence
     return wrap_with_adapters(weights, linear_rows, load_linear(weights, linear_rows))
 
 
-def load_gelu_linear(
+def load_linear_with_gelu(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
-) -> GeluLinear | PackedGeluLinear | SeparateGeluLinear:
+) -> LinearWithGelu | PackedLinearWithGelu | LinearWithSeparateGelu:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
     if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
         linear = with_float32_output(load_linear(weights, [linear_rows]))
-        return SeparateGeluLinear(wrap_with_adapters(weights, [linear_rows], linear), approximate)
+        return LinearWithSeparateGelu(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
-    linear_class = PackedGeluLinear if packed else GeluLinear
+    linear_class = PackedLinearWithGelu if packed else LinearWithGelu
     return linear_class(weights.read_stacked_rows([linear_rows.weight_rows], scratch=packed),
                         read_bias(weights, [linear_rows]), approximate)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.layers.parallel_linear import LinearRows, load_gelu_linear, load_row_parallel_linear
+from shard.layers.parallel_linear import LinearRows, load_linear_with_gelu, load_row_parallel_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import LayerInputs, ModelLoader, SizedLinear
 from shard.models.llama import SelfAttention, compute_head_rows
@@ -38,9 +38,9 @@ class GeluMlp:
         """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
         wide, narrow, bias = source.config.intermediate_size, source.config.hidden_size, source.config.mlp_bias
         intermediate_range = source.intermediate_range
-        self._up_gelu = load_gelu_linear(source.weights,
-                                         LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
-                                         source.config.gelu_approximate)
+        self._up_gelu = load_linear_with_gelu(source.weights,
+                                              LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
+                                              source.config.gelu_approximate)
         self._down = load_row_parallel_linear(source.weights, source.group, down_name, (narrow, wide),
                                               intermediate_range, bias=bias, transposed=transposed)
         self.linears: list[SizedLinear] = [(self._up_gelu, narrow), (self._down, len(intermediate_range))]

@@ -29,7 +29,7 @@ from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import BaseLanguageModel, ModelLoader
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
-from shard.models.hf_fallback.probe import UnsupportedModel
+from shard.models.hf_fallback.attention_probe import UnsupportedModel
 from shard.parallel.group import RankGroup
 from shard.quantization.registry import parse_quantization_config
 

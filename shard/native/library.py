@@ -22,7 +22,7 @@ from shard.native.compiler import (
     has_kernels_for_machine,
     library_file_name,
 )
-from shard.native.recording import ACTIVE_RECORDING, Phase, PhaseArray
+from shard.native.kernel_recording import ACTIVE_RECORDING, KernelPhase, PhaseArray
 
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
@@ -123,7 +123,7 @@ class NativeLibrary:
     def _execute(self, prepare: Callable[..., int], arguments: ctypes.Structure, *options: int,
                  num_results: int = MIN_RESULTS_FOR_THREADS) -> None:
         """Run a kernel on torch's threads, or on this one alone if it has few results; or record it."""
-        phases = (Phase * MAX_PHASES)()
+        phases = (KernelPhase * MAX_PHASES)()
         count = prepare(ctypes.byref(arguments), *options, phases)
         recording = ACTIVE_RECORDING.get()
         if recording is None:

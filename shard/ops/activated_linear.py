@@ -120,7 +120,7 @@ class PackedGatedLinear:
         return result
 
 
-class GeluLinear:
+class LinearWithGelu:
     """Linear followed by torch's GELU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
@@ -133,7 +133,7 @@ class GeluLinear:
 
 
 @dataclass(eq=False, slots=True)
-class SeparateGeluLinear:
+class LinearWithSeparateGelu:
     """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
     linear: Linear
@@ -147,7 +147,7 @@ class SeparateGeluLinear:
         return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
 
 
-class PackedGeluLinear(PackedLinear):
+class PackedLinearWithGelu(PackedLinear):
     """Packed linear with fused GELU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:

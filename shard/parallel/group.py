@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import FileStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]  # not in its list
 
-from shard.credentials import ShardTlsCredentials
 from shard.errors import PeerLost
-from shard.parallel.host_store import HostStore
+from shard.parallel.rendezvous_client import RendezvousClient
 from shard.parallel.shared_memory import SharedMemoryAllGather
+from shard.tls_credentials import ShardTlsCredentials
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a last resort: detecting a rank that hangs is left to others
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
     """Place where ranks of a group meet: a file that no other group may have used or, on several hosts, a
-    `HostStore`."""
+    `RendezvousClient`."""
 
     meeting_point: str
     host_address: str = ""  # of this host, for the ranks of others; empty: all ranks are on this machine
@@ -43,7 +43,7 @@ class Rendezvous:
 
     def open_store(self, world_size: int) -> Store:
         if self.credentials is not None:
-            return HostStore(self.meeting_point, self.credentials, COLLECTIVE_TIMEOUT)
+            return RendezvousClient(self.meeting_point, self.credentials, COLLECTIVE_TIMEOUT)
         store = FileStore(self.meeting_point, world_size)
         store.set_timeout(COLLECTIVE_TIMEOUT)
         return store
@@ -88,12 +88,13 @@ class SharedMemoryGroup:
                                                     COLLECTIVE_TIMEOUT.total_seconds())
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
-        return concatenate_pieces([sum_in_rank_order(parts)
-                                   for parts in self._shared_memory.all_gather(x.cpu())]).view(x.shape).to(x.device)
+        sums = map(sum_in_rank_order, self._shared_memory.iter_gathered_pieces(x.cpu()))
+        return concatenate_pieces([*sums]).view(x.shape).to(x.device)
 
     def gather(self, x: Tensor) -> Tensor | None:
         num_parts = 0 if self.rank else self.size
-        pieces = [[part.clone() for part in parts[:num_parts]] for parts in self._shared_memory.all_gather(x.cpu())]
+        pieces = [[part.clone() for part in parts[:num_parts]]
+                  for parts in self._shared_memory.iter_gathered_pieces(x.cpu())]
         if self.rank:
             return None
         return torch.cat([concatenate_pieces(part).view(x.shape) for part in zip(*pieces, strict=True)],
@@ -101,11 +102,12 @@ class SharedMemoryGroup:
 
     def broadcast(self, x: Tensor) -> Tensor:
         num_parts = 1 if self.rank else 0
-        pieces = [part.clone() for parts in self._shared_memory.all_gather(x.cpu()) for part in parts[:num_parts]]
+        pieces = [part.clone() for parts in self._shared_memory.iter_gathered_pieces(x.cpu())
+                  for part in parts[:num_parts]]
         return x.copy_(concatenate_pieces(pieces).view(x.shape)) if self.rank else x
 
     def all_reduce_min(self, number: int) -> int:
-        [parts] = self._shared_memory.all_gather(torch.tensor([number]))
+        [parts] = self._shared_memory.iter_gathered_pieces(torch.tensor([number]))
         return min(int(part) for part in parts)
 
 

@@ -40,7 +40,7 @@ class SharedMemoryAllGather:
         finally:
             os.close(own_descriptor)
 
-    def all_gather(self, x: Tensor) -> Iterator[list[Tensor]]:
+    def iter_gathered_pieces(self, x: Tensor) -> Iterator[list[Tensor]]:
         """Yield the tensors of all ranks, by rank, flat and piece by piece. All have one shape. A piece is valid until
         the next but one is requested: no rank gets a piece before all have written theirs, so none is two pieces
         behind."""

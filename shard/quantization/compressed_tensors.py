@@ -19,7 +19,7 @@ from shard.quantization.fp8 import (
     read_float8_slice,
     read_scales,
 )
-from shard.quantization.gptq import parse_column_groups
+from shard.quantization.gptq_and_awq import parse_column_groups
 from shard.quantization.integer_unpacking import (
     SUPPORTED_BITS,
     find_word_range,

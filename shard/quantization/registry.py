@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from shard.json_config import JsonConfig
 from shard.quantization.compressed_tensors import parse_compressed_tensors_config
 from shard.quantization.fp8 import parse_fp8_config
-from shard.quantization.gptq import parse_awq_config, parse_gptq_config
+from shard.quantization.gptq_and_awq import parse_awq_config, parse_gptq_config
 from shard.quantization.quantization_format import QuantizationFormat
 
 CONFIG_PARSERS: dict[str, Callable[[JsonConfig], QuantizationFormat]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from shard.credentials import CREDENTIALS_FLAG, ShardTlsCredentials, is_local_address
+from shard.tls_credentials import CREDENTIALS_FLAG, ShardTlsCredentials, is_local_address
 
 BEARER_PREFIX = "Bearer "
 AUTHORIZATION_KEY = "authorization"

@@ -23,13 +23,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
-from shard.credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, load_credentials
 from shard.errors import PeerLost, StartupOutOfMemory
 from shard.pb import shard_pb2_grpc
 from shard.rpc.authentication import SecretInterceptor, check_address_is_protected, make_server_credentials
 from shard.rpc.service import ShardService, Worker
 from shard.simulator.worker import SimulatedWorker
 from shard.telemetry.logs import start_logging
+from shard.telemetry.span_export_interface import SpanSender, make_span_sender
 from shard.telemetry.startup_progress import (
     LOAD_PHASE,
     WARM_UP_PHASE,
@@ -39,7 +39,7 @@ from shard.telemetry.startup_progress import (
     open_progress_file,
 )
 from shard.telemetry.step_instrumentation import open_step_log, trace_steps
-from shard.telemetry.tracing import SpanSender, make_span_sender
+from shard.tls_credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, load_credentials
 
 MODEL_WORKER_FACTORY = "shard.workers.factory:make_worker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20

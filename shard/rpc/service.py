@@ -1,5 +1,5 @@
 """The gRPC service of a shard: the calls of the contract, and the status codes of errors. Messages with an order pass
-through `ordering.py`, whether they arrive as separate calls or on a `Steps` stream.
+through `message_ordering.py`, whether they arrive as separate calls or on a `Steps` stream.
 """
 # ruff: noqa: N802 - gRPC names a method as the contract does
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
 from shard.pending_result import PendingResult
-from shard.rpc.ordering import (
+from shard.rpc.message_ordering import (
     Answer,
     MessageSequencer,
     PendingCall,

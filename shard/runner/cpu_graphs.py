@@ -20,8 +20,8 @@ from shard.attention.model_inputs import ModelInputs
 from shard.attention.native import NativeAttention, NativeAttentionPlan
 from shard.lora.routing import AdapterRouting, RowSlots
 from shard.models.decoder import Decoder, RunnableModel
+from shard.native.kernel_recording import KernelRecording, PhaseArray, ResultMemory, UnrecordableOperation
 from shard.native.library import NativeLibrary
-from shard.native.recording import KernelRecording, PhaseArray, ResultMemory, UnrecordableOperation
 from shard.state.step import StepLayout
 
 MAX_RECORDED_ROWS = 32  # with more, what happens between kernels is a small part of a step

@@ -53,13 +53,13 @@ class InFlightReplay:
 
     def get_sampled_tokens(self) -> list[tuple[int, float]] | None:
         """Return every row's token and its logprob, or None if a row needs a decision of the host: then
-        `workers/overlap.py` runs the step again with `ModelRunner.run`."""
+        `workers/step_overlap.py` runs the step again with `ModelRunner.run`."""
         rows = self._host_copy.read_rows()
         return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
 
-class CapturedBatchSize(NamedTuple):
-    """Captured calls for one number of rows."""
+class CapturedDecodeStep(NamedTuple):
+    """A decode step that is captured for one number of rows: its calls."""
 
     forward: LaunchFunction
     sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `forward`
@@ -96,11 +96,11 @@ class CudaGraphRunner:
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
-        self._captured_steps: dict[int, CapturedBatchSize] = {}
+        self._captured_steps: dict[int, CapturedDecodeStep] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            self._captured_steps[rows] = CapturedBatchSize(
+            self._captured_steps[rows] = CapturedDecodeStep(
                 capture(partial(forward, None)),
                 capture(partial(self._sample_into_buffers, self._sampler.sample_greedy, rows)),
                 capture(partial(self._sample_into_buffers, self._sampler.sample_random, rows)),
@@ -137,7 +137,7 @@ class CudaGraphRunner:
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
     def _prepare_step(self, layout: StepLayout, cache: KVCache,
-                      previous_rows: dict[int, int]) -> CapturedBatchSize | None:
+                      previous_rows: dict[int, int]) -> CapturedDecodeStep | None:
         """Write the inputs of this step into the graph's buffers and return the captured calls for it; None if no
         capture fits. `previous_rows` has the rows of the tokens that the last step chose, by sequence; a sequence that
         ends in a placeholder was in that step."""

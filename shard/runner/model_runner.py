@@ -1,7 +1,7 @@
 """The model runner: from a step of the shard's state to the tokens of every sequence, or its failure. All ranks run the
 same steps; rank 0 alone samples, and broadcasts the tokens: docs/concepts/exactness.md, "Collectives of a step".
 
-Decodes whose tokens a CUDA graph can choose do not come here: `workers/overlap.py` begins them with
+Decodes whose tokens a CUDA graph can choose do not come here: `workers/step_overlap.py` begins them with
 `CudaGraphRunner.begin_step`, and runs them here again if a row needs a decision of the host.
 """
 

@@ -15,7 +15,7 @@ from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
 from shard.sampling.sampler import changes_logits, compute_logit_divisor
-from shard.sampling.selection import draw_uniforms, list_filter_columns, select_tokens
+from shard.sampling.token_selection import draw_uniforms, list_filter_columns, select_tokens
 from shard.state.sequence import Sequence
 
 # The parameters of the filters, uniforms, whether logprobs are raw, and divisors of logits; their values in rows beyond

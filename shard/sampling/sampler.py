@@ -2,7 +2,7 @@
 
 Rows are sampled by docs/concepts/exactness.md, "Each row is sampled by itself". The order is penalties and masks
 (`logits_processors.py`), grammars (`grammar.py`), temperature, the best candidates (`best_candidates.py`), filters
-(`filters.py`), draw and logprobs (`selection.py`). Temperature 0 takes the best candidate and ignores filters.
+(`filters.py`), draw and logprobs (`token_selection.py`). Temperature 0 takes the best candidate and ignores filters.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from shard.sampling.best_candidates import (
 )
 from shard.sampling.grammar import GrammarRegistry
 from shard.sampling.logits_processors import needs_processing, process_logits
-from shard.sampling.selection import SampledToken, draw_uniforms, sample_from_candidates
+from shard.sampling.token_selection import SampledToken, draw_uniforms, sample_from_candidates
 from shard.state.sequence import SamplingParams, Sequence
 
 MAX_ROWS_AT_ONCE = 32  # sampled at a time, which bounds the memory for copies of logits

@@ -2,7 +2,7 @@
 
 Each message is read, checked completely against the state, and only then applied: a rejected message changes nothing.
 Decisions follow from the message and from state that all ranks share, so ranks never disagree. `ShardState`
-determines what a step consists of and receives its results; `rpc/ordering.py` puts the messages in order.
+determines what a step consists of and receives its results; `rpc/message_ordering.py` puts the messages in order.
 """
 
 from collections.abc import Mapping

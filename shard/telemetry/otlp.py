@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shard.telemetry.tracing import OnSpansLost, SpanAttributes, TraceSettings
+from shard.telemetry.span_export_interface import OnSpansLost, SpanAttributes, TraceSettings
 
 W3C_PROPAGATOR = TraceContextTextMapPropagator()
 EXPORT_TIMEOUT_SECONDS = 5.0  # seconds for a batch, with all attempts
@@ -40,7 +40,7 @@ class ErrorCapture(logging.Handler):
         self.last_error = record.getMessage()
 
 
-class ReportingExporter(SpanExporter):
+class FailureReportingExporter(SpanExporter):
     """Exporter that reports when it begins to fail."""
 
     def __init__(self, exporter: SpanExporter, on_spans_lost: OnSpansLost) -> None:
@@ -63,7 +63,7 @@ class ReportingExporter(SpanExporter):
 
 
 class ActiveSpan:
-    """Implementation of `shard.telemetry.tracing.TraceSpan`."""
+    """Implementation of `shard.telemetry.span_export_interface.TraceSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span
@@ -88,7 +88,7 @@ class OtlpSpanSender:
     """Implementation of `tracing.SpanSender`. Its library also reads environment variables that begin with OTEL_."""
 
     def __init__(self, settings: TraceSettings, process_name: str, on_spans_lost: OnSpansLost) -> None:
-        self._exporter = ReportingExporter(
+        self._exporter = FailureReportingExporter(
             OTLPSpanExporter(settings.endpoint, insecure=not settings.endpoint.startswith("https:"),
                              timeout=EXPORT_TIMEOUT_SECONDS), on_spans_lost)
         resource_attributes = {"service.name": settings.service, "service.version": version("weft"),

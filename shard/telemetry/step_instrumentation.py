@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
-from shard.telemetry.tracing import SpanSender
+from shard.telemetry.span_export_interface import SpanSender
 
 Answer = TypeVar("Answer")
 VerbCaller = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request; `operator.call` does no more

@@ -34,7 +34,7 @@ from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base_worker import BaseWorker, exit_process
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
-from shard.workers.overlap import OverlapQueue
+from shard.workers.step_overlap import OverlapQueue
 from shard.workers.warmup import (
     SLOW_STEP_SECONDS,
     DecoderWarmupSteps,

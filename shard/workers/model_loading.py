@@ -25,7 +25,6 @@ from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.attention.native import can_use_native_attention
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
-from shard.credentials import load_credentials
 from shard.hardware.cache_budget import (
     AvailableMemory,
     CacheBudget,
@@ -73,6 +72,7 @@ from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
 from shard.state.block_reference_counts import MIN_BLOCK_SIZE
 from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress, ignore_progress
+from shard.tls_credentials import load_credentials
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_grammars_are_reloaded_when_shards_are_replaced(tmp_path: Path, faults: str, ranks: int) -> None:
     async def scenario(weft: Any) -> None:
-        grammars = [weft.engine.resource_controller.loader.get_or_register("grammar", source) for source in "ab"]
+        grammars = [weft.engine.adapter_grammar_controller.loader.get_or_register("grammar", source) for source in "ab"]
         await weft.check_streams(*(make_text_request(f"prompt {index}", 12, grammar=grammars[index % 2])
                                    for index in range(6)))
         assert [sorted(rank.worker.shard_state.loaded_ids[2]) for rank in weft.ranks] == [[1, 2]] * ranks
@@ -24,7 +24,7 @@ def test_grammars_are_reloaded_when_shards_are_replaced(tmp_path: Path, faults: 
 
 def test_grammar_unsupported_by_a_shard_fails_only_its_requests(tmp_path: Path) -> None:
     async def scenario(weft: Any) -> None:
-        grammar = weft.engine.resource_controller.loader.get_or_register("grammar", "a")
+        grammar = weft.engine.adapter_grammar_controller.loader.get_or_register("grammar", "a")
         [refused] = await weft.collect_streams(make_text_request("a loom", 5, grammar=grammar))
         assert "takes no KIND_GRAMMAR" in str(refused.error)
         await weft.check_streams(make_text_request("a loom", 5))

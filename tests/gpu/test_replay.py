@@ -14,7 +14,7 @@ from support.model_runs.replayable_model import ReplayableModel, capture_by_call
 from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
-from router.shards.resource_loader import LoadableResource
+from router.shards.adapter_grammar_loader import LoadableResource
 from shard.runner.cuda_graphs import make_capture_function
 from shard.state.sequence import SamplingParams as ShardSamplingParams
 from shard.state.step import Step, lay_out_step

@@ -15,7 +15,7 @@ from support.host_credentials import make_self_signed
 from launcher import cli
 from launcher.client.adapters import AdaptersCommand
 from launcher.client.chat_client import ChatSettings
-from launcher.command_line import subcommands
+from launcher.command_line import delegated_subcommands
 from launcher.ray_serve.options import RayOptions
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
 from router.model_info import ModelInfo
@@ -104,7 +104,7 @@ def test_batching_compat_mode_sets_nothing_without_effect(batching: str) -> None
 @pytest.mark.parametrize("command", ["bench", "study"])
 def test_bench_and_study_get_all_arguments(command: str, monkeypatch: Any) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr(subcommands.os, "execv", lambda _, words: called.append(words))
+    monkeypatch.setattr(delegated_subcommands.os, "execv", lambda _, words: called.append(words))
     cli.run_command_line([command, "batching", "--help", "--rate", "-1"])
     assert called[0][-5:] == [f"benchmarks.{command}", "batching", "--help", "--rate", "-1"]
 
@@ -206,7 +206,7 @@ def get_module_call(monkeypatch: pytest.MonkeyPatch,
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         calls: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(subcommands, "run_module_and_exit",
+        monkeypatch.setattr(delegated_subcommands, "run_module_and_exit",
                             lambda name, /, **module_arguments: calls.append((name, module_arguments)))
         assert run_weft(*arguments)[0] == 0
         return calls[0]
@@ -226,7 +226,7 @@ def test_subcommands_run_modules_of_router_and_benchmarks(get_module_call: Calla
 
 def test_chat_gets_its_settings_and_the_key(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("launcher.client.terminal.run_chat",
+    monkeypatch.setattr("launcher.client.terminal_chat.run_chat",
                         lambda settings, api_key: calls.append((settings, api_key)) or 3)
     assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 3
     assert calls == [(ChatSettings("http://loom", max_tokens=5), "sk-loom")]
@@ -270,7 +270,7 @@ def test_settings_of_replicas_need_replicas(run_weft: Callable[..., Any], flags:
 
 
 def test_routing_policies_of_the_command_line_are_those_of_the_simulation() -> None:
-    assert get_args(subcommands.RoutingPolicyName) == tuple(ROUTING_POLICIES)
+    assert get_args(delegated_subcommands.RoutingPolicyName) == tuple(ROUTING_POLICIES)
 
 
 def test_server_variables_do_not_apply_to_simulations(

@@ -15,7 +15,7 @@ from launcher.settings import (
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 
 def test_every_setting_is_in_one_group() -> None:

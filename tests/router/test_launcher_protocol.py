@@ -18,7 +18,7 @@ from router.launcher_protocol import (
     send_to_parent,
 )
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 
 def test_arguments_need_no_descriptors() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.checkpoints.small_tokenizers import TOKENIZER_CASES
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, TokenEvent
+from router.engine.output_stream import FinishedEvent, OutputBuilder, RequestStream, TokenEvent
 from router.request import FinishReason, Request
 from router.scheduler.shard_messages import StepResultRow
 from router.telemetry.server_metrics import RequestRecord

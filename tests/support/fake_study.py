@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import ServerProcesses
 from benchmarks.study.compared_policies import NUM_HANDLERS
-from benchmarks.study.models import make_simulated_model
+from benchmarks.study.model_settings import make_simulated_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
-from benchmarks.study.records import RunRecords, RunRecordStore
+from benchmarks.study.run_record_store import RunRecords, RunRecordStore
 from benchmarks.study.runner import StudyRunner
 
 RUN_METADATA = {"date": "2025-01-31", "hardware": "a machine", "command": "weft study batching",

@@ -82,7 +82,7 @@ class HubSource:
         self._settings, self._pauses = settings, pauses
         self._stop_event = threading.Event()  # never set: downloads end with the process
 
-    def locate(self, name: str) -> str:
+    def make_uri(self, name: str) -> str:
         return f"hub://{parse_hub_adapter_name(name).name}"
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class AdapterSource(Protocol):
 
     is_remote: bool  # whether asking the source is slow, so that its last answer may be reused
 
-    def locate(self, name: str) -> str:
+    def make_uri(self, name: str) -> str:
         """Return the location of the adapter as the allow-list knows it. Raises AdapterError for an invalid name."""
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:

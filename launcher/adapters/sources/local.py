@@ -58,7 +58,7 @@ class LocalSource:
     def __init__(self, root: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._root, self._clock_ns = root, clock_ns
 
-    def locate(self, name: str) -> str:
+    def make_uri(self, name: str) -> str:
         return f"local://{name}"
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:  # noqa: ARG002 - files need no token

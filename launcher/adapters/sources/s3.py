@@ -74,7 +74,7 @@ class S3Source:
         self._storage: ObjectStorageClient | None = None
         self._stop_event = Event()  # never set: downloads end with the process
 
-    def locate(self, name: str) -> str:
+    def make_uri(self, name: str) -> str:
         return str(parse_s3_adapter_name(name, self._environment))
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not use tokens

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from launcher.demo.training.chat_markup import END_OF_TEXT, TURN_END, split_into_pieces
 from launcher.demo.training.corpus.mixture import DocumentShares, generate_documents, make_base_shares
-from launcher.demo.training.rows import TokenRows, pack_rows
+from launcher.demo.training.sequence_packing import PackedRows, pack_rows
 from launcher.demo.training.tokenizer import (
     CONTEXT_LENGTH,
     VOCABULARY_SIZE,
@@ -46,7 +46,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 
 def generate_batches(tokenizer: Tokenizer, shares: DocumentShares, seed: int, num_rows: int,
-                     row_length: int) -> Iterator[TokenRows]:
+                     row_length: int) -> Iterator[PackedRows]:
     """Yield random batches without end."""
     encoded = (encode_document(tokenizer, split_into_pieces(document)) for document in generate_documents(shares, seed))
     while True:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from launcher.demo.training.muon import Muon
-from launcher.demo.training.rows import TokenRows
+from launcher.demo.training.sequence_packing import PackedRows
 
 WARMUP_SHARE = 0.02  # share of all steps with a rising rate, before it falls to FINAL_RATE_SHARE
 FINAL_RATE_SHARE = 0.05
@@ -21,7 +21,7 @@ LOG_INTERVAL_STEPS = 50  # steps
 LogFunction = Callable[[str], None]
 
 
-def compute_loss(model: LlamaForCausalLM, rows: TokenRows, num_learnt_tokens: Tensor | None = None) -> Tensor:
+def compute_loss(model: LlamaForCausalLM, rows: PackedRows, num_learnt_tokens: Tensor | None = None) -> Tensor:
     """Return the loss in nats per learnt token. `num_learnt_tokens` is their count in the batch if the rows are a part
     of it."""
     hidden = model.model(input_ids=rows.token_ids[:, :-1]).last_hidden_state
@@ -32,7 +32,7 @@ def compute_loss(model: LlamaForCausalLM, rows: TokenRows, num_learnt_tokens: Te
 
 
 @torch.inference_mode()
-def compute_mean_loss(model: LlamaForCausalLM, batches: Iterable[TokenRows]) -> float:
+def compute_mean_loss(model: LlamaForCausalLM, batches: Iterable[PackedRows]) -> float:
     losses = [float(compute_loss(model, rows)) for rows in batches]
     return sum(losses) / len(losses)
 
@@ -54,7 +54,7 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
     return FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * decay_progress))
 
 
-def train_model(model: LlamaForCausalLM, batches: Iterator[TokenRows], num_steps: int,
+def train_model(model: LlamaForCausalLM, batches: Iterator[PackedRows], num_steps: int,
                 all_optimizers: list[torch.optim.Optimizer], log: LogFunction) -> None:
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_factor(step, num_steps))
                  for one in all_optimizers]
@@ -73,7 +73,7 @@ def train_model(model: LlamaForCausalLM, batches: Iterator[TokenRows], num_steps
             recent_loss = 0.0
 
 
-def train_on_batch(model: LlamaForCausalLM, rows: TokenRows, all_optimizers: list[torch.optim.Optimizer]) -> float:
+def train_on_batch(model: LlamaForCausalLM, rows: PackedRows, all_optimizers: list[torch.optim.Optimizer]) -> float:
     """Train on one batch and return its loss. Gradients are accumulated over parts that fit into the CPU's caches."""
     num_learnt_tokens, batch_loss = rows.loss_mask[:, 1:].sum(), 0.0
     for part in rows.split_by_tokens(MAX_TOKENS_PER_FORWARD):

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from router.engine.stream import FinishedEvent
-from router.http.openai.answers import COMPLETED_FINISH_REASONS, Answer, AnswerStreamRenderer
+from router.engine.output_stream import FinishedEvent
+from router.http.openai.answer_parts import COMPLETED_FINISH_REASONS, Answer, AnswerStreamRenderer
 from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason
-from router.http.transport.errors import AnthropicErrorReply
+from router.http.transport.error_responses import AnthropicErrorReply
 from router.request import FinishReason
 from router.text.response_parser import ContentPiece, ReasoningPiece, ResponseParserProtocol, WholePart
 

@@ -10,12 +10,17 @@ from router.http.anthropic.requests import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from router.http.openai.answers import parse_answer, run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import parse_answer, run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.requests import get_echoed_model
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import add_ignored_fields, json_response, json_text_response, read_body
-from router.http.transport.request_context import ANSWER_ID, RequestContext, ignored_fields_headers, response_headers
+from router.http.transport.request_context_and_middleware import (
+    ANSWER_ID,
+    RequestContext,
+    ignored_fields_headers,
+    response_headers,
+)
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 

@@ -11,7 +11,7 @@ from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.tgi.routes import BaseGenerateParameters
 from router.http.transport.body import Int32, LenientBodyModel, MergedAdapters
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
 from router.validation import bounds

@@ -5,12 +5,12 @@ told apart from other tokens."""
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FinishedEvent, TokenEvent
+from router.engine.output_stream import FinishedEvent, TokenEvent
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.completion_rendering import completion_choice_json
 from router.http.openai.rendering import ChunkStreamRenderer, format_usage, usage_json
 from router.http.tgi.rendering import TGI_DIALECT
-from router.http.transport.errors import TgiErrorReply, shorten_message
+from router.http.transport.error_responses import TgiErrorReply, shorten_message
 from router.http.transport.services import GenerationOutput, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase

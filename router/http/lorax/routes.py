@@ -28,7 +28,7 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answers import raw_token_texts, run_in_thread_if_long
+from router.http.openai.answer_parts import raw_token_texts, run_in_thread_if_long
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.request_tools import required_call_grammar
@@ -46,7 +46,7 @@ from router.http.transport.body import (
     read_body,
     report_ignored_fields,
 )
-from router.http.transport.request_context import RequestContext, adapter_headers, ignored_fields_headers
+from router.http.transport.request_context_and_middleware import RequestContext, adapter_headers, ignored_fields_headers
 from router.http.transport.services import (
     COMPUTE_TYPE,
     GenerationOutput,

@@ -1,5 +1,5 @@
 """Answers in Ollama's format: one object for a whole response, one line per part for a stream. Both have the parts of
-`http/openai/answers.py`. Text is escaped to ASCII."""
+`http/openai/answer_parts.py`. Text is escaped to ASCII."""
 
 import json
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from math import fsum
 from time import monotonic as clock
 from time import time_ns
 
-from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import AnswerStreamRenderer, parse_answer
+from router.engine.output_stream import FinishedEvent, TokenEvent
+from router.http.openai.answer_parts import AnswerStreamRenderer, parse_answer
 from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason, token_logprobs_json
-from router.http.transport.errors import OllamaErrorReply
+from router.http.transport.error_responses import OllamaErrorReply
 from router.http.transport.services import GenerationOutput
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.text.response_parser import (
@@ -54,7 +54,7 @@ def ollama_call_json(index: int, call: ParsedToolCall) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaResponse:
+class OllamaResponseRenderer:
     """Renderer of the objects of one response, to a chat or to a generation."""
 
     model: str
@@ -86,8 +86,8 @@ class OllamaResponse:
                 f'"eval_duration":{to_nanoseconds(decode)}')
 
 
-def ollama_answer_json(response: OllamaResponse, output: GenerationOutput, parser: ResponseParserProtocol | None,
-                       trimmed_stop_strings: Sequence[str]) -> str:
+def ollama_answer_json(response: OllamaResponseRenderer, output: GenerationOutput,
+                       parser: ResponseParserProtocol | None, trimmed_stop_strings: Sequence[str]) -> str:
     """Render a whole response."""
     text = thinking = ""
     calls: list[str] = []
@@ -115,7 +115,7 @@ class OllamaStreamRenderer(AnswerStreamRenderer):
     keepalive_seconds = None  # its clients read a comment as JSON
     __slots__ = ("_arguments", "_call_name", "_response", "_unsent_tokens")
 
-    def __init__(self, response: OllamaResponse, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
+    def __init__(self, response: OllamaResponseRenderer, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
                  parser: ResponseParserProtocol | None) -> None:
         super().__init__(render_error_line, num_prompt_tokens, trimmed_stop_strings, parser)
         self._response = response

@@ -10,7 +10,7 @@ from aiohttp import web
 from router.errors import InvalidRequest
 from router.http.ollama.rendering import (
     LOADED,
-    OllamaResponse,
+    OllamaResponseRenderer,
     OllamaStreamRenderer,
     ollama_answer_json,
     to_nanoseconds,
@@ -24,7 +24,7 @@ from router.http.ollama.requests import (
     OllamaGenerationRequest,
     OllamaModelRequest,
 )
-from router.http.openai.answers import run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import ValidatedChat, validate_chat
 from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.routes.pooling import (
@@ -36,7 +36,11 @@ from router.http.routes.pooling import (
     vector_json,
 )
 from router.http.transport.body import json_text_response, read_body
-from router.http.transport.request_context import RequestContext, ignored_fields_headers, response_headers
+from router.http.transport.request_context_and_middleware import (
+    RequestContext,
+    ignored_fields_headers,
+    response_headers,
+)
 from router.http.transport.services import (
     PoolingRequestOutput,
     ServiceRoutes,
@@ -103,7 +107,7 @@ class OllamaRoutes(ServiceRoutes):
                        body: OllamaGenerationRequest) -> web.StreamResponse:
         """Generate an answer, whole or as a stream; nothing but the end for an empty prompt."""
         services = self._services
-        response = OllamaResponse(
+        response = OllamaResponseRenderer(
             body.get_echoed_name(services), context.arrived_at, is_chat=isinstance(body, OllamaChatRequest),
             logprob_tokenizer=services.validator.tokenizer if body.logprobs or body.top_logprobs else None)
         if body.is_empty:

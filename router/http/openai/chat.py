@@ -11,9 +11,8 @@ from time import monotonic as clock
 from aiohttp import web
 
 from router.config import RouterConfig
-from router.engine.stream import RequestStream
-from router.http.openai.answers import run_in_thread_if_long
-from router.http.openai.chat_grammar import constrain_answer
+from router.engine.output_stream import RequestStream
+from router.http.openai.answer_parts import run_in_thread_if_long
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -35,10 +34,11 @@ from router.http.openai.requests import (
     validate_with_model_adapter,
 )
 from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
+from router.http.openai.whole_answer_grammar import constrain_answer
 from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
-from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import (
-    RequestGroupRunner,
+    RequestGroupThrottle,
     ServiceRoutes,
     Services,
     gather_or_cancel,
@@ -164,8 +164,8 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
     metadata, renderers, num_per_prompt = choices.metadata, choices.renderers, choices.num_per_prompt
     groups = [choices.validated_requests[start:start + num_per_prompt]
               for start in range(0, len(renderers), num_per_prompt)]
-    with closing(RequestGroupRunner(services, context, groups,
-                                    compute_max_concurrent_prompts(services.config, num_per_prompt))) as runner:
+    with closing(RequestGroupThrottle(services, context, groups,
+                                      compute_max_concurrent_prompts(services.config, num_per_prompt))) as runner:
         runner.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FinishedEvent, PromptLogprobsEvent, RequestStream, StreamEvent, TokenEvent
+from router.engine.output_stream import FinishedEvent, PromptLogprobsEvent, RequestStream, StreamEvent, TokenEvent
 from router.http.openai.rendering import (
     ChoiceStreamRenderer,
     ResponseMetadata,
@@ -160,7 +160,7 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
         return "null"
 
 
-class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
+class LogprobsAndEchoStreamRenderer(OpenAICompletionStreamRenderer):
     """Renderer of a completion with logprobs or with its prompt, which is part of the first chunk."""
 
     __slots__ = ("_has_prompt_logprobs", "_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
@@ -218,7 +218,7 @@ class DetailedCompletionStreamRenderer(OpenAICompletionStreamRenderer):
         return self._logprobs.take_json()
 
 
-class EchoOnlyStreamRenderer(DetailedCompletionStreamRenderer):
+class EchoOnlyStreamRenderer(LogprobsAndEchoStreamRenderer):
     """Renderer of a completion that has nothing but its prompt: of the token that is generated nothing is sent."""
 
     has_output = False

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 from aiohttp import web
 
-from router.engine.stream import RequestStream
+from router.engine.output_stream import RequestStream
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.chat import StreamedChoices, compute_max_concurrent_prompts, stream_choices
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
     CompletionOutputOptions,
-    DetailedCompletionStreamRenderer,
     EchoedPrompt,
     EchoOnlyStreamRenderer,
+    LogprobsAndEchoStreamRenderer,
     OpenAICompletionStreamRenderer,
     completion_json,
     drop_generated_output,
@@ -34,10 +34,10 @@ from router.http.openai.requests import (
     validate_with_model_adapter,
 )
 from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
-from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import (
     GenerationOutput,
-    RequestGroupRunner,
+    RequestGroupThrottle,
     ServiceRoutes,
     Services,
     collect_output,
@@ -185,7 +185,7 @@ class CompletionRoutes(ServiceRoutes):
             return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
 
         detailed_renderer = (EchoOnlyStreamRenderer if completion_request.has_prompt_only
-                             else DetailedCompletionStreamRenderer)
+                             else LogprobsAndEchoStreamRenderer)
         renderers = [
             OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
             if details is None else detailed_renderer(
@@ -249,8 +249,8 @@ async def generate_prompts_in_groups(
             rendered[index] = await render(index, output)
             outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())
 
-    with closing(RequestGroupRunner(services, context, groups,
-                                    compute_max_concurrent_prompts(services.config, num_choices))) as runner:
+    with closing(RequestGroupThrottle(services, context, groups,
+                                      compute_max_concurrent_prompts(services.config, num_choices))) as runner:
         runner.submit()
         await runner.run(generate_prompt)
     return [outputs[index] for index in range(len(choices))], [rendered[index] for index in range(len(choices))]

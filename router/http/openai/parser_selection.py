@@ -49,7 +49,7 @@ async def create_response_parser(services: Services, chat_request: ChatRequest, 
 
 async def create_constrained_parser(validator: RequestValidator, chat_request: ChatRequest,
                                     beginning: AnswerBeginning) -> ResponseParserProtocol:
-    """Return the parser of an answer that a grammar constrains (chat_grammar.py)."""
+    """Return the parser of an answer that a grammar constrains (whole_answer_grammar.py)."""
     output_format = validator.output_format or BARE_JSON_FORMAT
     syntax, state = get_output_syntax(output_format), beginning.reasoning_state
     if chat_request.needs_tool_call:

@@ -13,12 +13,12 @@ from typing import ClassVar, Self
 
 from aiohttp import web
 
-from router.engine.stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
-from router.http.openai.stop_strings import StopStringTrimmer, trim_stop_string
+from router.http.openai.stop_strings import StopStringHoldback, trim_stop_string
 from router.http.tgi.rendering import float32_json
-from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
-from router.http.transport.request_context import ANSWER_ID
+from router.http.transport.error_responses import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
+from router.http.transport.request_context_and_middleware import ANSWER_ID
 from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def get_finish_reason(event: FinishedEvent, dialect: OpenAIResponseDialect) -> F
     return FinishReason.STOP_STRING if event.is_stopped and dialect.stop_precedes_length else event.finish_reason
 
 
-def tgi_error_chunk(error: Exception) -> str:
+def final_error_events(error: Exception) -> str:
     """Return an error and the end of a stream, in one format for all clients: TGI has `message` and
     `http_status_code`, OpenAI's clients read `type`, those of the Hub `error_type`."""
     reply = TgiErrorReply.from_exception(error)
@@ -79,7 +79,7 @@ def tgi_error_chunk(error: Exception) -> str:
 def render_error_chunk(error: Exception, *, path: str, compat: str) -> str:
     """Return an error and the end of a stream in the format of the route at `path`."""
     if not has_openai_error_format(path, compat):
-        return tgi_error_chunk(error)
+        return final_error_events(error)
     return f"data: {OpenAIErrorReply.from_exception(error).to_json()}\n\n{DONE_EVENT}"
 
 
@@ -92,7 +92,7 @@ class ResponseMetadata:
     model: str
     system_fingerprint: str
     dialect: OpenAIResponseDialect = OPENAI_DIALECT
-    render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
+    render_error_chunk: Callable[[Exception], str] = final_error_events
 
     @classmethod
     def create(cls, services: Services, request: web.Request, id_prefix: str, model: str) -> Self:
@@ -229,7 +229,7 @@ class ChunkStreamRenderer:
     The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
     """
 
-    __slots__ = ("_num_sent_characters", "_stop_strings", "_trimmer", "is_finished", "render_error")
+    __slots__ = ("_holdback", "_num_sent_characters", "_stop_strings", "is_finished", "render_error")
 
     def __init__(self, render_error: Callable[[Exception], str], trimmed_stop_strings: Sequence[str] = ()) -> None:
         """`trimmed_stop_strings`: stop strings of the request, unless they are kept in the text."""
@@ -237,7 +237,7 @@ class ChunkStreamRenderer:
         self.render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
         self._stop_strings = trimmed_stop_strings
-        self._trimmer = StopStringTrimmer(trimmed_stop_strings) if trimmed_stop_strings else None
+        self._holdback = StopStringHoldback(trimmed_stop_strings) if trimmed_stop_strings else None
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
@@ -248,8 +248,8 @@ class ChunkStreamRenderer:
         for event in events:
             if type(event) is TokenEvent:
                 text = "" if event.special else event.text
-                if self._trimmer is not None:
-                    text = self._trim(self._trimmer, text, event)
+                if self._holdback is not None:
+                    text = self._hold_back(self._holdback, text, event)
                 self._num_sent_characters += len(text)
                 parts.append(self._render_chunk(text, event))
         if type(end) is FinishedEvent:
@@ -261,8 +261,8 @@ class ChunkStreamRenderer:
             parts.append(self._handle_failure(end))
         return "".join(parts).encode("ascii")
 
-    def _trim(self, trimmer: StopStringTrimmer, text: str, token: TokenEvent) -> str:  # noqa: ARG002 - for subclasses
-        return trimmer.feed(text)
+    def _hold_back(self, holdback: StopStringHoldback, text: str, token: TokenEvent) -> str:  # noqa: ARG002 - for subclasses
+        return holdback.feed(text)
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         raise NotImplementedError
@@ -303,7 +303,7 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
     def _handle_failure(self, event: FailedEvent) -> str:
         """Keep the error, with which the handler ends all choices of the stream; render only what was held back."""
         self.error = event.error
-        held_back = "" if self._trimmer is None else self._trimmer.flush()
+        held_back = "" if self._holdback is None else self._holdback.flush()
         return self._render_chunk(held_back, None) if held_back else ""
 
 

@@ -33,7 +33,7 @@ from router.http.transport.body import (
     UInt64,
     is_base_model,
 )
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.services import Services, reject_resume_token_ids
 from router.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answers import run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS
 from router.http.openai.requests import (
@@ -35,7 +35,7 @@ from router.http.transport.body import (
     json_text_response,
     read_body,
 )
-from router.http.transport.request_context import ANSWER_ID, RequestContext, response_headers
+from router.http.transport.request_context_and_middleware import ANSWER_ID, RequestContext, response_headers
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames

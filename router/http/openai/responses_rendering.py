@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer
+from router.engine.output_stream import FinishedEvent, TokenEvent
+from router.http.openai.answer_parts import COMPLETED_FINISH_REASONS, AnswerStreamRenderer
 from router.http.openai.rendering import OPENAI_DIALECT, get_finish_reason, token_logprobs_json
-from router.http.transport.errors import OpenAIErrorReply
+from router.http.transport.error_responses import OpenAIErrorReply
 from router.http.transport.services import GenerationOutput
 from router.text.response_parser import ResponseParserProtocol, ResponsePart
 from router.text.tokenizer import Tokenizer

@@ -4,11 +4,11 @@ other dialects keep it there."""
 from collections.abc import Iterable
 from functools import lru_cache
 
-from router.engine.stream import FinishedEvent
+from router.engine.output_stream import FinishedEvent
 from router.request import FinishReason
 
 
-class StopStringTrimmer:
+class StopStringHoldback:
     """Holds back the end of a streamed text as long as it may turn out to be the beginning of a stop string."""
 
     __slots__ = ("_held_back", "_matchers")

@@ -5,8 +5,8 @@ import secrets
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.answers import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, parse_answer
+from router.engine.output_stream import FinishedEvent, TokenEvent
+from router.http.openai.answer_parts import COMPLETED_FINISH_REASONS, AnswerStreamRenderer, parse_answer
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIResponseDialect,

@@ -116,7 +116,7 @@ class AdapterRoutes(ServiceRoutes):
             raise web.HTTPConflict(text=f"the adapter {reference.name} was loaded at start and stays as it is")
         previous_entry = registry.get_entries().get(reference)
         try:
-            await registry.fetch_latest(requested, engine.resource_controller.load)
+            await registry.fetch_latest(requested, engine.adapter_grammar_controller.load)
         except AdapterLoadFailed as error:
             raise web.HTTPFailedDependency(text=str(error)) from None
         finally:
@@ -172,10 +172,11 @@ class AdapterRoutes(ServiceRoutes):
         if entry.version.folder not in {other.version.folder for other in self._registry.get_entries().values()}:
             resource = self._registry.get_resource_in_use(entry.version)
             if resource is not None:
-                self._services.engine.resource_controller.request_resource_unload(resource)
+                self._services.engine.adapter_grammar_controller.request_resource_unload(resource)
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
-        adapter_states, aliases = self._services.engine.resource_controller.adapter_states, self._registry.aliases
+        adapter_states = self._services.engine.adapter_grammar_controller.adapter_states
+        aliases = self._registry.aliases
         for reference, entry in entries:
             version = entry.version
             resource = self._registry.get_resource_in_use(version)
@@ -193,7 +194,7 @@ class AdapterRoutes(ServiceRoutes):
                 "bytes_on_shard": version.max_shard_bytes,
                 "last_used": int(time.time() - (time.monotonic() - entry.last_used_at)),
                 "requests": adapter_state.num_users,
-                "loads": self._services.engine.resource_controller.loader.num_loads(version.folder),
+                "loads": self._services.engine.adapter_grammar_controller.loader.num_loads(version.folder),
                 "private": version.is_private,
                 "stays": self._registry.is_pinned(reference),
             }

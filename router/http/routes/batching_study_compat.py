@@ -15,7 +15,7 @@ from aiohttp import web
 
 from router.errors import InvalidRequest
 from router.http.transport.body import LenientBodyModel, json_response, read_body
-from router.http.transport.request_context import RequestContext, ignored_fields_headers
+from router.http.transport.request_context_and_middleware import RequestContext, ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
-from router.engine.stream import FinishedEvent
+from router.engine.output_stream import FinishedEvent
 from router.errors import InvalidRequest
 from router.http.openai.chat import make_chat_input
 from router.http.openai.requests import ChatRequest, validate_with_model_adapter
@@ -21,7 +21,7 @@ from router.http.transport.body import (
     read_body,
     report_ignored_fields,
 )
-from router.http.transport.request_context import RequestContext, ignored_fields_headers
+from router.http.transport.request_context_and_middleware import RequestContext, ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 

@@ -18,9 +18,9 @@ from router.errors import InvalidRequest, MonitorBusy
 from router.http.routes.status import PHASE_DESCRIPTIONS, VERSION
 from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import LenientBodyModel, json_response, json_text_response, read_body
-from router.http.transport.errors import find_error_reply_type
-from router.http.transport.query import parse_query_parameters, parse_whole_number
-from router.http.transport.request_context import ignored_fields_headers
+from router.http.transport.error_responses import find_error_reply_type
+from router.http.transport.query_parameters import parse_query_parameters, parse_whole_number
+from router.http.transport.request_context_and_middleware import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.http.transport.sse import open_response_stream
 from router.monitor.batching_simulation import (
@@ -36,7 +36,7 @@ from router.monitor.batching_simulation import (
 from router.monitor.chrome_trace import iterate_chrome_trace
 from router.monitor.monitor import BufferedStepRange, render_event
 from router.monitor.observed_steps import round_seconds
-from router.monitor.viewer import Viewer
+from router.monitor.viewer_rights import Viewer
 from router.scheduler.sequence import RequestPhase
 from router.simulation.trace import RequestArrival, parse_plain_arrival
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, PoolingEvent, RequestStream
+from router.engine.output_stream import FailedEvent, PoolingEvent, RequestStream
 from router.errors import InvalidRequest
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
@@ -34,11 +34,11 @@ from router.http.transport.body import (
     json_text_response,
     read_body,
 )
-from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import (
     COMPUTE_TYPE,
     PoolingRequestOutput,
-    RequestGroupRunner,
+    RequestGroupThrottle,
     ServiceRoutes,
     Services,
     timing_headers,
@@ -86,8 +86,8 @@ async def run_pooling_requests(
         results[index] = build_result(index, PoolingRequestOutput(validated_requests[index], event))
         outputs.append(PoolingRequestOutput(validated_requests[index], replace(event, output=[])))
 
-    with closing(RequestGroupRunner(services, context, [[choice] for choice in validated_requests],
-                                    compute_max_concurrent_texts(services.config))) as runner:
+    with closing(RequestGroupThrottle(services, context, [[choice] for choice in validated_requests],
+                                      compute_max_concurrent_texts(services.config))) as runner:
         runner.submit()
         await runner.run(build_result_of_text)
     total_seconds = clock() - context.arrived_at

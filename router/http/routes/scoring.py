@@ -34,7 +34,7 @@ from router.http.transport.body import (
     read_body,
     wrap_single_text,
 )
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.services import PoolingRequestOutput, ServiceRoutes
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompt_encoder import DialectParameterNames

@@ -19,8 +19,8 @@ from router.errors import AdapterNotFound
 from router.http.anthropic.rendering import model_json
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
-from router.http.transport.errors import TgiErrorReply
-from router.http.transport.query import (
+from router.http.transport.error_responses import TgiErrorReply
+from router.http.transport.query_parameters import (
     ParameterParser,
     make_choice_parser,
     make_number_parser,
@@ -28,7 +28,7 @@ from router.http.transport.query import (
     parse_text,
     parse_whole_number,
 )
-from router.http.transport.request_context import extract_request_id
+from router.http.transport.request_context_and_middleware import extract_request_id
 from router.http.transport.services import ServiceRoutes
 from router.request import FinishReason
 from router.scheduler.sequence import RequestPhase
@@ -190,7 +190,7 @@ class InfoRoutes(ServiceRoutes):
             raise web.HTTPNotFound(
                 text="there is no request of this id, neither unfinished nor among the last "
                      f"{MAX_FINISHED_RECORDS} that ended; an answer has its id in the header x-request-id")
-        others = self._services.engine.copy_other_request_records(record)
+        others = self._services.engine.copy_request_records_except(record)
         record = replace(record, timeline=record.timeline.copy())
         # In a thread, since long timelines of many requests take a good part of a second.
         return json_response(await asyncio.to_thread(explain_request, record, others, clock()))

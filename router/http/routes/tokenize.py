@@ -15,7 +15,7 @@ from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
 from router.http.transport.body import BodyModel, LenientBodyModel, UInt32, json_response, read_body
-from router.http.transport.request_context import ignored_fields_headers
+from router.http.transport.request_context_and_middleware import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenizedText

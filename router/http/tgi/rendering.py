@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled
-from router.http.transport.errors import TgiErrorReply
+from router.http.transport.error_responses import TgiErrorReply
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
 from router.text.tokenizer import Tokenizer

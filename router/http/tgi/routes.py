@@ -22,7 +22,7 @@ from router.http.transport.body import (
     json_text_response,
     read_body,
 )
-from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import ServiceRoutes, generate_best_first, reject_resume_token_ids, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation

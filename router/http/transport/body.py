@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
-from router.http.transport.connections import find_connection
+from router.http.transport.connection_limits import find_connection
 from router.pydantic_errors import describe_first_error
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.engine.engine import Engine
-from router.engine.stream import (
+from router.engine.output_stream import (
     FailedEvent,
     FinishedEvent,
     PoolingEvent,
@@ -21,7 +21,7 @@ from router.engine.stream import (
     TokenEvent,
 )
 from router.errors import InvalidRequest, Overloaded
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.sse import PumpFlusher
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.validation.validator import RequestValidator, ValidatedRequest, remaining_seconds
@@ -175,7 +175,7 @@ async def generate_all(services: Services, validated_requests: Sequence[Validate
         return await gather_or_cancel(map(collect_output, streams, validated_requests))
 
 
-class RequestGroupRunner:
+class RequestGroupThrottle:
     """Groups of requests that one HTTP request makes. A limited number of groups is submitted at a time, in order; the
     others wait here, where they take no place of other clients' requests. `close` cancels what is unfinished."""
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from aiohttp import HttpVersion11, web
 
-from router.engine.stream import RequestStream, StreamEvent
+from router.engine.output_stream import RequestStream, StreamEvent
 from router.errors import Cancelled
-from router.http.transport.request_context import FAILURE_TYPE
+from router.http.transport.request_context_and_middleware import FAILURE_TYPE
 
 EVENT_STREAM_HEADERS = {
     "Content-Type": "text/event-stream",

@@ -17,20 +17,20 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, parse_dtype
 from shard.models.decoder import ModelLoader
-from shard.models.hf_fallback.model import (
-    FallbackModel,
-    IdentityDecoder,
-    replace_linears,
-    split_linears,
-    weft_attention_forward,
-)
-from shard.models.hf_fallback.probe import (
+from shard.models.hf_fallback.attention_probe import (
     META_DEVICE,
     UnsupportedModel,
     find_layer_attention_specs,
     find_layers_path,
     list_sliding_windows,
     make_probe_mask,
+)
+from shard.models.hf_fallback.model import (
+    FallbackModel,
+    IdentityDecoder,
+    replace_linears,
+    split_linears,
+    weft_attention_forward,
 )
 from shard.parallel.group import RankGroup
 

@@ -26,7 +26,7 @@ REPLICATED_STYLE = "replicated_with_grad_allreduce"  # replicated on every rank
 CALLBACK_KEYWORD = "weft_attention_callback"  # keyword argument with which layers pass the callback on to attention
 
 
-class AttentionCall(NamedTuple):
+class AttentionCallArguments(NamedTuple):
     """Arguments with which a layer calls attention."""
 
     module: nn.Module
@@ -37,7 +37,7 @@ class AttentionCall(NamedTuple):
     extra_arguments: dict[str, Any]
 
 
-AttentionCallback = Callable[[AttentionCall], Tensor]  # [1, tokens, heads, head_dim]
+AttentionCallback = Callable[[AttentionCallArguments], Tensor]  # [1, tokens, heads, head_dim]
 
 
 def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
@@ -45,7 +45,7 @@ def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value:
     if CALLBACK_KEYWORD not in extra_arguments:
         raise TypeError("layers do not pass on all keyword arguments")
     callback: AttentionCallback = extra_arguments.pop(CALLBACK_KEYWORD)
-    return callback(AttentionCall(module, query, key, value, attention_mask, extra_arguments)), None
+    return callback(AttentionCallArguments(module, query, key, value, attention_mask, extra_arguments)), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PagedAttentionCallback:
     cache: KVCache
     attention: AttentionBackend
 
-    def __call__(self, call: AttentionCall) -> Tensor:
+    def __call__(self, call: AttentionCallArguments) -> Tensor:
         """Run attention for one layer. Mask and keyword arguments are unused: the backend's `AttentionOptions` covers
         them."""
         layer: Any = call.module.layer_idx
@@ -121,7 +121,7 @@ class FallbackModel(BaseLanguageModel):
 
     @property
     def layer_linears(self) -> list[list[SizedLinear]]:
-        return [[(inner.linear, inner.in_features) for inner in layer.modules() if isinstance(inner, WrappedLinear)]
+        return [[(inner.linear, inner.in_features) for inner in layer.modules() if isinstance(inner, LinearReplacement)]
                 for layer in get_layer_list(self._layers, self._layers_path)]
 
     def forward(self, inputs: ModelInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
@@ -159,7 +159,7 @@ def get_bias_tensor(linear: nn.Linear) -> Tensor | None:
     return None if bias is None else bias.data
 
 
-class WrappedLinear(nn.Module):
+class LinearReplacement(nn.Module):
     """Module that computes an nn.Linear by one of our linears."""
 
     def __init__(self, original: nn.Linear) -> None:
@@ -177,7 +177,7 @@ def replace_linears(module: nn.Module) -> None:
     """Replace every nn.Linear by our linear, one after the other, so that memory holds only one of them twice."""
     for name, inner in module.named_children():
         if type(inner) is nn.Linear:  # a subclass may compute something else
-            setattr(module, name, WrappedLinear(inner))
+            setattr(module, name, LinearReplacement(inner))
         else:
             replace_linears(inner)
 

@@ -1,11 +1,11 @@
 """Tests of the figures of the comparison of flags."""
 
-from benchmarks.experiments.flag_comparison import FIGURES, RoundFigures, VariantRounds, format_table
+from benchmarks.experiments.flag_comparison import FIGURES, RoundMetrics, VariantRounds, format_table
 
-DEFAULT_ROUNDS = [RoundFigures(90.0, 1.0, 2.0, 0.2), RoundFigures(50.0, 2.0, 4.0, 0.4),
-                  RoundFigures(99.0, 1.1, 2.2, 0.1)]
-VARIANT_ROUNDS = [RoundFigures(100.0, 2.0, 2.0, 0.4), RoundFigures(40.0, 1.0, 4.0, 0.4),
-                  RoundFigures(110.0, 1.1, 1.1, 0.2)]
+DEFAULT_ROUNDS = [RoundMetrics(90.0, 1.0, 2.0, 0.2), RoundMetrics(50.0, 2.0, 4.0, 0.4),
+                  RoundMetrics(99.0, 1.1, 2.2, 0.1)]
+VARIANT_ROUNDS = [RoundMetrics(100.0, 2.0, 2.0, 0.4), RoundMetrics(40.0, 1.0, 4.0, 0.4),
+                  RoundMetrics(110.0, 1.1, 1.1, 0.2)]
 
 
 def test_ratios_are_those_of_rounds_side_by_side() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments import replica_simulation_accuracy
-from benchmarks.experiments.replica_simulation_accuracy import Balancer, PolicyComparison, ReplicaWorkload
+from benchmarks.experiments.replica_simulation_accuracy import Balancer, PolicyAccuracy, ReplicaWorkload
 from router.request import Request
 from router.simulation.routing import LeastLoaded
 from router.simulation.run_stats import RunStats
@@ -50,5 +50,5 @@ def test_balancer_counts_unfinished_requests(monkeypatch: pytest.MonkeyPatch) ->
 def test_error_is_that_of_the_simulation() -> None:
     recorded, simulated = RunStats(ended_at=10.0, num_tokens=100), RunStats(ended_at=10.0, num_tokens=110)
     recorded.latencies["ttft"], simulated.latencies["ttft"] = [0.1] * 99, [0.08] * 99
-    assert PolicyComparison("least", recorded, [simulated]).errors == {
+    assert PolicyAccuracy("least", recorded, [simulated]).errors == {
         "tokens_per_second": 0.1, "ttft_p50_ms": -0.2, "ttft_p99_ms": -0.2}

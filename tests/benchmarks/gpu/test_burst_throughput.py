@@ -46,13 +46,13 @@ def test_http_throughput_counts_all_tokens() -> None:
 def test_several_clients_share_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = list[int]()
 
-    def send_all_at_once(*arguments: Any) -> tuple[float, float]:
+    def time_burst(*arguments: Any) -> tuple[float, float]:
         shares.append(len(arguments[1]))
         return send(*arguments)
-    send = burst_throughput.send_all_at_once
+    send = burst_throughput.time_burst
     monkeypatch.setattr(burst_throughput, "STREAMS_PER_CLIENT_PROCESS", 2)
     monkeypatch.setattr(burst_throughput, "make_client_pool", ThreadPoolExecutor)
-    monkeypatch.setattr(burst_throughput, "send_all_at_once", send_all_at_once)
+    monkeypatch.setattr(burst_throughput, "time_burst", time_burst)
     assert 0 < measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 4)] * 5) < 5 / 0.005
     assert sorted(shares) == [1, 1, 2, 2, 2, 2]  # the warm-up, and what is measured
 

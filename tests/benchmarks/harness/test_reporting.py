@@ -30,7 +30,7 @@ def test_command_omits_local_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [
-    ("benchmarks.experiments.decode_step_overhead", "python -P -m benchmarks.experiments.decode_step_overhead"),
+    ("benchmarks.experiments.lora_step", "python -P -m benchmarks.experiments.lora_step"),
     ("benchmarks.gpu.__main__", "python -P -m benchmarks.gpu"),
     (None, "text-generation-benchmark")])
 def test_command_is_shown_as_started(name: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:

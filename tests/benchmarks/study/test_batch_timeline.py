@@ -13,7 +13,7 @@ from benchmarks.study.batch_timeline import (
     plot_timeline,
 )
 from benchmarks.study.plan import StudyRun
-from benchmarks.study.records import RunRecords
+from benchmarks.study.run_record_store import RunRecords
 
 RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
                                   st.integers(1, 20)).map(lambda stay: (stay[0], stay[0] + stay[1])))

@@ -19,9 +19,9 @@ from benchmarks.study.__main__ import (
     make_scope,
     run_batching_study,
 )
-from benchmarks.study.models import make_simulated_model
+from benchmarks.study.model_settings import make_simulated_model
 from benchmarks.study.plan import SoloCalibration, StudyPlan
-from benchmarks.study.records import RunRecordStore
+from benchmarks.study.run_record_store import RunRecordStore
 from benchmarks.study.runner import AllRequestsFailed, StudyRunner
 
 DEFAULT_SETTINGS = StudySettings()

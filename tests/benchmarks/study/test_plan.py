@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
+from benchmarks.study.model_settings import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
 from benchmarks.study.plan import (
     STUDY_PARTS,
     SoloCalibration,

@@ -16,7 +16,7 @@ from benchmarks.study.report import (
     list_distinct_metadata,
 )
 from benchmarks.study.statistics import ConfidenceBand
-from benchmarks.study.summary_figures import summarize_study
+from benchmarks.study.summary_metrics import summarize_study
 
 
 def test_figure_shows_its_band_if_there_is_one() -> None:

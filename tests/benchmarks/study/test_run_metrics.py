@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import SoloCalibration, StudyRun
-from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import (
     compute_closed_loop_metrics,
     compute_fixed_load_metrics,
@@ -20,6 +19,7 @@ from benchmarks.study.run_metrics import (
     mean_latency_by_tokens,
     should_stop_runs,
 )
+from benchmarks.study.run_record_store import RunRecords
 
 LATENCY_POINTS = ((1.0, 0.1), (100.0, 10.0))  # a tenth of a second a token
 SERVER_SPEED = SoloCalibration(LATENCY_POINTS, LATENCY_POINTS, LATENCY_POINTS)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from support.fake_study import SMALL_SCOPE, FakeStudyServers
 
-from benchmarks.study.models import make_simulated_model
+from benchmarks.study.model_settings import make_simulated_model
 from benchmarks.study.plan import PolicyRuns, StudyPlan
-from benchmarks.study.records import RunRecordStore
+from benchmarks.study.run_record_store import RunRecordStore
 from benchmarks.study.runner import MAX_ATTEMPTS, AllRequestsFailed
 
 

@@ -19,7 +19,7 @@ def test_choices_share_the_blocks_of_their_prompt(tmp_path):
 
 def test_log_line_counts_all_prompts_and_choices(tmp_path, caplog):
     async def scenario(weft):
-        with caplog.at_level("INFO", "router.http.transport.request_context"):
+        with caplog.at_level("INFO", "router.http.transport.request_context_and_middleware"):
             async with weft.http_session.post("/v1/completions", json={
                     "prompt": ["x" * 20, "y" * 30], "n": 3, "max_tokens": 4, "ignore_eos": True}) as answer:
                 usage = (await answer.json())["usage"]

@@ -87,7 +87,7 @@ def test_request_waiting_for_a_resource_can_be_cancelled(tmp_path, monkeypatch):
             await asyncio.Event().wait()
 
         monkeypatch.setattr(weft.engine._shards, "load_or_unload", load_forever)
-        adapter = weft.engine.resource_controller.loader.get_or_register("adapter", "far")
+        adapter = weft.engine.adapter_grammar_controller.loader.get_or_register("adapter", "far")
         stream = weft.submit("a loom", 6, adapter=adapter)
         await weft.check_streams(make_text_request("another"))
         assert len(weft.engine._client_streams) == 1

@@ -41,7 +41,7 @@ class FakeAdapterSource:
         self.num_copies = 0
         self.before_copy: Callable[[str], object] = lambda name: None
 
-    def locate(self, name: str) -> str:
+    def make_uri(self, name: str) -> str:
         return f"{'hub' if self.is_remote else 'local'}://{name}"
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:

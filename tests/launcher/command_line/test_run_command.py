@@ -27,7 +27,7 @@ def chats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_command.signal, "signal", lambda *_: None)
     calls = list[Any]()
-    monkeypatch.setattr("launcher.client.terminal.run_chat",
+    monkeypatch.setattr("launcher.client.terminal_chat.run_chat",
                         lambda settings, key: calls.append((settings.url, key)) or 0)
     return calls
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from launcher.compat.arguments import SETTINGS_BY_NAME
+from launcher.compat.flag_values import SETTINGS_BY_NAME
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlag
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import TranslatedSettings, translate

@@ -7,7 +7,7 @@ from launcher.hosts.config_consistency import COMMON_SETTINGS, collect_host_fact
 from launcher.settings import SETTINGS_BY_NAME
 from shard.config import ShardConfig
 
-GROUP: Any = SimpleNamespace(layout=SimpleNamespace(num_nodes=2), num_shard=4)
+GROUP: Any = SimpleNamespace(node=SimpleNamespace(num_nodes=2), num_shard=4)
 
 
 def describe(config: ShardConfig, version: str = "1") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from launcher.hosts import coordinator
 from launcher.hosts.connection import HostConnection, HostConnectionLost, encode_message, read_message
 from launcher.hosts.coordinator import HostCoordinator
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import TLS_NAME, ShardTlsCredentials, load_credentials
+from shard.tls_credentials import TLS_NAME, ShardTlsCredentials, load_credentials
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ class Harness:
             asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect and send a first message, with the secret."""
         used = credentials or self.credentials
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.group.layout.master_port,
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.group.node.master_port,
                                                        ssl=used.make_client_context(), server_hostname=TLS_NAME)
         writer.write(encode_message({"secret": used.secret} | hello))
         return reader, writer
@@ -118,7 +118,7 @@ def test_shards_start_once_all_hosts_are_there(play: Callable[..., None]) -> Non
         members = await starting
         assert [member.describe_exit() for member in members] == ["node 1 (127.0.0.1): ", "node 2 (127.0.0.1): "]
         assert await first.receive() == await second.receive() == {"start": "run-1"}
-        port = harness.group.layout.master_port
+        port = harness.group.node.master_port
         assert f"waiting for nodes 1, 2 of 3 at 127.0.0.1:{port}" in harness.output.lines
         assert "node 2 of 3 has joined from 127.0.0.1" in harness.output.lines
     play(scenario, num_nodes=3)
@@ -302,7 +302,7 @@ def test_caller_with_a_certificate_of_another_ca_gets_no_answer(play: Callable[.
 
 def test_caller_without_tls_gets_no_answer(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.layout.master_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.node.master_port)
         writer.write(encode_message({"secret": harness.credentials.secret, "node": 1, "facts": FACTS}))
         assert await reader.read() in (b"", b"\x15\x03\x03\x00\x02\x02\x46")  # at most TLS's alert: no such version
         writer.close()
@@ -315,7 +315,7 @@ def test_callers_that_say_nothing_are_limited_and_leave_room_for_others(
     monkeypatch.setattr(coordinator, "MAX_STRANGERS_PER_ADDRESS", 3)
 
     async def scenario(harness: Harness) -> None:
-        port = harness.group.layout.master_port
+        port = harness.group.node.master_port
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
         ended = [asyncio.create_task(reader.read()) for reader, _ in silent]
         done, waiting = await asyncio.wait(ended, timeout=0.5)
@@ -338,7 +338,7 @@ def test_callers_are_limited_whatever_their_addresses(
     monkeypatch.setattr(coordinator, "MAX_STRANGERS", 2)
 
     async def scenario(harness: Harness) -> None:
-        port = harness.group.layout.master_port
+        port = harness.group.node.master_port
         silent = [await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{number}", 0))
                   for number in (2, 3, 4)]
         assert await silent[2][0].read() == b""
@@ -351,7 +351,7 @@ def test_handshake_that_does_not_end_is_ended(play: Callable[..., None], monkeyp
     monkeypatch.setattr(coordinator, "HANDSHAKE_TIMEOUT_SECONDS", 0.05)
 
     async def scenario(harness: Harness) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.layout.master_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", harness.group.node.master_port)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
     play(scenario)
@@ -367,7 +367,7 @@ def test_address_of_another_host_cannot_be_listened_at(credentials: ShardTlsCred
 
 def test_port_that_another_process_has_is_named(play: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
-        address = f"127.0.0.1:{harness.group.layout.master_port}"
+        address = f"127.0.0.1:{harness.group.node.master_port}"
         with pytest.raises(LaunchError) as error:
             await harness.coordinator._listen()
         assert str(error.value) == (f"cannot listen for other nodes at {address} (Address already in use); another "

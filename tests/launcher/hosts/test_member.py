@@ -21,7 +21,7 @@ from launcher.hosts.connection import HostConnection, HostConnectionLost, Messag
 from launcher.hosts.member import HostMember
 from launcher.supervisor.launch_plan import ChildSpec
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError
-from shard.credentials import ShardTlsCredentials, load_credentials
+from shard.tls_credentials import ShardTlsCredentials, load_credentials
 
 PARSE_ARGUMENTS = "import json, os, sys; told = json.loads(sys.argv[1]); "
 READY_PROGRAM = (PARSE_ARGUMENTS + "open(told['file'], 'w').write(sys.argv[1]); "
@@ -54,7 +54,7 @@ class FirstHost:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.group.layout.master_port,
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.group.node.master_port,
                                                   ssl=self.credentials.make_server_context())
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ def test_shards_start_and_end_as_the_first_host_says(play: Callable[..., None]) 
         connection = await first.joined.get()
         assert await start_shards(connection) == {"of": "run-1", "addresses": ["127.0.0.1:7"]}
         settings = json.loads(first.file.read_text())
-        port = first.group.layout.master_port
+        port = first.group.node.master_port
         assert {name: settings[name] for name in ("socket", "host_address", "meeting_point", "model_label")} == {
             "socket": "127.0.0.1:0", "host_address": "127.0.0.1", "meeting_point": f"127.0.0.1:{port}/run-1",
             "model_label": "/model"}
@@ -176,7 +176,7 @@ def test_member_waits_while_another_process_is_its_node(
         for _ in range(3):
             await first.joined.get()
         assert not running.done()
-        assert first.lines == [f"waiting for node 0 at 127.0.0.1:{first.group.layout.master_port}: node 1 is already "
+        assert first.lines == [f"waiting for node 0 at 127.0.0.1:{first.group.node.master_port}: node 1 is already "
                                "here from 10.0.0.2"]
     play(scenario, answer={"retry": "node 1 is already here from 10.0.0.2"})
 
@@ -228,7 +228,7 @@ def test_member_waits_for_a_certificate_that_is_valid_now(
 
     async def scenario(first: FirstHost, _: Any) -> None:
         await first.joined.get()
-        address = f"127.0.0.1:{first.group.layout.master_port}"
+        address = f"127.0.0.1:{first.group.node.master_port}"
         assert first.lines[0] == f"waiting for node 0 at {address}: its certificate: {text}"
     play(scenario)
 
@@ -272,7 +272,7 @@ def test_member_waits_for_the_first_host(credentials: ShardTlsCredentials, tmp_p
         running = asyncio.create_task(first.member.run())
         while not first.lines:  # noqa: ASYNC110 - at the first turn of the loop that shows it
             await asyncio.sleep(0)
-        assert first.lines[0].startswith(f"waiting for node 0 at 127.0.0.1:{first.group.layout.master_port}: ")
+        assert first.lines[0].startswith(f"waiting for node 0 at 127.0.0.1:{first.group.node.master_port}: ")
         await first.listen()
         await first.joined.get()
         running.cancel()

@@ -8,7 +8,7 @@ from launcher.supervisor.launch_plan import HostPlacement, make_plan
 from router.config import API_KEY_ENV, RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.tracing import TraceSettings
+from shard.telemetry.span_export_interface import TraceSettings
 
 SHARD_CONFIG = ShardConfig(gap_timeout=3.0, simulated=SimulatedConfig(seed=5))
 

@@ -23,8 +23,8 @@ from router.errors import (
 )
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Tenant
+from router.shards.adapter_grammar_loader import AdapterGrammarLoader
 from router.shards.handshake import HandshakeResult
-from router.shards.resource_loader import ResourceLoader
 
 FACTS = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 
@@ -37,7 +37,7 @@ class FakeShardRanks:
 class RegistrySetup:
     def __init__(self, **settings: Any) -> None:
         self.adapter_store = FakeAdapterStore()
-        self.resource_loader = ResourceLoader(FakeShardRanks(), lambda *_: None, lambda _: None, lambda *_: None)
+        self.resource_loader = AdapterGrammarLoader(FakeShardRanks(), lambda *_: None, lambda _: None, lambda *_: None)
         self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
     async def resolve(self, name: str, token: str = "", tenant: Tenant = DEFAULT_TENANT,

@@ -13,7 +13,7 @@ from support.servers.expected_streams import make_text_request
 from router.config import RouterConfig
 from router.engine import client_streams
 from router.engine.client_streams import ClientStreams
-from router.engine.stream import (
+from router.engine.output_stream import (
     FinishedEvent,
     OutputBuilder,
     PoolingEvent,

@@ -11,7 +11,7 @@ from support.servers.in_process_server import play_scenario, run_in_process_weft
 
 from router.engine import engine, plans_in_flight
 from router.engine.engine import Engine
-from router.engine.stream import OutputBuilder
+from router.engine.output_stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
@@ -674,19 +674,19 @@ def test_two_servers_in_one_process_do_not_interfere(tmp_path):
 
 
 def make_adapter(weft, source="a", max_bytes=100):
-    return weft.engine.resource_controller.loader.get_or_register("adapter", source, max_bytes)
+    return weft.engine.adapter_grammar_controller.loader.get_or_register("adapter", source, max_bytes)
 
 
 def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
     async def scenario(weft):
         resource = make_adapter(weft)
-        assert [await weft.engine.resource_controller.load(resource) for _ in range(2)] == ["", ""]
-        assert weft.engine.resource_controller.adapter_states == {resource: AdapterState("loaded", 0)}
-        assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
+        assert [await weft.engine.adapter_grammar_controller.load(resource) for _ in range(2)] == ["", ""]
+        assert weft.engine.adapter_grammar_controller.adapter_states == {resource: AdapterState("loaded", 0)}
+        assert weft.engine.adapter_grammar_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
         removed = weft.watch_scheduler_calls("on_resource_unloaded")
-        weft.engine.resource_controller.request_resource_unload(resource)
+        weft.engine.adapter_grammar_controller.request_resource_unload(resource)
         assert await removed.get() == resource
-        assert weft.engine.resource_controller.adapter_states == {}
+        assert weft.engine.adapter_grammar_controller.adapter_states == {}
         samples = parse_metrics(weft.engine.render_metrics_page())
         assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
         assert samples["weft_adapter_load_seconds_count"] == 1
@@ -695,23 +695,24 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
 
 def test_load_returns_the_reason_of_a_failure(tmp_path):
     async def scenario(weft):
-        assert "takes no KIND_ADAPTER" in await weft.engine.resource_controller.load(make_adapter(weft))
-        assert "takes 5,000 bytes" in await weft.engine.resource_controller.load(make_adapter(weft, "large", 5000))
-        assert weft.engine.resource_controller.loader.num_loads("a") == 0
+        controller = weft.engine.adapter_grammar_controller
+        assert "takes no KIND_ADAPTER" in await controller.load(make_adapter(weft))
+        assert "takes 5,000 bytes" in await controller.load(make_adapter(weft, "large", 5000))
+        assert controller.loader.num_loads("a") == 0
     play_scenario(scenario, tmp_path, adapters=False, adapter_bytes=1000)
 
 
 @pytest.mark.slow
 def test_adapter_load_survives_a_shard_loss(tmp_path):
     async def scenario(weft):
-        assert await weft.engine.resource_controller.load(make_adapter(weft)) == ""
-        assert weft.engine.resource_controller.loader.num_loads("a") == 1
+        assert await weft.engine.adapter_grammar_controller.load(make_adapter(weft)) == ""
+        assert weft.engine.adapter_grammar_controller.loader.num_loads("a") == 1
     play_scenario(scenario, tmp_path, faults="die@load:1")
 
 
 def test_failed_adapter_load_can_be_retried(tmp_path):
     async def scenario(weft):
-        assert [await weft.engine.resource_controller.load(make_adapter(weft))
+        assert [await weft.engine.adapter_grammar_controller.load(make_adapter(weft))
                 for _ in range(2)] == ["told to refuse", ""]
     play_scenario(scenario, tmp_path, faults="refuse@load:1")
 
@@ -719,7 +720,7 @@ def test_failed_adapter_load_can_be_retried(tmp_path):
 def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
     async def scenario(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.resource_controller.load(make_adapter(weft, max_bytes=900)))
+        loading = asyncio.create_task(weft.engine.adapter_grammar_controller.load(make_adapter(weft, max_bytes=900)))
         await asyncio.sleep(0)
         weft._configs = [replace(config, simulated=replace(config.simulated, adapter_bytes=500))
                          for config in weft._configs]
@@ -734,11 +735,11 @@ def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
 def test_stopping_fails_pending_adapter_loads(tmp_path):
     async def scenario(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.resource_controller.load(make_adapter(weft)))
+        loading = asyncio.create_task(weft.engine.adapter_grammar_controller.load(make_adapter(weft)))
         await asyncio.sleep(0)
         await weft.engine.stop()
         with pytest.raises(NotReady):
             await loading
         with pytest.raises(NotReady):
-            await weft.engine.resource_controller.load(make_adapter(weft))
+            await weft.engine.adapter_grammar_controller.load(make_adapter(weft))
     play_scenario(scenario, tmp_path)

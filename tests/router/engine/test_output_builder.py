@@ -7,7 +7,14 @@ import tokenizers
 from support.servers.expected_streams import make_finished_timeline
 from tokenizers.models import WordLevel
 
-from router.engine.stream import FinishedEvent, OutputBuilder, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.engine.output_stream import (
+    FinishedEvent,
+    OutputBuilder,
+    PromptLogprobsEvent,
+    RequestStream,
+    TokenEvent,
+    TopToken,
+)
 from router.request import FinishReason, Request, SamplingParams
 from router.scheduler.shard_messages import PromptLogprobs, StepResultRow
 from router.telemetry.server_metrics import RequestRecord

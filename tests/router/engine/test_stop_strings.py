@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engine.stream import StopStringMatcher
+from router.engine.output_stream import StopStringMatcher
 
 text_pieces = st.text("ab", max_size=6)
 

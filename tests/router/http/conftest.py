@@ -16,7 +16,7 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
+from router.engine.output_stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
@@ -79,7 +79,7 @@ class ScriptedEngine:
             stream.put(event)
         return stream
 
-    def copy_other_request_records(self, record: RequestRecord) -> list[RequestRecord]:
+    def copy_request_records_except(self, record: RequestRecord) -> list[RequestRecord]:
         return self.request_records.copy_others(record)
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:

@@ -6,7 +6,7 @@ import pytest
 from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed, NotReady, Overloaded
 from router.request import FinishReason
 from router.text.chat_template import ChatTemplate, simulated_model_template

@@ -20,7 +20,7 @@ from yarl import URL
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent
+from router.engine.output_stream import FailedEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.routes.status import ProbeRoutes
 from router.http.server import (
@@ -31,7 +31,7 @@ from router.http.server import (
     create_listening_socket,
     create_stand_in_app,
 )
-from router.http.transport.connections import ConnectionLimits, Connections
+from router.http.transport.connection_limits import ConnectionLimits, Connections
 
 PAGE_ORIGIN = "https://chat.example.org"
 PREFLIGHT_HEADERS = {"Origin": PAGE_ORIGIN, "Access-Control-Request-Method": "POST",

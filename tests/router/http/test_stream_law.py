@@ -29,7 +29,7 @@ from support.answers.drawn_answers import (
 from support.answers.renderings import FAILURE, FINISH_REASONS, RENDERINGS, ReceivedAnswer, Rendering, count_tokens
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, NotReady, TimedOut
 from router.http.openai.rendering import TokenChunkDetails, TokenChunkRenderer
 from router.http.tgi.rendering import GenerateStreamRenderer

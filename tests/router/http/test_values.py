@@ -35,7 +35,12 @@ from router.http.docs import (
     get_route_sections,
 )
 from router.http.openai.requests import OPENAI_ROLES
-from router.http.transport.errors import OllamaErrorReply, OpenAIErrorReply, TgiErrorReply, find_error_reply_type
+from router.http.transport.error_responses import (
+    OllamaErrorReply,
+    OpenAIErrorReply,
+    TgiErrorReply,
+    find_error_reply_type,
+)
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
@@ -284,7 +289,7 @@ def test_invalid_values_are_refused_whatever_is_served(serve, entry):
     documented = {200, 400, 404, 422, 424, *map(int, entry.extra_error_statuses)}
 
     async def scenario(client, engine):
-        engine.resource_controller = SimpleNamespace(load=accept_resource)
+        engine.adapter_grammar_controller = SimpleNamespace(load=accept_resource)
         server, [body_model] = HttpConnectionPool(str(client.make_url("/"))), entry.body_models
         for field_path, build_body in schemas.iter_fields({"$ref": body_model.__name__}):
             for text in JSON_VALUES:

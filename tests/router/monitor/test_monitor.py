@@ -26,7 +26,7 @@ from router.monitor.monitor import (
     render_event,
 )
 from router.monitor.step_observer import StepObserver
-from router.monitor.viewer import Viewer
+from router.monitor.viewer_rights import Viewer
 from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.scheduler.block_pool import BlockPool

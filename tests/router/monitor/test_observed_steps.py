@@ -2,14 +2,20 @@
 
 import json
 
-from router.monitor.observed_steps import ObservedSequence, ObservedStep, StepEncoder, round_seconds, to_milliseconds
+from router.monitor.observed_steps import (
+    ObservedSequence,
+    ObservedStep,
+    StepJsonEncoder,
+    round_seconds,
+    to_milliseconds,
+)
 from router.request import ADAPTER, LoadableResource, Request, RequestKind, Tenant
 
 
 def test_step_as_json_has_times_of_the_reader_and_milliseconds():
     step = ObservedStep(7, "mixed", 5.25, 0.0101, 0.0202, 1, 9, [(0, 3, 1, "d"), (1, 4, 20, "f")], [(1, 4)],
                         [(0, 3, "length")], [(2, 5)], [(3, 6)], 2, 8, 11)
-    encoder = StepEncoder(100.0)
+    encoder = StepJsonEncoder(100.0)
     for _ in range(2):  # the second time the rows are those of the step before
         assert json.loads(encoder.encode(step)) == json.loads(json.dumps(step.to_json(100.0)))
     assert json.loads(encoder.encode(ObservedStep(8, "idle", 6.0)))["rows"] == []

@@ -16,8 +16,8 @@ from router.recording.scheduler_snapshot import (
     PLACEHOLDER_END_TOKEN,
     STATE_CLASSES,
     STATE_ENUMS,
+    StateTableReader,
     StateTableWriter,
-    TableReader,
     redact_request,
     redacted_request_to_json,
     request_from_json,
@@ -48,7 +48,7 @@ def as_json(table):
 def round_trip(value):
     writer = StateTableWriter()
     encoded = writer.encode([value])
-    return TableReader(as_json(writer.table), hash_blocks).decode(encoded)[0]
+    return StateTableReader(as_json(writer.table), hash_blocks).decode(encoded)[0]
 
 
 @pytest.mark.parametrize("thing", [None, True, 5, "text", "@@1", 0.1, inf, -inf, b"\x00\xff", (1, (2.5, "x")), [1, [2]],

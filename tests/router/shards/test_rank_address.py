@@ -13,11 +13,11 @@ from router.shards.failures import ShardsLost
 from router.shards.rank_address import is_remote, resolve_rank_address, wait_for_address
 from router.shards.shard_group import ShardGroup
 from shard.config import ShardConfig
-from shard.credentials import ShardTlsCredentials, load_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import HealthService, serve_grpc
 from shard.rpc.service import ShardService
 from shard.simulator.worker import SimulatedWorker
+from shard.tls_credentials import ShardTlsCredentials, load_credentials
 
 
 @pytest.fixture(scope="module")

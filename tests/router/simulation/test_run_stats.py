@@ -30,7 +30,7 @@ def test_wait_ends_with_the_first_step_and_ttft_with_the_first_token():
 
 def test_request_known_from_the_start_has_no_ttft():
     stats = RunStats()
-    stats.add_unfinished(3)
+    stats.add_unfinished_at_start(3)
     stats.record_plan(make_prefill_plan(3), 2.0)
     stats.record_events([TokensGenerated({3: 1})], 2.5)
     stats.record_events([TokensGenerated({3: 1})], 2.7)

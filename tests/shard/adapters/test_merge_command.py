@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from router.request import LoadableResource, Request
-from shard.adapters import export, merge_command
+from shard.adapters import merge_command, peft_export
 from shard.adapters.merge import MERGE_STRATEGIES
 
 REPOSITORY_ROOT = Path(__file__).parents[3]
@@ -453,6 +453,6 @@ def test_full_disk_found_at_fsync_is_reported(
     def raise_disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.os, "fsync", raise_disk_full)
+    monkeypatch.setattr(peft_export.os, "fsync", raise_disk_full)
     assert (get_merge_error(adapter_pair, output_folder)
             == f"{output_folder / WEIGHTS_FILE} cannot be written: No space left on device")

@@ -14,14 +14,14 @@ from shard.attention import cpu
 from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.attention.cpu import (
     CausalMask,
-    SlidingWindowGatherRange,
+    GatherWindow,
     batch_decodes,
     round_up_gather_length,
     split_chunk_into_pieces,
 )
 from shard.state.step import TokenSpan
 
-UNLIMITED_WINDOW = SlidingWindowGatherRange(0)
+UNLIMITED_WINDOW = GatherWindow(0)
 DTYPES = [torch.float32, torch.bfloat16]
 GATHER_LENGTH_BORDERS = [64, 128, 256, 512, 1024]  # number of tokens at which the gathered length changes
 VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 40)),
@@ -102,7 +102,7 @@ def test_sliding_window_mask_begins_at_the_window(places: list[int], window: int
 @settings(max_examples=50)
 @given(st.integers(1, 5000), st.integers(0, 10_000), st.integers(1, 600))
 def test_all_tokens_of_a_piece_gather_the_same_slots_in_a_window(window: int, start: int, length: int) -> None:
-    gather_window = SlidingWindowGatherRange(window)
+    gather_window = GatherWindow(window)
     for piece in split_chunk_into_pieces(TokenSpan(0, start, length, [])):
         first, last = TokenSpan(0, piece.start, 1, []), TokenSpan(0, piece.end - 1, 1, [])
         assert (gather_window.first_position(first) == gather_window.first_position(last)

@@ -13,17 +13,17 @@ from shard.layers.parallel_linear import (
     LinearRows,
     load_column_parallel_linear,
     load_gated_linear,
-    load_gelu_linear,
+    load_linear_with_gelu,
     load_row_parallel_linear,
 )
 from shard.native.library import load_library
 from shard.ops.activated_linear import (
     GatedLinear,
-    GeluLinear,
+    LinearWithGelu,
+    LinearWithSeparateGelu,
     NativeGatedLinear,
     PackedGatedLinear,
-    PackedGeluLinear,
-    SeparateGeluLinear,
+    PackedLinearWithGelu,
 )
 from shard.ops.unquantized_linear import Linear
 
@@ -84,15 +84,15 @@ def test_ranks_split_a_gated_linear_and_sum_the_row_parallel_one(weights_folder:
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_ranks_split_a_gelu_linear_however_it_is_stored(
+def test_ranks_split_a_linear_with_gelu_however_it_is_stored(
         weights_folder: Path, size: int, transposed: bool, bias: bool) -> None:
     prefix = "turned_" if transposed else ""
 
     def run_on_rank(group: InProcessRankGroup) -> Tensor:
         rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-            up = load_gelu_linear(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
-                                                      transposed), "tanh")
+            up = load_linear_with_gelu(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
+                                                           transposed), "tanh")
             down = load_row_parallel_linear(weights, group, f"{prefix}down", (NUM_INPUTS, NUM_OUTPUTS), rank_range,
                                             bias=bias, transposed=transposed)
             return down(up(INPUT_ROWS))
@@ -117,15 +117,15 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
 
 
 @pytest.mark.parametrize(("packs", "has_kernels", "kind"), [
-    (True, False, PackedGeluLinear), (False, False, GeluLinear), (True, True, SeparateGeluLinear),
-    (False, True, SeparateGeluLinear)])
-def test_gelu_linear_class_depends_on_the_processor(
+    (True, False, PackedLinearWithGelu), (False, False, LinearWithGelu), (True, True, LinearWithSeparateGelu),
+    (False, True, LinearWithSeparateGelu)])
+def test_class_of_a_linear_with_gelu_depends_on_the_processor(
         weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool,
         kind: type[Linear]) -> None:
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
     monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
-        assert isinstance(load_gelu_linear(weights, make_linear_rows("up"), "none"), kind)
+        assert isinstance(load_linear_with_gelu(weights, make_linear_rows("up"), "none"), kind)
 
 
 @pytest.mark.parametrize("packs", [False, True])

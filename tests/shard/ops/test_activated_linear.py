@@ -19,9 +19,9 @@ from torch.nn import functional
 from shard.ops.activated_linear import (
     GATED_ACTIVATIONS,
     GatedLinear,
-    GeluLinear,
+    LinearWithGelu,
     PackedGatedLinear,
-    PackedGeluLinear,
+    PackedLinearWithGelu,
     batch_invariant_gelu_tanh_and_mul,
     batch_invariant_silu_and_mul,
 )
@@ -130,17 +130,17 @@ def make_weight_and_bias(inputs: int, outputs: int, dtype: torch.dtype) -> tuple
 def test_gelu_does_not_depend_on_other_rows(
         dtype: torch.dtype, num_rows: int, place: int, outputs: int, approximate: str) -> None:
     torch.manual_seed(num_rows)
-    linear = PackedGeluLinear(*make_weight_and_bias(64, outputs, dtype), approximate)
+    linear = PackedLinearWithGelu(*make_weight_and_bias(64, outputs, dtype), approximate)
     rows, row, place = torch.randn(num_rows, 64, dtype=dtype), torch.randn(1, 64, dtype=dtype), place % num_rows
     rows[place] = row
     assert torch.equal(linear(rows)[place], linear(row)[0])
 
 
-@pytest.mark.parametrize("kind", [GeluLinear, PackedGeluLinear])
+@pytest.mark.parametrize("kind", [LinearWithGelu, PackedLinearWithGelu])
 @pytest.mark.parametrize("approximate", GELU_APPROXIMATIONS)
 @pytest.mark.parametrize("num_rows", [1, 20])
 def test_gelu_is_applied_after_the_linear(
-        kind: type[GeluLinear | PackedGeluLinear], approximate: str, num_rows: int) -> None:
+        kind: type[LinearWithGelu | PackedLinearWithGelu], approximate: str, num_rows: int) -> None:
     weight, bias = make_weight_and_bias(64, 43, torch.float32)
     rows = torch.randn(num_rows, 64)
     expected = functional.gelu(functional.linear(rows, weight, bias), approximate=approximate)
@@ -153,5 +153,5 @@ def test_gelu_is_applied_after_the_linear(
 def test_packed_gelu_is_accurate_to_a_millionth(approximate: str) -> None:
     rows = torch.linspace(-20, 20, 10001).unsqueeze(1)
     expected = functional.gelu(rows.double(), approximate=approximate).float()
-    output = PackedGeluLinear(torch.ones(1, 1), None, approximate)(rows)
+    output = PackedLinearWithGelu(torch.ones(1, 1), None, approximate)(rows)
     torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)

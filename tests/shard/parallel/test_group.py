@@ -216,12 +216,12 @@ def make_two_exchanges(folder: Path) -> Iterator[list[SharedMemoryAllGather]]:
 def test_connected_rank_that_hangs_is_an_error(tmp_path: Path) -> None:
     with make_two_exchanges(tmp_path) as (exchange, _), pytest.raises(RuntimeError,
                                                                       match="a peer of rank 0 is gone, or hangs"):
-        next(exchange.all_gather(make_rank_tensor(0)))
+        next(exchange.iter_gathered_pieces(make_rank_tensor(0)))
 
 
 def test_ranks_with_mismatched_tensors_get_an_error(tmp_path: Path) -> None:
     with make_two_exchanges(tmp_path) as ranks, ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(next, rank.all_gather(x))
+        calls = [pool.submit(next, rank.iter_gathered_pieces(x))
                  for rank, x in zip(ranks, (make_rank_tensor(0), make_rank_tensor(0)[1:]), strict=True)]
         assert all("not in step" in str(call.exception()) for call in calls)
 

@@ -15,12 +15,12 @@ from support.host_credentials import SECRET, make_self_signed, make_signed
 
 from router.shards.rank_address import REMOTE_OPTIONS, open_channel
 from shard.config import ShardConfig
-from shard.credentials import ShardTlsCredentials, load_credentials
 from shard.pb import shard_pb2 as pb
 from shard.rpc.authentication import check_address_is_protected
 from shard.rpc.server import HealthService, serve_grpc
 from shard.rpc.service import ShardService
 from shard.simulator.worker import SimulatedWorker
+from shard.tls_credentials import ShardTlsCredentials, load_credentials
 
 METHODS = ("/weft.shard.Shard/Info", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch",
            "/weft.shard.Shard/Steps", "/weft.shard.Shard/Reset", "/no.such.Service/Method")

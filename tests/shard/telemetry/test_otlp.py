@@ -18,7 +18,7 @@ from support.servers.trace_collector import (
 
 from shard.telemetry import otlp
 from shard.telemetry.otlp import OtlpSpanSender
-from shard.telemetry.tracing import SpanSender, TraceSettings
+from shard.telemetry.span_export_interface import SpanSender, TraceSettings
 
 pytestmark = pytest.mark.slow
 

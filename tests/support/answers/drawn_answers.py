@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 from tokenizers import AddedToken, decoders, models
 
-from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, StreamEvent, TokenEvent
+from router.engine.output_stream import FinishedEvent, OutputBuilder, RequestStream, StreamEvent, TokenEvent
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.scheduler.shard_messages import StepResultRow

@@ -11,16 +11,16 @@ from typing import Any
 from pydantic_core import from_json
 from support.answers.drawn_answers import PROMPT_TEXT, STOP_STRINGS, DrawnAnswer, Generation
 
-from router.engine.stream import FailedEvent, PromptLogprobsEvent, StreamEvent
+from router.engine.output_stream import FailedEvent, PromptLogprobsEvent, StreamEvent
 from router.errors import GenerationFailed
 from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json
-from router.http.ollama.rendering import OllamaResponse, OllamaStreamRenderer, ollama_answer_json
-from router.http.openai.answers import AnswerStreamRenderer, parse_answer
+from router.http.ollama.rendering import OllamaResponseRenderer, OllamaStreamRenderer, ollama_answer_json
+from router.http.openai.answer_parts import AnswerStreamRenderer, parse_answer
 from router.http.openai.completion_rendering import (
     COMPLETION_TYPE,
     CompletionOutputOptions,
-    DetailedCompletionStreamRenderer,
     EchoedPrompt,
+    LogprobsAndEchoStreamRenderer,
     OpenAICompletionStreamRenderer,
     completion_json,
     output_choice_json,
@@ -228,8 +228,8 @@ class CompletionRendering(OpenAIRendering):
         details, output = self._create_details(generation), generation.output
         if details is None:
             return OpenAICompletionStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.trimmed_stop_strings)
-        renderer = DetailedCompletionStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.trimmed_stop_strings,
-                                                    details)
+        renderer = LogprobsAndEchoStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.trimmed_stop_strings,
+                                                 details)
         [_, logprob] = output.prompt_logprobs
         assert logprob is not None
         assert renderer.render([PromptLogprobsEvent(1, (logprob,), output.prompt_top_logprobs)]) == b""
@@ -351,9 +351,9 @@ def parse_partial_object(text: str) -> Any:
 
 
 class OllamaRendering(Rendering):
-    def _create_response(self, generation: Generation) -> OllamaResponse:
-        return OllamaResponse("loom", 0.0, is_chat=True,
-                              logprob_tokenizer=generation.tokenizer if self.has_logprobs else None)
+    def _create_response(self, generation: Generation) -> OllamaResponseRenderer:
+        return OllamaResponseRenderer("loom", 0.0, is_chat=True,
+                                      logprob_tokenizer=generation.tokenizer if self.has_logprobs else None)
 
     def create_renderer(self, generation: Generation, index: int = 0) -> OllamaStreamRenderer:
         return OllamaStreamRenderer(self._create_response(generation), len(PROMPT_TEXT), self.stop_strings,

@@ -16,7 +16,7 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 
 import launcher.demo
-from router.engine.stream import StopStringMatcher
+from router.engine.output_stream import StopStringMatcher
 from router.errors import InvalidRequest
 from router.grammars.compiler_process import convert_to_lark
 from router.grammars.parameters import make_context_free_grammar, make_json_schema_grammar, make_regex_grammar

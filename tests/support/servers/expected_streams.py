@@ -6,7 +6,14 @@ from typing import Any
 
 from support.scheduling.simulated_world import compute_expected_tokens
 
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, StreamEvent, TokenEvent
+from router.engine.output_stream import (
+    FailedEvent,
+    FinishedEvent,
+    PromptLogprobsEvent,
+    RequestStream,
+    StreamEvent,
+    TokenEvent,
+)
 from router.request import FinishReason, Request
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from shard.config import SimulatedConfig

@@ -27,7 +27,7 @@ from router.adapters.registry import AdapterRegistry
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.engine import Engine
-from router.engine.stream import RequestStream
+from router.engine.output_stream import RequestStream
 from router.http.server import HttpServer, create_app
 from router.http.transport.services import ServedModel
 from router.request import Request
@@ -202,10 +202,10 @@ class InProcessHttpWeft(InProcessWeft):
     async def start(self) -> None:
         await super().start()
         adapters = None if self.adapter_store is None else AdapterRegistry(self.config, self.adapter_store,
-                                                                           self.engine.resource_controller.loader)
+                                                                           self.engine.adapter_grammar_controller.loader)
         self.validator = RequestValidator(self.config, self.engine.model_info, self.tokenizer,
                                           simulated_model_template(),
-                                          self.engine.resource_controller.loader.get_or_register,
+                                          self.engine.adapter_grammar_controller.loader.get_or_register,
                                           adapter_registry=adapters)
         self.server = HttpServer(create_app(self.engine, self.validator, self.config, ApiKeys.from_config(self.config),
                                             ServedModel()))
@@ -292,7 +292,7 @@ def flatten_log_tracebacks() -> Iterator[None]:
 
     pytest keeps log records; tracebacks in them would keep channels and servers from being closed.
     """
-    loggers = [logging.getLogger(name) for name in ("router.engine.engine", "shard.rpc.ordering")]
+    loggers = [logging.getLogger(name) for name in ("router.engine.engine", "shard.rpc.message_ordering")]
     for logger in loggers:
         logger.addFilter(flatten_log_record)
     try:

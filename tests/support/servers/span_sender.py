@@ -1,9 +1,9 @@
-"""Fake `shard.telemetry.tracing.SpanSender` that records spans and sends nothing."""
+"""Fake `shard.telemetry.span_export_interface.SpanSender` that records spans and sends nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shard.telemetry.tracing import SpanAttributes
+from shard.telemetry.span_export_interface import SpanAttributes
 
 
 @dataclass

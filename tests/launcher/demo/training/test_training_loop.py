@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from launcher.demo.training.rows import TokenRows
+from launcher.demo.training.sequence_packing import PackedRows
 from launcher.demo.training.training_loop import (
     MAX_GRADIENT_NORM,
     compute_loss,
@@ -28,13 +28,13 @@ def test_loss_is_that_of_transformers_over_learnt_tokens() -> None:
     loss_mask = torch.zeros(2, 10, dtype=torch.bool)
     loss_mask[:, 5:] = True
     labels = torch.where(loss_mask, ids, -100)
-    torch.testing.assert_close(compute_loss(model, TokenRows(ids, loss_mask)), model(ids, labels=labels).loss)
+    torch.testing.assert_close(compute_loss(model, PackedRows(ids, loss_mask)), model(ids, labels=labels).loss)
 
 
 @pytest.mark.parametrize("part", [1, 20, 1000])
 def test_gradient_accumulation_equals_one_step(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     ids = torch.arange(30).view(3, 10)
-    rows = TokenRows(ids, torch.tensor([[False] * 10, [True] * 10, [False] * 7 + [True] * 3]))
+    rows = PackedRows(ids, torch.tensor([[False] * 10, [True] * 10, [False] * 7 + [True] * 3]))
     reference_model, model = make_tiny_model(), make_tiny_model()
     expected_loss = compute_loss(reference_model, rows)
     expected_loss.backward()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def test_gradient_accumulation_equals_one_step(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.slow
 def test_constant_rows_are_learnt() -> None:
-    model, rows = make_tiny_model(), TokenRows(torch.arange(20).view(2, 10), torch.ones(2, 10, dtype=torch.bool))
+    model, rows = make_tiny_model(), PackedRows(torch.arange(20).view(2, 10), torch.ones(2, 10, dtype=torch.bool))
     before, log_lines = compute_mean_loss(model, [rows]), list[str]()
     train_model(model, repeat(rows), 60, make_optimizers(model, 1e-2), log_lines.append)
     assert compute_mean_loss(model, [rows]) < before / 3

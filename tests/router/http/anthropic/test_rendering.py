@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FinishedEvent, TokenEvent
+from router.engine.output_stream import FinishedEvent, TokenEvent
 from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json, input_json
-from router.http.openai.answers import parse_answer
+from router.http.openai.answer_parts import parse_answer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.constrained_answer_parsers import RequiredCallParser

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed
 from router.http.ollama.rendering import (
-    OllamaResponse,
+    OllamaResponseRenderer,
     OllamaStreamRenderer,
     format_time,
     ollama_answer_json,
@@ -34,7 +34,7 @@ MAKE_PARSERS = {
     "none": lambda: None, "calls": lambda: OutputFormatParser(HERMES_FORMAT, "", [{"function": {"name": "f"}}]),
     "required": RequiredCallParser}  # with it alone an answer may be cut off within a call
 VARYING_FIELDS = ("created_at", "total_duration")
-RESPONSE = OllamaResponse("loom", 0.0, is_chat=True, logprob_tokenizer=create_byte_tokenizer())
+RESPONSE = OllamaResponseRenderer("loom", 0.0, is_chat=True, logprob_tokenizer=create_byte_tokenizer())
 
 
 def make_tokens(text, cuts):

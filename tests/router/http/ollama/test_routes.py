@@ -7,7 +7,7 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed, Overloaded
 from router.request import FinishReason
 from router.text.chat_template import ChatTemplate

@@ -9,9 +9,9 @@ from aiohttp import ClientPayloadError
 from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
-from router.http.openai.answers import MAX_INLINE_TOKENS
+from router.http.openai.answer_parts import MAX_INLINE_TOKENS
 from router.http.openai.rendering import text_chat_choice_json
 from router.http.openai.requests import OPENAI_ROLES
 from router.request import FinishReason

@@ -9,13 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.engine.output_stream import (
+    FailedEvent,
+    FinishedEvent,
+    PromptLogprobsEvent,
+    RequestStream,
+    TokenEvent,
+    TopToken,
+)
 from router.errors import Cancelled, GenerationFailed
 from router.http.openai.completion_rendering import (
     CompletionLogprobsBuilder,
     CompletionOutputOptions,
-    DetailedCompletionStreamRenderer,
     EchoedPrompt,
+    LogprobsAndEchoStreamRenderer,
     completion_json,
     output_choice_json,
 )
@@ -62,7 +69,7 @@ def test_stream_has_the_content_of_the_whole_completion(rows, has_logprobs, echo
     with_prompt = has_logprobs and echoes
     output = make_output(rows, with_prompt=with_prompt)
     details = CompletionOutputOptions(TOKENIZER, has_logprobs, EchoedPrompt(PROMPT_TOKENS, PROMPT) if echoes else None)
-    renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
+    renderer = LogprobsAndEchoStreamRenderer(METADATA, 0, 3, (), details)
     events = [*output.tokens, output.final_event]
     if with_prompt:
         tops = output.prompt_top_logprobs
@@ -135,7 +142,7 @@ def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
     monkeypatch.setattr(CompletionLogprobsBuilder, "add_prompt", add_prompt_and_record_thread)
     output = make_output([(97, -4, 1), (98, -4, 1)], with_prompt=True)
     details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
-    renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
+    renderer = LogprobsAndEchoStreamRenderer(METADATA, 0, 3, (), details)
 
     async def render():
         stream = RequestStream(output.validated_request.request, 1000, *[lambda: None] * 3)
@@ -160,7 +167,7 @@ def test_prompt_of_a_stream_is_rendered_off_the_event_loop(monkeypatch):
 @pytest.mark.parametrize("error", [GenerationFailed("broken"), Cancelled("left")])
 def test_failure_before_the_end_of_the_prompt_is_kept(error):
     details = CompletionOutputOptions(TOKENIZER, True, EchoedPrompt(PROMPT_TOKENS, PROMPT))
-    renderer = DetailedCompletionStreamRenderer(METADATA, 0, 3, (), details)
+    renderer = LogprobsAndEchoStreamRenderer(METADATA, 0, 3, (), details)
 
     async def render():
         stream = RequestStream(Request("0", PROMPT_TOKENS, 50), 1000, *[lambda: None] * 3)

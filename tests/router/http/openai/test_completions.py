@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import GenerationFailed, NotReady, Overloaded
 from router.request import FinishReason
 

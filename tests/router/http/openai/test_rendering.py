@@ -5,7 +5,7 @@ import json
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -15,8 +15,8 @@ from router.http.openai.rendering import (
     TokenChunkDetails,
     TokenChunkRenderer,
     chat_completion_json,
+    final_error_events,
     text_chat_choice_json,
-    tgi_error_chunk,
     usage_chunk,
 )
 from router.http.transport.services import GenerationOutput
@@ -163,7 +163,7 @@ def test_failure_is_kept_for_the_handler_which_ends_all_choices_with_it(error):
 @pytest.mark.parametrize(("error", "kind", "status"), [
     (GenerationFailed("broken"), "generation", 424), (Overloaded("full"), "overloaded", 429)])
 def test_failure_chunk_is_readable_by_tgi_openai_and_hub_clients(error, kind, status):
-    failure, done = tgi_error_chunk(error).removesuffix("\n\n").split("\n\n")
+    failure, done = final_error_events(error).removesuffix("\n\n").split("\n\n")
     failure = json.loads(failure.removeprefix("data: "))
     assert failure["error"].pop("message").endswith(str(error))
     assert failure == {"error": {"type": kind, "http_status_code": status}, "error_type": kind}

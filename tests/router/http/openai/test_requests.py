@@ -18,7 +18,7 @@ from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
 from router.http.openai.requests import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.model_info import ModelInfo

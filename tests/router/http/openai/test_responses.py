@@ -7,7 +7,7 @@ import pytest
 from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed, Overloaded
 from router.http.openai.responses import ResponsesRequest
 from router.request import FinishReason

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed
-from router.http.openai.answers import parse_answer
+from router.http.openai.answer_parts import parse_answer
 from router.http.openai.responses_rendering import ResponseEvents, ResponseStreamRenderer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, StopStringMatcher, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, StopStringMatcher, TokenEvent
 from router.errors import GenerationFailed
 from router.http.openai.rendering import ChatOutputOptions, OpenAIChatStreamRenderer, ResponseMetadata
-from router.http.openai.stop_strings import StopStringPrefixMatcher, StopStringTrimmer, trim_stop_string
+from router.http.openai.stop_strings import StopStringHoldback, StopStringPrefixMatcher, trim_stop_string
 from router.request import FinishReason
 
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
@@ -25,9 +25,9 @@ def test_matcher_finds_the_longest_end_that_begins_the_string(pieces: list[str],
 
 
 def test_what_is_held_back_can_be_flushed() -> None:
-    trimmer = StopStringTrimmer(["</s>"])
-    assert [trimmer.feed(piece) for piece in ("a<", "/", "b</s")] == ["a", "", "</b"]
-    assert [trimmer.flush(), trimmer.flush()] == ["</s", ""]
+    holdback = StopStringHoldback(["</s>"])
+    assert [holdback.feed(piece) for piece in ("a<", "/", "b</s")] == ["a", "", "</b"]
+    assert [holdback.flush(), holdback.flush()] == ["</s", ""]
 
 
 @pytest.mark.parametrize(("text", "reason", "expected"), [

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FinishedEvent, TokenEvent
+from router.engine.output_stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
 from router.http.openai.tool_call_rendering import (
     OpenAIToolChatStreamRenderer,

@@ -67,7 +67,7 @@ class AdapterRoutesSetup:
     async def load_and_use_adapter(self, name: str) -> None:
         """Load the first adapter, and begin the first step of a request that uses it."""
         await self.load_adapter(name)
-        [resource] = self.engine.resource_controller.adapter_states
+        [resource] = self.engine.adapter_grammar_controller.adapter_states
         self.engine.submit(make_text_request("a loom", 3, adapter=resource))
         await self.weft.gate.wait_for_step()
 
@@ -88,11 +88,11 @@ Scenario = Callable[[AdapterRoutesSetup], Awaitable[None]]
 def run_scenario(scenario: Scenario, folder: Path, *, has_adapters: bool = True, **settings: Any) -> None:
     async def main(weft: Any) -> None:
         config, engine, store = weft.config, weft.engine, ScriptedAdapterStore()
-        adapters = AdapterRegistry(config, store, engine.resource_controller.loader) if has_adapters else None
+        adapters = AdapterRegistry(config, store, engine.adapter_grammar_controller.loader) if has_adapters else None
         if adapters is not None:
-            await adapters.preload(engine.resource_controller.loader.load_and_pin)
+            await adapters.preload(engine.adapter_grammar_controller.loader.load_and_pin)
         with closing(RequestValidator(config, engine.model_info, weft.tokenizer, simulated_model_template(),
-                                      engine.resource_controller.loader.get_or_register,
+                                      engine.adapter_grammar_controller.loader.get_or_register,
                                       adapter_registry=adapters)) as validator:
             app = create_app(engine, validator, config, ApiKeys.from_config(config),
                              ServedModel("weft/loom", other_names=("gpt-4o",)))
@@ -123,7 +123,8 @@ def test_loading_again_fetches_the_new_version_and_unloads_the_old(tmp_path: Pat
         removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         assert (await setup.load_adapter("org/a"))["digest"] == "a-2"
         await removed.get()
-        assert [standing.state for standing in setup.engine.resource_controller.adapter_states.values()] == ["loaded"]
+        states = setup.engine.adapter_grammar_controller.adapter_states
+        assert [standing.state for standing in states.values()] == ["loaded"]
         assert setup.store.received_requests[-1]["fresh"]
     run_scenario(scenario, tmp_path)
 
@@ -171,7 +172,7 @@ def test_deleted_adapter_is_unloaded_and_unknown_afterwards(tmp_path: Path) -> N
 def test_running_request_keeps_a_deleted_adapter(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_adapter("org/a")
-        resource, = setup.engine.resource_controller.adapter_states
+        resource, = setup.engine.adapter_grammar_controller.adapter_states
         stream = setup.engine.submit(make_text_request("a loom", 3, adapter=resource))
         await setup.weft.gate.wait_for_step()
         assert [adapter["requests"] for adapter in await setup.list_adapters()] == [1]
@@ -457,5 +458,5 @@ def test_adapter_deleted_while_a_new_version_waits_is_unloaded_in_both_versions(
         removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         setup.weft.gate.release_all()
         await removed.get()
-        assert setup.engine.resource_controller.adapter_states == {}
+        assert setup.engine.adapter_grammar_controller.adapter_states == {}
     run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)

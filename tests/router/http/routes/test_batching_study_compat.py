@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.servers.expected_streams import make_text_events
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent
+from router.engine.output_stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest
 from router.http.routes.batching_study_compat import (
     LATENCY_HEADER,
@@ -24,7 +24,7 @@ from router.http.routes.batching_study_compat import (
     write_csv_file,
 )
 from router.http.transport.body import DECOMPRESSED_BODY
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.request import Tenant
 
 CONTEXT = RequestContext(Tenant("weavers"), "mine", arrived_at=5.0, timeout_ms="2000")

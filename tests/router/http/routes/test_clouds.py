@@ -6,7 +6,7 @@ import pytest
 from support.metrics_page import get_failure_counts, parse_metrics
 from support.servers.expected_streams import make_finished_timeline, make_text_events
 
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed
 from router.grammars.compiler_client import GrammarCompiler
 from router.request import FinishReason

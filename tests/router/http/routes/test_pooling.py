@@ -9,7 +9,7 @@ from support.servers.expected_streams import make_finished_timeline
 from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, PoolingEvent
+from router.engine.output_stream import FailedEvent, PoolingEvent
 from router.errors import EmbeddingFailed
 from router.http.routes.pooling import MAX_CONCURRENT_TEXTS, compute_max_concurrent_texts
 from router.request import Request, RequestKind

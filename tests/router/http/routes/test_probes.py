@@ -10,7 +10,7 @@ from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.engine.stream import FailedEvent, TokenEvent
+from router.engine.output_stream import FailedEvent, TokenEvent
 from router.errors import (
     Cancelled,
     ClassificationFailed,

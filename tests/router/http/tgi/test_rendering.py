@@ -6,7 +6,7 @@ import math
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed
 from router.http.tgi.rendering import GenerateStreamRenderer, details_json, float32_json, token_json
 from router.http.transport.services import GenerationOutput

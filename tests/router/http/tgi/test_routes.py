@@ -9,11 +9,11 @@ from aiohttp import ClientPayloadError
 from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.adapters.reference import AdapterReference
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
+from router.engine.output_stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.http.lorax.parameters import LoraxParameters
 from router.http.tgi.routes import BaseGenerateParameters, GenerateRequest
-from router.http.transport.request_context import RequestContext
+from router.http.transport.request_context_and_middleware import RequestContext
 from router.request import DEFAULT_TENANT, FinishReason
 from router.validation.validator import GenerationInput
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent
+from router.engine.output_stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent
 from router.errors import GenerationFailed, Overloaded
 from router.http.transport.services import (
     GenerationOutput,
     RequestGroupBudget,
-    RequestGroupRunner,
+    RequestGroupThrottle,
     collect_output,
     gather_or_cancel,
     timing_headers,
@@ -107,7 +107,7 @@ class ServicesWithPlaces:
 
 def run_turns(services, groups, max_groups, handle):
     async def main():
-        with closing(RequestGroupRunner(services, SimpleNamespace(deadline=None), groups, max_groups)) as runner:
+        with closing(RequestGroupThrottle(services, SimpleNamespace(deadline=None), groups, max_groups)) as runner:
             runner.submit()
             await runner.run(handle)
     asyncio.run(main())
@@ -125,7 +125,7 @@ def test_further_groups_of_all_requests_share_a_budget():
 
     async def run_one(name):
         groups = [[f"{name}{index}a", f"{name}{index}b"] for index in range(9)]
-        with closing(RequestGroupRunner(services, SimpleNamespace(deadline=None), groups, 50)) as runner:
+        with closing(RequestGroupThrottle(services, SimpleNamespace(deadline=None), groups, 50)) as runner:
             runner.submit()
             await runner.run(handle)
 

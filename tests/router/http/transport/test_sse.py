@@ -6,7 +6,7 @@ import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from router.engine.stream import FailedEvent, RequestStream, TokenEvent
+from router.engine.output_stream import FailedEvent, RequestStream, TokenEvent
 from router.errors import Cancelled, GenerationFailed
 from router.http.tgi.rendering import GenerateStreamRenderer
 from router.http.transport import sse

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from shard.models.hf_fallback.model import (
     CALLBACK_KEYWORD,
-    AttentionCall,
+    AttentionCallArguments,
     FallbackModel,
     IdentityDecoder,
-    WrappedLinear,
+    LinearReplacement,
     replace_linears,
     replace_submodule_in_copy,
     split_linears,
@@ -51,7 +51,7 @@ def make_fallback_model(group: Any = None) -> FallbackModel:
 
 def test_attention_call_reaches_the_listener() -> None:
     module, x = nn.Module(), torch.zeros(1, 2, 3, 4)
-    calls: list[AttentionCall] = []
+    calls: list[AttentionCallArguments] = []
     output, weights = weft_attention_forward(module, x, x, x, None, scaling=2.0,
                                              **{CALLBACK_KEYWORD: lambda call: calls.append(call) or x})
     assert output is x
@@ -71,7 +71,7 @@ def test_layers_with_different_linears_are_counted_separately() -> None:
     model = make_fallback_model()
     assert model.num_representative_layers == 1
     layers: Any = model._layers.inner["list"]  # type: ignore[index]
-    layers[1] = WrappedLinear(layers[1])
+    layers[1] = LinearReplacement(layers[1])
     assert model.num_representative_layers == 2
 
 
@@ -95,7 +95,7 @@ def test_linears_are_replaced_at_any_depth() -> None:
     expected = module(x)
     replace_linears(module.requires_grad_(False))
     torch.testing.assert_close(module(x), expected)
-    assert [part.in_features for part in module.modules() if isinstance(part, WrappedLinear)] == [4, 6]
+    assert [part.in_features for part in module.modules() if isinstance(part, LinearReplacement)] == [4, 6]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
