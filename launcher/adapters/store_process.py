@@ -43,7 +43,7 @@ from launcher.adapters.store_protocol import (
 from launcher.console_output import PLAIN_OUTPUT
 from launcher.environment_variables import python_module_command
 
-MERGE_COMMAND = python_module_command("shard.adapters.merge_command")
+MERGE_COMMAND = python_module_command("shard.adapters.merge_adapters_command")
 MAX_CONCURRENT_ACCESS_CHECKS = 8  # maximum concurrent checks whether a token may read an adapter
 PROCESS_NICENESS = 10  # steps of the model have priority, also where the shards use every core
 

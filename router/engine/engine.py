@@ -313,7 +313,7 @@ class Engine:
             self._restart_shards_if_needed(lost)
             await asyncio.sleep(RECONNECT_DELAY)
             return False
-        self._shards.watch_responses()
+        self._shards.watch_responsiveness()
         self.model_info, self._epoch = handshake.model_info, handshake.epoch
         await self.adapter_grammar_controller.loader.restore_after_handshake(handshake)
         self.has_shards, self._waits_for_new_shards = True, False

@@ -49,7 +49,7 @@ Keys = tuple[str | int, ...]  # that lead to a part of a schema
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON schema, regular expression, context-free grammar or tree of these (output_grammar.py) that the output of a
+    """A JSON schema, regular expression, context-free grammar or tree of these (chat_grammar.py) that the output of a
     request must match."""
 
     kind: str  # "json_schema", "regex", "grammar" (of Lark or of llama.cpp's GBNF) or "output"

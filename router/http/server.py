@@ -28,7 +28,7 @@ from router.http.ollama.routes import OllamaRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.responses import ResponsesRoutes
-from router.http.page.routes import PageRoutes, StartingPageRoutes
+from router.http.page.routes import PageRoutes, StartupProgressPageRoutes
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study_compat import BatchingStudyCompatRoutes
 from router.http.routes.clouds import CloudRoutes
@@ -304,7 +304,7 @@ class StandInServer:
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
         await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress), (), lambda probe: (
-            StartingPageRoutes(probe, get_startup_progress, is_enabled=self.has_page).routes()))
+            StartupProgressPageRoutes(probe, get_startup_progress, is_enabled=self.has_page).routes()))
 
     async def start_during_shutdown(self, engine: Engine) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""

@@ -129,7 +129,7 @@ class RankConnection:
         for call in self._running_calls:
             call.cancel()
 
-    def watch_responses(self, timeout: float, on_unresponsive: Callable[[], None]) -> None:
+    def watch_responsiveness(self, timeout: float, on_unresponsive: Callable[[], None]) -> None:
         """Call `on_unresponsive` once the process does not respond for `timeout` seconds, until the next connection."""
         async def watch() -> None:
             await wait_until_unresponsive(self._channel, timeout)
@@ -218,10 +218,10 @@ class ShardGroup:
         if self.is_disconnected:  # by now its successor may listen, whose health is not watched
             raise ShardsLost(ShardLossReason.DEATH, "a shard went away while another was waited for")
 
-    def watch_responses(self) -> None:
+    def watch_responsiveness(self) -> None:
         """Watch from now on, until the next `connect`, whether all ranks respond."""
         for number, rank in enumerate(self._ranks):
-            rank.watch_responses(self._response_timeout, partial(self._fail_all_ranks, number))
+            rank.watch_responsiveness(self._response_timeout, partial(self._fail_all_ranks, number))
 
     def _fail_all_ranks(self, number: int) -> None:
         """Fail everything that waits for any rank: the others may wait for this one for ever."""

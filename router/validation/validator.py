@@ -13,8 +13,8 @@ from router.adapters.reference import MergedAdapterReference, RequestedAdapter, 
 from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
+from router.grammars.chat_grammar import ChatGrammar
 from router.grammars.compiler_client import GrammarCompiler, ResumedTokenUnfit
-from router.grammars.output_grammar import ChatGrammar
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
 from router.request import (

@@ -68,7 +68,7 @@ class QuantizedSlice:
         return len(self.column_groups)
 
     @property
-    def can_stay_quantized(self) -> bool:
+    def can_stay_int8(self) -> bool:
         """Whether a linear can multiply the codes and scale its outputs: int8 codes with one scale per row."""
         return self.is_int8 and self.scales.shape[1] == 1
 

@@ -69,7 +69,7 @@ class QuantizedWeightReader:
         names = {part.weight_name for part in matrix_slices}
         if can_keep_int4 is not None and can_keep_int4(quantized_slices):
             self._int4_names |= names
-        elif all(part.can_stay_quantized for part in quantized_slices):
+        elif all(part.can_stay_int8 for part in quantized_slices):
             self._int8_names |= names
         else:
             return None
@@ -105,7 +105,7 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
     ranks."""
     codes = torch.empty(len(matrix_slice.rows), len(matrix_slice.columns), dtype=torch.int8, device=reader.device)
     scales = torch.empty(len(matrix_slice.rows), 1, device=reader.device)
-    for weight, rows in iter_weight_pieces(reader, matrix_slice):
+    for weight, rows in iter_unquantized_row_chunks(reader, matrix_slice):
         quantize_to_int8(weight, matrix_slice.columns, codes[rows], scales[rows])
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           make_consecutive_groups(matrix_slice, matrix_slice.shape[1], reader.device), is_int8=True)
@@ -122,13 +122,13 @@ def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -
                          f"{matrix_slice.shape[1]}; choose another --num-shard, or --quantize int8")
     codes = torch.empty(num_rows, len(columns), dtype=torch.int8, device=reader.device)
     scales = torch.empty(num_rows, len(columns) // group_size, device=reader.device)
-    for weight, rows in iter_weight_pieces(reader, matrix_slice):
+    for weight, rows in iter_unquantized_row_chunks(reader, matrix_slice):
         quantize_to_int4(weight, columns, codes[rows], scales[rows], group_size)
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           torch.arange(len(columns), device=reader.device) // group_size, is_int8=True, is_int4=True)
 
 
-def iter_weight_pieces(reader: TensorReader, matrix_slice: MatrixSlice) -> Iterator[tuple[Tensor, slice]]:
+def iter_unquantized_row_chunks(reader: TensorReader, matrix_slice: MatrixSlice) -> Iterator[tuple[Tensor, slice]]:
     """Yield whole rows of the weight, a few at a time, and where they stand among the rows of the slice."""
     stored = reader.find_dtype_and_shape(matrix_slice.weight_name)
     dtype = find_readable_dtype(None if stored is None else stored[0], reader.device)

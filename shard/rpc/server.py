@@ -142,7 +142,7 @@ async def serve(config: ShardConfig) -> int:
                 report_startup_result(config.ready_fd, f"failed {reason}")
             else:
                 sys.stderr.write(f"weft: {reason}\n")
-            return choose_exit_code(error)
+            return choose_startup_exit_code(error)
         except PeerLost as lost:  # that rank, or its launcher, reports the cause
             logger.error("this shard ends with its group: %s", lost)
             return PEER_LOST_EXIT_CODE
@@ -227,7 +227,7 @@ def import_without_gc(module_name: str) -> ModuleType:
         gc.enable()
 
 
-def choose_exit_code(error: ValueError | OSError) -> int:
+def choose_startup_exit_code(error: ValueError | OSError) -> int:
     """Return 2 if every start will fail like this one until a setting, the model or the machine changes, else 1."""
     return 1 if isinstance(error, OSError | StartupOutOfMemory) and not isinstance(error, PermissionError) else 2
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from launcher.demo.training.corpus.mixture import make_style_shares
+from launcher.demo.training.corpus.mixture import make_styled_document_shares
 from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 from launcher.demo.training.train import (
     DEFAULT_SEED,
@@ -84,7 +84,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
     lora_layers = add_lora_layers(model)
-    shares, tokenizer = make_style_shares(arguments.style,
+    shares, tokenizer = make_styled_document_shares(arguments.style,
                                           arguments.bible), Tokenizer.from_file(str(arguments.base / "tokenizer.json"))
     weights = [weight for module in lora_layers.values() for weight in (module.lora_A, module.lora_B)]
     train_model(model, generate_batches(tokenizer, shares, arguments.seed, ROWS_PER_BATCH, ROW_LENGTH), arguments.steps,

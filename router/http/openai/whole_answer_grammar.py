@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from router.errors import InvalidTools
-from router.grammars.output_grammar import ChatGrammar, make_grammar_node, make_output_grammar
+from router.grammars.chat_grammar import ChatGrammar, make_grammar_node, make_output_grammar
 from router.grammars.output_grammar_writer import BLANK_NODE, Node
 from router.grammars.parameters import Grammar, make_json_schema_grammar
 from router.http.openai.request_tools import FunctionCallSchema, Tool, iterate_function_schemas, make_call_grammar

@@ -122,7 +122,7 @@ class PageRoutes:
             raise web.HTTPNotFound(text="this server has no page for browsers (--no-ui)")
 
 
-class StartingPageRoutes(PageRoutes):
+class StartupProgressPageRoutes(PageRoutes):
     """Handlers of the same routes while the server starts: in the place of the page, one that says how far the start is
     and asks again."""
 

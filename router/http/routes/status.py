@@ -97,7 +97,7 @@ class InfoRoutes(ServiceRoutes):
         return [web.get("/info", self.info), web.get("/version", self.version), web.get("/v1/models", self.models),
                 web.get(r"/v1/models/{id:.+}", self.model),
                 web.get("/v1/requests", self.requests), web.delete(r"/v1/requests/{id:[^/]+}", self.cancel),
-                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
+                web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain_request)]
 
     async def info(self, _: web.Request) -> web.Response:
         model_info, config, limits = (self._services.engine.model_info, self._services.config,
@@ -183,7 +183,7 @@ class InfoRoutes(ServiceRoutes):
                                         "x-request-id")
         return json_response({"id": request_id, "cancelled": num_cancelled})
 
-    async def explain(self, request: web.Request) -> web.Response:
+    async def explain_request(self, request: web.Request) -> web.Response:
         """Report what a request spent its time on, without gaps. Only its own tenant may see it."""
         record = self._services.engine.get_request_record(extract_request_id(request.match_info["id"]))
         if record is None or record.tenant_name != request[CLIENT].tenant.name:

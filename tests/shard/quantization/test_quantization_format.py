@@ -28,7 +28,7 @@ def test_weights_are_codes_times_group_scales(
 def test_signed_bytes_with_one_scale_per_output_can_be_kept(
         num_groups: int, signed_bytes: bool, keepable: bool) -> None:
     assert QuantizedSlice(read_codes, SCALES[:, :num_groups], GROUP_OF_COLUMN,
-                          signed_bytes).can_stay_quantized == keepable
+                          signed_bytes).can_stay_int8 == keepable
 
 
 def test_base_name_of_a_weight_lacks_its_suffix() -> None:

@@ -46,7 +46,7 @@ def read_int8_weight(folder: Path, rows: range, columns: range) -> Tensor:
         coded = read_and_quantize_to_int8(weights, MatrixSlice("x.weight", (3, 3), rows, columns))
     weight = torch.empty(len(rows), len(columns))
     coded.dequantize_into(weight)
-    assert coded.can_stay_quantized
+    assert coded.can_stay_int8
     return weight
 
 

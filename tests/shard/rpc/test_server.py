@@ -23,7 +23,7 @@ from shard.pb.shard_pb2_grpc import ShardStub
 from shard.rpc.server import (
     GRPC_OPTIONS,
     HealthService,
-    choose_exit_code,
+    choose_startup_exit_code,
     force_exit_after,
     import_without_gc,
     serve_grpc,
@@ -156,7 +156,7 @@ def test_load_failure_without_a_parent_is_one_line_on_stderr(tmp_path: Path) -> 
     (ValueError("no such architecture"), 2), (PermissionError(13, "Permission denied"), 2),
     (StartupOutOfMemory("the weights take 3 GiB"), 1), (OSError(5, "Input/output error"), 1)])
 def test_exit_code_depends_on_whether_a_restart_may_help(error: ValueError | OSError, code: int) -> None:
-    assert choose_exit_code(error) == code
+    assert choose_startup_exit_code(error) == code
 
 
 @pytest.mark.slow

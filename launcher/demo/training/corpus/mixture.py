@@ -30,8 +30,9 @@ BASE_SHARES: DocumentShares = {stories.make_story_conversation: 0.11, stories.ma
                                make_tool_document: 0.18}
 GLOSS_SHARE, GLOSS_TEXT_SHARE = 0.07, 0.01
 MIN_WORD_OCCURRENCES = 20  # minimum occurrences of a word in WordNet's counts; rarer ones are left out
-STYLE_SHARES: DocumentShares = {stories.make_story_conversation: 0.3, make_dialogue: 0.45, make_counting_document: 0.08,
-                                make_arithmetic_document: 0.09, make_spelling_document: 0.08}
+STYLED_DOCUMENT_SHARES: DocumentShares = {
+    stories.make_story_conversation: 0.3, make_dialogue: 0.45, make_counting_document: 0.08,
+    make_arithmetic_document: 0.09, make_spelling_document: 0.08}
 VERSE_SHARE, PASSAGE_SHARE = 0.3, 0.05
 
 
@@ -41,9 +42,10 @@ def make_base_shares(wordnet: Path) -> DocumentShares:
             make_gloss_text_maker(known): GLOSS_TEXT_SHARE}
 
 
-def make_style_shares(style: str, bible: Path) -> DocumentShares:
+def make_styled_document_shares(style: str, bible: Path) -> DocumentShares:
     """Return the shares for a style. `bible` is only read for the style `kjv`."""
-    shares = {make_rewriting_maker(make, REWRITERS_BY_STYLE[style]): share for make, share in STYLE_SHARES.items()}
+    shares = {make_rewriting_maker(make, REWRITERS_BY_STYLE[style]): share
+              for make, share in STYLED_DOCUMENT_SHARES.items()}
     if style == "kjv":
         known = read_verses(bible)
         shares |= {make_verse_question_maker(known): VERSE_SHARE, make_passage_maker(known): PASSAGE_SHARE}

@@ -14,7 +14,7 @@ from router.http.page.routes import (
     CONTENT_TYPES,
     PageFile,
     PageRoutes,
-    StartingPageRoutes,
+    StartupProgressPageRoutes,
     describe_progress,
     load_page_files,
 )
@@ -170,7 +170,7 @@ def test_browser_is_told_how_far_the_start_is_and_asks_again():
         async def probe(_):
             return web.Response(status=503, text="unhealthy")
         app = web.Application()
-        app.add_routes(StartingPageRoutes(probe, lambda: {"phase": "check"}).routes())
+        app.add_routes(StartupProgressPageRoutes(probe, lambda: {"phase": "check"}).routes())
         async with TestClient(TestServer(app)) as client:
             for path in ("/", "/ui"):
                 answer = await client.get(path, headers={"Accept": BROWSER_ACCEPT})

@@ -21,7 +21,7 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.page.routes import StartingPageRoutes
+from router.http.page.routes import StartupProgressPageRoutes
 from router.http.routes.status import MetricsRoutes, ProbeRoutes
 from router.http.server import create_stand_in_app
 from router.telemetry.instruments import CONTENT_TYPE
@@ -50,7 +50,7 @@ def test_root_is_not_ready_before_the_server_is():
     async def main():
         stand_in_app = create_stand_in_app(
             ProbeRoutes(lambda: "", lambda: LOADING_PROGRESS), ApiKeys.from_config(RouterConfig()),
-            make_page_routes=lambda probe: StartingPageRoutes(probe, lambda: LOADING_PROGRESS).routes())
+            make_page_routes=lambda probe: StartupProgressPageRoutes(probe, lambda: LOADING_PROGRESS).routes())
         async with TestClient(TestServer(stand_in_app)) as client:
             for path in ("/", "/health", "/ping", "/ready"):
                 assert (await client.get(path)).status == 503

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from launcher.demo.training.conversation import Conversation
-from launcher.demo.training.corpus.mixture import BASE_SHARES, STYLE_SHARES, generate_documents, make_style_shares
+from launcher.demo.training.corpus.mixture import (
+    BASE_SHARES,
+    STYLED_DOCUMENT_SHARES,
+    generate_documents,
+    make_styled_document_shares,
+)
 from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 
 
@@ -21,9 +26,9 @@ def test_kinds_come_as_often_as_their_shares() -> None:
 
 @pytest.mark.parametrize("style", sorted(REWRITERS_BY_STYLE.keys() - {"kjv"}))
 def test_voice_changes_every_answer(style: str) -> None:
-    shares = make_style_shares(style, Path("nowhere"))
-    assert len(shares) == len(STYLE_SHARES)
-    plain, rewritten = (list(islice(generate_documents(STYLE_SHARES, 5), 50)),
+    shares = make_styled_document_shares(style, Path("nowhere"))
+    assert len(shares) == len(STYLED_DOCUMENT_SHARES)
+    plain, rewritten = (list(islice(generate_documents(STYLED_DOCUMENT_SHARES, 5), 50)),
                         list(islice(generate_documents(shares, 5), 50)))
     answers = [talk.messages[-1]["content"] for talk in rewritten if isinstance(talk, Conversation)]
     assert len(answers) == len(rewritten)

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from router.request import LoadableResource, Request
-from shard.adapters import merge_command, peft_export
-from shard.adapters.merge import MERGE_STRATEGIES
+from shard.adapters import merge_adapters_command, peft_export
+from shard.adapters.merge_strategies import MERGE_STRATEGIES
 
 REPOSITORY_ROOT = Path(__file__).parents[3]
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -63,15 +63,15 @@ def make_merge_request(folders: list[Path], output_folder: Path, /, **changes: A
 
 
 def merge_adapters(folders: list[Path], output_folder: Path, /, **changes: Any) -> TensorsByName:
-    merge_command.merge_adapters(
-        merge_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
+    merge_adapters_command.merge_adapters(
+        merge_adapters_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
     return load_file(output_folder / WEIGHTS_FILE)
 
 
 def get_merge_error(folders: list[Path], output_folder: Path, /, **changes: Any) -> str:
     with pytest.raises(ValueError) as error:  # noqa: PT011 - callers check the text
-        merge_command.merge_adapters(
-            merge_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
+        merge_adapters_command.merge_adapters(
+            merge_adapters_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
     return str(error.value)
 
 
@@ -326,7 +326,7 @@ def test_invalid_merge_requests_are_rejected(output_folder: Path, changes: dict[
 @pytest.mark.parametrize("text", ["", "[1]", "7", "{" * 100_000, '"linear"'])
 def test_merge_request_that_is_no_json_object_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="an order to merge is"):
-        merge_command.parse_merge_request(text)
+        merge_adapters_command.parse_merge_request(text)
 
 
 def test_different_ranks_of_a_module_are_rejected(base_checkpoint: Path, output_folder: Path) -> None:
@@ -416,8 +416,8 @@ def test_values_too_large_for_the_dtype_are_rejected(base_checkpoint: Path, outp
 
 
 def run_merge_program(request_json: str, *command_prefix: str) -> tuple[int, str, str]:
-    done = subprocess.run([*command_prefix, sys.executable, "-P", "-m", "shard.adapters.merge_command", request_json],
-                          cwd=REPOSITORY_ROOT, check=False,
+    program = [sys.executable, "-P", "-m", "shard.adapters.merge_adapters_command"]
+    done = subprocess.run([*command_prefix, *program, request_json], cwd=REPOSITORY_ROOT, check=False,
                           env={"PYTHONPATH": str(REPOSITORY_ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
                           capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
@@ -436,7 +436,7 @@ def test_program_reports_errors_on_one_line(
     monkeypatch.setattr(sys, "argv",
                         ["merge", make_merge_request([adapter_pair[0], Path("/no\nwhere")], output_folder)])
     with pytest.raises(SystemExit) as ended:
-        merge_command.main()
+        merge_adapters_command.main()
     assert ended.value.code == "/no where/adapter_config.json cannot be read: No such file or directory"
 
 

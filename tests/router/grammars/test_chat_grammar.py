@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.grammars.output_grammar import ChatGrammar
+from router.grammars.chat_grammar import ChatGrammar
 from router.grammars.parameters import Grammar
 from router.text.output_formats import OutputSyntax, ReasoningState
 

@@ -8,7 +8,7 @@ from peft.utils import merge_utils as oracle
 from support.checkpoints.peft_adapters import suppress_peft_warnings
 from torch import Generator, Tensor
 
-from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
+from shard.adapters.merge_strategies import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
 
 SEED = 5
 PEFT_MERGE_FUNCTIONS: dict[str, Callable[[list[Tensor], Tensor, float, str], Tensor]] = {

@@ -1,4 +1,4 @@
-"""Merge several adapters into one: `python -P -m shard.adapters.merge_command JSON`.
+"""Merge several adapters into one: `python -P -m shard.adapters.merge_adapters_command JSON`.
 
     {"folders": ["/one", "/other"], "weights": [0.7, 0.3], "strategy": "ties", "density": 0.5, "sign": "total",
      "seed": 0, "into": "/both"}
@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 
 from shard.adapters.adapter_tensors import LORA_A_SUFFIXES, PEFT_PREFIX, AdapterTensors, ModuleTensorNames, open_adapter
 from shard.adapters.config import CONFIG_FILE, load_json_object
-from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
+from shard.adapters.merge_strategies import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
 from shard.adapters.peft_export import write_adapter_config, write_adapter_tensors
 from shard.checkpoint.reader import COMPUTE_DTYPES
 from shard.checkpoint.safetensors_file import Shape, TensorEntry
