@@ -85,7 +85,7 @@ def measure_read_rate(numbers: Tensor) -> float:
 
 
 def measure_multiply_rate(matrix: Tensor) -> float:
-    """Return the multiplications and additions per second of a product of float32 matrices."""
+    """Return the multiplications and additions per second of a product of matrices by torch."""
     started_at = perf_counter()
     torch.mm(matrix, matrix)
     return 2.0 * len(matrix)**3 / (perf_counter() - started_at)
@@ -95,7 +95,8 @@ def measure(loaded_model: LoadedDecoder, folder: Path, weights: str, batch: int,
             settings: CpuDecodeRooflineSettings) -> CpuDecodeRooflinePoint:
     cache, step = prepare_decode_step(loaded_model, batch, settings.context)
     work = count_work(loaded_model, folder, weights, batch, settings.context)
-    numbers, matrix = torch.zeros(NUM_READ_BYTES // 4), torch.rand(MATRIX_SIZE, MATRIX_SIZE)
+    numbers = torch.zeros(NUM_READ_BYTES // 4)
+    matrix = torch.rand(MATRIX_SIZE, MATRIX_SIZE, dtype=loaded_model.dtype)  # the model's: AMX has no float32
     turns: list[tuple[float, float, float]] = []  # seconds of the step, rates of reading and multiplying
     for _ in range(settings.repeat + NUM_WARM_UP_TURNS):
         started_at = perf_counter()
