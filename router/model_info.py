@@ -40,6 +40,7 @@ class ModelInfo:
     embeddings: bool = False
     classification: bool = False
     labels: tuple[str, ...] = ()  # names by index
+    quantization: str = ""  # of the weights, for users; empty: none
 
     @property
     def supported_kinds(self) -> tuple[RequestKind, ...]:

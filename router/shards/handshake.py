@@ -66,7 +66,8 @@ def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
         cache_bytes=sum(info.warmup.cache_bytes for info in infos), cache_size_note=warmup.why,
         grammars=all(info.grammars for info in infos), adapters=all(info.adapters for info in infos),
         adapter_bytes=min(info.warmup.adapter_bytes for info in infos), generation=first.generation,
-        embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels))
+        embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels),
+        quantization=first.quantization)
 
 
 def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:

@@ -339,7 +339,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoAnswer(_message.Message):
-    __slots__ = ("model", "device", "dtype", "rank", "world_size", "epoch", "vocabulary_size", "max_positions", "tokens_per_step", "mixed_steps", "exact", "adapters", "grammars", "embeddings", "loaded_adapters", "loaded_grammars", "warmup", "generation", "classification", "labels")
+    __slots__ = ("model", "device", "dtype", "rank", "world_size", "epoch", "vocabulary_size", "max_positions", "tokens_per_step", "mixed_steps", "exact", "adapters", "grammars", "embeddings", "loaded_adapters", "loaded_grammars", "warmup", "generation", "classification", "labels", "quantization")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class InfoAnswer(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CLASSIFICATION_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -380,7 +381,8 @@ class InfoAnswer(_message.Message):
     generation: bool
     classification: bool
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., epoch: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., tokens_per_step: _Optional[int] = ..., mixed_steps: bool = ..., exact: bool = ..., adapters: bool = ..., grammars: bool = ..., embeddings: bool = ..., loaded_adapters: _Optional[_Iterable[int]] = ..., loaded_grammars: _Optional[_Iterable[int]] = ..., warmup: _Optional[_Union[WarmupAnswer, _Mapping]] = ..., generation: bool = ..., classification: bool = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    quantization: str
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., epoch: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., tokens_per_step: _Optional[int] = ..., mixed_steps: bool = ..., exact: bool = ..., adapters: bool = ..., grammars: bool = ..., embeddings: bool = ..., loaded_adapters: _Optional[_Iterable[int]] = ..., loaded_grammars: _Optional[_Iterable[int]] = ..., warmup: _Optional[_Union[WarmupAnswer, _Mapping]] = ..., generation: bool = ..., classification: bool = ..., labels: _Optional[_Iterable[str]] = ..., quantization: _Optional[str] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
     __slots__ = ("block_size", "max_prefill_tokens", "max_batch_size", "max_total_tokens", "max_cache_tokens")

@@ -55,7 +55,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
             exact=not loaded.inexact_reason, loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]),
             adapters=loaded.loaded_adapters.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
             warmup=self._warmup_answer, generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
-            classification=pb.LABELS in limits.supported_wanted)
+            classification=pb.LABELS in limits.supported_wanted, quantization=loaded.quantization)
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self.shard_state.reset()

@@ -90,6 +90,7 @@ class LoadContext:
     probe_cache: ProbeCache
     loaded_adapters: LoadedAdapters
     num_sharing_shards: int  # shards that take what they need from the same memory
+    quantization: str  # of the weights, for people; empty: none
 
     @property
     def name(self) -> str:
@@ -247,6 +248,13 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     return LoadedEncoder(**vars(context), config=model_config, runner=runner, inexact_reason=inexact_reason)
 
 
+def describe_quantization(settings: ShardConfig, model_config: ModelConfig) -> str:
+    """Return how the weights are quantized, for people; empty if they are not."""
+    if settings.quantize:
+        return settings.quantize
+    return "" if model_config.quantization is None else model_config.quantization.description
+
+
 def check_quantization_on_load(quantize: str, device_type: str) -> None:
     """Raise ValueError if weights cannot be quantized so (--quantize) on this machine."""
     if quantize == INT4_ON_LOAD and device_type != "cpu":
@@ -285,7 +293,8 @@ def make_load_context(config: ShardConfig, model_config: ModelConfig) -> LoadCon
                         // model_config.dtype.itemsize)
     check_weight_memory(weight_bytes, device, group, num_sharing_shards)
     return LoadContext(config, device, group, dtype, probe_cache,
-                       LoadedAdapters(dtype, device, adaptable=config.adaptable), num_sharing_shards)
+                       LoadedAdapters(dtype, device, adaptable=config.adaptable), num_sharing_shards,
+                       describe_quantization(config, model_config))
 
 
 def set_up_device(device: torch.device, config: ShardConfig) -> None:

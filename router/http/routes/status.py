@@ -109,6 +109,7 @@ class InfoRoutes(ServiceRoutes):
             "model_pipeline_tag": None,
             "model_dtype": model_info.dtype,
             "model_device_type": model_info.device,
+            "quantization": model_info.quantization or None,
             "num_shard": model_info.world_size,
             "exact": model_info.exact,
             "max_concurrent_requests": config.max_concurrent_requests,

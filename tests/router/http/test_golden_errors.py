@@ -315,11 +315,11 @@ def test_stream_headers_are_complete(post, path):
 
 EXPECTED_INFO = {
     "model_id": "a/b", "notice": None, "model_sha": None, "model_pipeline_tag": None, "model_dtype": "float32",
-    "model_device_type": "cpu", "num_shard": 1, "exact": True, "max_concurrent_requests": 128, "max_best_of": 2,
-    "max_stop_sequences": 4, "max_input_tokens": 1599, "max_total_tokens": 1600, "max_batch_total_tokens": 1600,
-    "max_batch_size": 256, "waiting_served_ratio": 0.3, "max_waiting_tokens": 20, "validation_workers": 2,
-    "max_client_batch_size": 4, "router": "text-generation-router", "version": version("weft"), "sha": None,
-    "docker_label": None}
+    "model_device_type": "cpu", "quantization": None, "num_shard": 1, "exact": True, "max_concurrent_requests": 128,
+    "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 1599, "max_total_tokens": 1600,
+    "max_batch_total_tokens": 1600, "max_batch_size": 256, "waiting_served_ratio": 0.3, "max_waiting_tokens": 20,
+    "validation_workers": 2, "max_client_batch_size": 4, "router": "text-generation-router",
+    "version": version("weft"), "sha": None, "docker_label": None}
 SERVER_INFO_CASES = {
     "/info": json.dumps(EXPECTED_INFO),
     "/v1/models": '{"object": "list", "data": [{"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b", '

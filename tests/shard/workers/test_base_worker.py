@@ -40,7 +40,7 @@ class FakeAdapterRegistry:
 
 
 class FakeLoadedModel:
-    name, inexact_reason = "loom", ""
+    name, inexact_reason, quantization = "loom", "", "int8"
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self, loaded_adapters: FakeAdapterRegistry, group: SingleRankGroup) -> None:
@@ -61,6 +61,7 @@ def test_info_describes_the_worker() -> None:
     info = make_worker().info()
     assert (info.model, info.device, info.dtype, info.world_size, info.exact) == ("loom", "cpu", "float32", 1, True)
     assert (info.vocabulary_size, info.max_positions, info.mixed_steps) == (512, 1024, True)
+    assert info.quantization == "int8"
     assert (info.generation, info.embeddings, info.classification, info.grammars) == (True, True, False, False)
 
 

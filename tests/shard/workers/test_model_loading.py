@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.quantized_checkpoints import GptqTool, write_quantized_checkpoint
 from support.checkpoints.small_checkpoints import TOKEN_LABELS, make_tiny_checkpoint, make_tiny_encoder
 from support.model_runs.encoder_reference import make_random_text
 
@@ -42,6 +43,13 @@ def test_inexact_model_is_rejected_if_exactness_is_demanded(
     assert load_decoder_model(config).inexact_reason == "something differs"
     with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
         load_decoder_model(replace(config, exact=True))
+
+
+def test_quantization_is_described(config: ShardConfig, tmp_path: Path) -> None:
+    assert load_decoder_model(config).quantization == ""
+    assert load_decoder_model(replace(config, quantize="int8")).quantization == "int8"
+    folder = write_quantized_checkpoint(Path(config.model), GptqTool(), tmp_path)
+    assert load_decoder_model(replace(config, model=str(folder))).quantization == "GPTQ, 4 bits, groups of 32"
 
 
 def test_quantizing_a_model_of_transformers_is_rejected(tmp_path_factory: pytest.TempPathFactory) -> None:
