@@ -11,14 +11,13 @@ from torch import Tensor
 
 from shard.attention.backend import AttentionOptions
 from shard.attention.kv_cache import KVCache
-from shard.native.library import load_library
+from shard.native.library import ACTIVATION_DTYPES, load_library
 from shard.ops.native_linear import has_native_products
 from shard.state.step import TokenSpan
 
 MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
 MAX_HEAD_DIM = 256  # as in attention.c
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the order of attention.c
-ACTIVATION_FORMATS = (torch.float32, torch.bfloat16)  # in the order of rows.h
 
 
 def can_use_native_attention(dtype: torch.dtype, num_heads_per_kv_head: int, head_dim: int) -> bool:
@@ -93,7 +92,7 @@ class NativeAttention:
         return True
 
     def run(self, queries: Tensor, cache: KVCache, layer: int, plan: NativeAttentionPlan) -> Tensor:
-        if queries.dtype not in ACTIVATION_FORMATS or (
+        if queries.dtype not in ACTIVATION_DTYPES or (
                 queries.stride(2) != 1 or (queries.shape[1] != 1 and queries.stride(1) != self._head_dim)):
             raise ValueError(f"needs heads of {self._head_dim} side by side in float32 or bfloat16, got strides "
                              f"{queries.stride()}, {queries.dtype}")
@@ -104,6 +103,6 @@ class NativeAttention:
             plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // 4, self._num_kv_heads,
             self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer, cache.dtype.itemsize,
             FORMATS.index(cache.dtype), queries.stride(0), output.stride(0), window,
-            ACTIVATION_FORMATS.index(queries.dtype), self._scale, self._softcap)
+            ACTIVATION_DTYPES.index(queries.dtype), self._scale, self._softcap)
         self.library.attend(arguments)
         return output

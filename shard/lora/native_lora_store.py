@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from shard.lora.routing import AdapterRouting, AdapterSlot
-from shard.native.library import NativeLibrary, allocate_result
+from shard.native.library import ACTIVATION_DTYPES, NativeLibrary, allocate_result
 
-FORMATS = (torch.float32, torch.bfloat16)  # of activations, in the order of rows.h
 TABLE_ROWS = 65_536  # loaded adapters at most; the memory of those that are never loaded is never touched
 
 
@@ -75,7 +74,7 @@ class NativeLoraStore:
         rows = self._adapter_routing.rows
         if not rows.may_have_slots:
             return
-        if y.stride(-1) != 1 or y.dtype not in FORMATS or x.dtype not in FORMATS:  # the kernel cannot tell
+        if y.stride(-1) != 1 or not {x.dtype, y.dtype} <= {*ACTIVATION_DTYPES}:  # the kernel cannot tell
             raise ValueError(f"needs contiguous rows in float32 or bfloat16, got strides {y.stride()}, {x.dtype}, "
                              f"{y.dtype}")
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -83,4 +82,4 @@ class NativeLoraStore:
         self._library.add_lora_update(LoraUpdateArguments(
             x.data_ptr(), y.data_ptr(), shrunk.data_ptr(), rows.row_slots.ctypes.data,
             ctypes.addressof(self._part_arguments), len(x), x.shape[1], len(self._tables), rows.max_rank, x.stride(0),
-            y.stride(0), FORMATS.index(x.dtype), FORMATS.index(y.dtype)))
+            y.stride(0), ACTIVATION_DTYPES.index(x.dtype), ACTIVATION_DTYPES.index(y.dtype)))

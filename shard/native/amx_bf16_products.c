@@ -22,7 +22,7 @@ enum { MAX_ROW_TILES_PER_CHUNK = 16 };
 
 static void pack_tile(const Bf16Product *p, ptrdiff_t row_tile, ptrdiff_t input_tile, uint16_t *to) {
     const ptrdiff_t first_input = input_tile * TILE_INPUTS, num_left = p->x_inputs - first_input;
-    const ptrdiff_t count = num_left < 0 ? 0 : num_left < TILE_INPUTS ? num_left : TILE_INPUTS;
+    const ptrdiff_t count = num_left < TILE_INPUTS ? num_left : TILE_INPUTS;
     for (ptrdiff_t i = 0; i < TILE_ROWS; i++, to += TILE_INPUTS) {
         const ptrdiff_t row = row_tile * TILE_ROWS + i;
         if (row < p->rows && count == TILE_INPUTS) {
@@ -48,10 +48,11 @@ typedef struct {
     const uint16_t *weight;
     const float *bias;       /* what the sums begin with if this is the first block, or NULL */
     float *y;
-    ptrdiff_t y_stride, count; /* tiles of inputs */
+    ptrdiff_t y_stride;
+    ptrdiff_t count;         /* tiles of inputs */
     int is_first;
-    const char *ahead;       /* what is read ahead: so many lines for each tile of inputs */
-    ptrdiff_t lines_ahead;
+    const char *ahead;       /* the address that is read ahead */
+    ptrdiff_t lines_ahead;   /* lines for each tile of inputs */
 } Block;
 
 #define START_SUM(TILE, OFFSET, BIAS_OFFSET)                                                       \
@@ -107,10 +108,10 @@ TARGET static void multiply_row_tiles(const Bf16Product *p, ptrdiff_t first_pane
                                       ptrdiff_t first_tile, ptrdiff_t last_tile) {
     const ptrdiff_t input_tiles = p->inputs / TILE_INPUTS, panel_stride = p->inputs * PANEL_OUTPUTS;
     const ptrdiff_t num_pairs = divide_up(last_tile - first_tile, 2), row_tile_stride = input_tiles * TILE_SIZE;
+    const ptrdiff_t lines = divide_up(2 * TILE_BYTES / LINE_BYTES, num_pairs);
     float sums[2 * TILE_ROWS * PANEL_OUTPUTS];
     for (ptrdiff_t k = 0; k < input_tiles; k += BLOCK_TILES) {
         const ptrdiff_t count = k + BLOCK_TILES < input_tiles ? BLOCK_TILES : input_tiles - k;
-        const ptrdiff_t lines = divide_up(2 * TILE_SIZE * (ptrdiff_t)sizeof(uint16_t) / LINE_BYTES, num_pairs);
         const int is_rounded = p->rounded != NULL && k + count == input_tiles;
         for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
             const uint16_t *weight = p->weight + panel * panel_stride + k * 2 * TILE_SIZE;
@@ -153,7 +154,7 @@ TARGET static void multiply_part(const Phase *phase, ptrdiff_t part) {
 /* As weft_prepare_product in products.c. Needs AMX with BF16, and AVX-512 with BF16. */
 EXPORT int weft_prepare_amx_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     const ptrdiff_t num_row_tiles = divide_up(product->rows, TILE_ROWS);
-    phases[0] = (Phase){pack_part, product, NULL, num_row_tiles > 1 ? count_parts(num_row_tiles, threads) : num_row_tiles};
+    phases[0] = (Phase){pack_part, product, NULL, count_parts(num_row_tiles, threads)};
     phases[1] = (Phase){multiply_part, product, NULL, num_row_tiles > 0 ? count_parts(product->panels, threads) : 0};
     return 2;
 }

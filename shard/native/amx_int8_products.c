@@ -1,8 +1,8 @@
 /* Products of int8_products.c by the tiles of AMX, with the same bits.
  *
- * A row's numbers of 16 bits are 256 * high + low, with high signed and low unsigned. The sums of both over a group are
- * exact integers, of which the group's sum consists. A panel holds the weights of 16 outputs: for every four inputs, four
- * codes for each output. Panels are computed in pairs, so their number is even.
+ * A row's numbers of 16 bits are 256 * high + low, with high signed and low unsigned. Both are summed over a group as
+ * exact integers. The group's sum is 256 times the first plus the second. A panel holds the weights of 16 outputs: for
+ * every four inputs, four codes for each output. Panels are computed in pairs, so their number is even.
  *
  * Phase 1 quantizes each row, and writes its high and low bytes into tiles of 16 rows and 64 inputs. Phase 2 multiplies
  * them: registers 0 to 3 hold the sums (of each panel of a pair: high, low), 4 and 5 the rows, 6 and 7 the weights.
@@ -45,7 +45,8 @@ TARGET static void add_group(int32_t (*sums)[TILE_ROWS][PANEL_OUTPUTS], const fl
     }
 }
 
-/* Computes a pair of panels for one tile of rows. `ahead`: what is read ahead, so many lines for each tile of inputs. */
+/* Computes a pair of panels for one tile of rows. `ahead`: the address that is read ahead; `lines_ahead`: lines for each
+ * tile of inputs. */
 TARGET static void multiply_tile(const Int8Product *p, ptrdiff_t panel, ptrdiff_t row_tile, const char *ahead,
                                  ptrdiff_t lines_ahead) {
     const ptrdiff_t inputs = p->rows.inputs, groups = inputs / GROUP_INPUTS, row = row_tile * TILE_ROWS;

@@ -15,8 +15,8 @@ from shutil import which
 
 NATIVE_FOLDER = Path(__file__).parent
 SOURCE_NAMES = ("products.c", "bf16_products.c", "amx_bf16_products.c", "int8_products.c", "amx_int8_products.c",
-                "int4_products.c", "attention.c", "activations.c", "norms.c", "rotary.c", "packing.c", "quantizing.c",
-                "lora.c")
+                "int4_products.c", "attention.c", "activations.c", "norms.c", "rotary.c", "rounding.c", "packing.c",
+                "quantizing.c", "lora.c")
 # Products and sums are fused only where the source says so, which every compiler then does alike.
 COMPILE_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-s")
 COMPILE_TIMEOUT_SECONDS = 120
@@ -60,7 +60,10 @@ def compile_library(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
             compiled_path = Path(temporary_folder, "kernels.so")
-            run_compiler(compiler, compiled_path)
+            try:
+                run_compiler(compiler, compiled_path)
+            except CompilationFailed:  # an assembler that is older than the compiler may not know AMX
+                run_compiler((*compiler, "-DHAS_AMX=0"), compiled_path)
             compiled_path.replace(path)
     except OSError as error:
         raise CompilationFailed(f"cannot write {path}: {error}") from error

@@ -9,11 +9,12 @@
 enum { MAX_GROUP_INPUTS = 128, MAX_INT16 = 32767 };
 
 typedef struct {
-    const float *numbers; /* [rows, row_inputs], a row every `stride` numbers */
+    const void *numbers;  /* [rows, row_inputs], a row every `stride` numbers: float32, or bfloat16 */
     int16_t *codes;       /* [rows, inputs], filled: padded with zeros to whole groups */
     float *scales;        /* [rows, inputs / group_inputs], filled */
     int32_t *sums;        /* the same, filled with the sums of codes; or NULL */
     int64_t num_rows, row_inputs, stride, inputs, group_inputs; /* group_inputs: a multiple of 8, at most 128 */
+    int64_t is_bfloat16;
 } Int16Rows;
 
 static inline int32_t read_pair(const int16_t *codes) {
@@ -58,15 +59,31 @@ __attribute__((target("avx2,fma"))) static float quantize_group(const float *fro
     return largest / MAX_INT16;
 }
 
+/* Converts numbers from bfloat16. */
+__attribute__((target("avx2"))) static void widen(const uint16_t *from, ptrdiff_t count, float *to) {
+    ptrdiff_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + i)));
+        _mm256_storeu_si256((__m256i *)(to + i), _mm256_slli_epi32(words, 16));
+    }
+    for (; i < count; i++) {
+        const uint32_t word = (uint32_t)from[i] << 16;
+        memcpy(to + i, &word, sizeof word);
+    }
+}
+
 /* Quantizes a row of the Int16Rows that the arguments begin with. */
-static void quantize_row(const Phase *phase, ptrdiff_t row) {
+__attribute__((unused)) static void quantize_row(const Phase *phase, ptrdiff_t row) {
     const Int16Rows *r = phase->arguments;
     const ptrdiff_t num_groups = r->inputs / r->group_inputs;
     for (ptrdiff_t group = 0; group < num_groups; group++) {
-        const ptrdiff_t first = group * r->group_inputs, left = r->row_inputs - first;
+        const ptrdiff_t first = group * r->group_inputs, left = r->row_inputs - first, begin = row * r->stride + first;
+        const ptrdiff_t count = left < r->group_inputs ? left : r->group_inputs;
         int16_t *codes = r->codes + row * r->inputs + first;
+        float widened[MAX_GROUP_INPUTS];
+        if (r->is_bfloat16) widen((const uint16_t *)r->numbers + begin, count, widened);
         r->scales[row * num_groups + group] = quantize_group(
-            r->numbers + row * r->stride + first, left < r->group_inputs ? left : r->group_inputs, r->group_inputs, codes);
+            r->is_bfloat16 ? widened : (const float *)r->numbers + begin, count, r->group_inputs, codes);
         if (r->sums != NULL) {
             int32_t sum = 0;
             for (ptrdiff_t i = 0; i < r->group_inputs; i++) sum += codes[i];

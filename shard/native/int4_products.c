@@ -136,7 +136,7 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_int4_product(const Int4Product *product, int instruction_set, unsigned threads, Phase *phases) {
     static const Int4Tiles *const tiles[] = {&INT4_avx2, &INT4_avx512, &INT4_avx512_vnni, &INT4_avx512_vnni,
-                                          &INT4_avx512_vnni};
+                                             &INT4_avx512_vnni};
     phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
     phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
     return 2;

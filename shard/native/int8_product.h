@@ -18,6 +18,7 @@ typedef struct {
     const float *scales; /* [panels * 16] */
     const float *bias;   /* [panels * 16], or NULL */
     float *y;            /* [rows, y_stride], y_stride >= panels * 16 */
-    uint8_t *tiles;      /* [rows / 16 rounded up, inputs / 64, 2, 16, 64], filled, for amx_int8_products.c */
+    uint8_t *tiles;      /* [rows / 16 rounded up, inputs / 64, 2, 16, 64], for amx_int8_products.c, which fills the rows;
+                          * those behind the last one hold anything, and their sums are dropped */
     int64_t panels, y_stride;
 } Int8Product;

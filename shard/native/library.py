@@ -28,6 +28,8 @@ PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the libra
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
 # By the numbers that `weft_instruction_set` returns; the first has no kernels.
 INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)  # in the order of rows.h
+AMX_TILE_ROWS = 16  # as in amx_tiles.h
 MAX_PHASES = 2  # of one kernel
 MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
 
@@ -102,6 +104,10 @@ class NativeLibrary:
     def rotate(self, arguments: ctypes.Structure, *, num_results: int) -> None:
         """Compute a `Rotation` (rotary.c)."""
         self._execute(self.functions.weft_prepare_rotation, arguments, num_results=num_results)
+
+    def round_to_bfloat16(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Rounding` (rounding.c)."""
+        self._execute(self.functions.weft_prepare_rounding, arguments, num_results=num_results)
 
     def attend(self, arguments: ctypes.Structure) -> None:
         """Compute an `Attention` (attention.c)."""

@@ -11,17 +11,21 @@
 #include <unistd.h>
 
 /* Whether the compiler knows the instructions for bfloat16. */
+#ifndef HAS_BFLOAT16
 #if defined(__clang__) || __GNUC__ >= 10
 #define HAS_BFLOAT16 1
 #else
 #define HAS_BFLOAT16 0
 #endif
+#endif
 
-/* Whether it knows those of AMX. */
+/* Whether the compiler knows the instructions of AMX; compiler.py says no where the assembler is too old for them. */
+#ifndef HAS_AMX
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define HAS_AMX 1
 #else
 #define HAS_AMX 0
+#endif
 #endif
 
 #define EXPORT __attribute__((visibility("default")))

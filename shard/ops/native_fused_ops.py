@@ -10,10 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shard.native.library import allocate_result, load_library
+from shard.native.library import ACTIVATION_DTYPES, allocate_result, load_library
 from shard.ops.rotary_arguments import HeadNormArguments, LayerCacheSlots, RotaryArguments
 
-FORMATS = (torch.float32, torch.bfloat16)  # of activations, in the order of rows.h
 MAX_HEAD_DIM = 256  # as in rotary.c
 
 
@@ -38,11 +37,11 @@ class RotationArguments(ctypes.Structure):
 
 
 def can_norm(x: Tensor) -> bool:
-    return x.ndim == 2 and x.dtype in FORMATS
+    return x.ndim == 2 and x.dtype in ACTIVATION_DTYPES
 
 
 def can_rotate(qkv_heads: Tensor) -> bool:
-    return qkv_heads.shape[2] <= MAX_HEAD_DIM and qkv_heads.dtype in FORMATS
+    return qkv_heads.shape[2] <= MAX_HEAD_DIM and qkv_heads.dtype in ACTIVATION_DTYPES
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, round_after_weight: bool,
@@ -63,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, round_after_weight: b
     results = allocate_result(rows, width, dtype=x.dtype)
     library.norm(NormArguments(
         x.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr(), results.data_ptr(), rows, width,
-        FORMATS.index(x.dtype), round_after_weight, epsilon), num_results=rows * width)
+        ACTIVATION_DTYPES.index(x.dtype), round_after_weight, epsilon), num_results=rows * width)
     return results
 
 
@@ -89,6 +88,7 @@ def rotate_and_cache(qkv_heads: Tensor, qk_norm: HeadNormArguments | None, angle
         angles.positions.data_ptr(), cache_slots.slots.data_ptr(), queries.data_ptr(), keys.data_ptr(),
         values.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim, angles.cos_sin_table.shape[1],
         angles.interleaved, qk_norm is not None and qk_norm.round_after_weight, qkv_heads.stride(0),
-        keys.stride(0) * keys.itemsize, FORMATS.index(qkv_heads.dtype), 0.0 if qk_norm is None else qk_norm.epsilon),
+        keys.stride(0) * keys.itemsize, ACTIVATION_DTYPES.index(qkv_heads.dtype),
+        0.0 if qk_norm is None else qk_norm.epsilon),
         num_results=num_tokens * num_all * head_dim)
     return queries

@@ -15,7 +15,13 @@ from torch import Tensor
 from shard.native.library import NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
-from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, pad_with_zeros, round_up
+from shard.ops.native_int8_linear import (
+    Int16Rows,
+    Int16RowsArguments,
+    convert_results,
+    pad_with_zeros,
+    round_up,
+)
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int4_products.c
@@ -97,10 +103,14 @@ class NativeInt4Linear:
                 zeros.shape[1], self._group_inputs, codes.stride(0)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.forward_float32(x).to(x.dtype)
+        return convert_results(self._multiply(x)[:, :self._num_outputs], x.dtype, self._library)
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
+        return convert_results(self._multiply(x)[:, :self._num_outputs], torch.float32, self._library)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, padded_outputs]` in float32"""
         if self._input_order is not None:
             x = x.index_select(1, self._input_order)
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, self._group_inputs)
@@ -108,4 +118,4 @@ class NativeInt4Linear:
         self._library.multiply_int4(Int4ProductArguments(
             rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))
-        return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+        return y

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import NativeLibrary, allocate_result
+from shard.native.library import ACTIVATION_DTYPES, AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_linear import PackingArguments
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS, GROUP_INPUTS = 16, 128  # as in int8_product.h
-AMX_PANELS_AT_ONCE, AMX_TILE_ROWS = 2, 16  # as in amx_int8_products.c
-PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
+AMX_PANELS_AT_ONCE = 2  # as in amx_int8_products.c
+PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once; a multiple of the panels computed at once
 
 
 class Int16RowsArguments(ctypes.Structure):
@@ -30,7 +30,8 @@ class Int16RowsArguments(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, ctypes.c_void_p) for name in ("numbers", "codes", "scales", "sums")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "row_inputs", "stride", "inputs", "group_inputs"))]
+        *((name, ctypes.c_int64) for name in ("num_rows", "row_inputs", "stride", "inputs", "group_inputs",
+                                              "is_bfloat16"))]
 
 
 class Int8ProductArguments(ctypes.Structure):
@@ -42,20 +43,28 @@ class Int8ProductArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
 
 
+class RoundingArguments(ctypes.Structure):
+    """`Rounding` in rounding.c."""
+
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("numbers", "rounded")),
+                          *((name, ctypes.c_int64) for name in ("rows", "width", "stride"))]
+
+
 class Int16Rows:
     """Memory for rows that a kernel quantizes to int16. It must live until the call is over."""
 
     def __init__(self, x: Tensor, num_inputs: int, padded_inputs: int, group_inputs: int) -> None:
         if x.shape[1:] != (num_inputs,):  # the kernel cannot tell
             raise ValueError(f"needs rows of {num_inputs}, got {tuple(x.shape)}")
-        numbers = x.float()
+        numbers = x if x.dtype in ACTIVATION_DTYPES else x.float()
         self._numbers = numbers if numbers.stride(-1) == 1 else numbers.contiguous()
         self._codes = allocate_result(len(x), padded_inputs, dtype=torch.int16)
         self._scales = allocate_result(len(x), padded_inputs // group_inputs)
         self._sums = allocate_result(len(x), padded_inputs // group_inputs, dtype=torch.int32)
         self.arguments = Int16RowsArguments(
             self._numbers.data_ptr(), self._codes.data_ptr(), self._scales.data_ptr(), self._sums.data_ptr(), len(x),
-            x.shape[1], self._numbers.stride(0), padded_inputs, group_inputs)
+            x.shape[1], self._numbers.stride(0), padded_inputs, group_inputs,
+            self._numbers.dtype is torch.bfloat16)
 
 
 class NativeInt8Linear:
@@ -79,10 +88,14 @@ class NativeInt8Linear:
         self._library = library
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.forward_float32(x).to(x.dtype)
+        return convert_results(self._multiply(x)[:, :self._num_outputs], x.dtype, self._library)
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
+        return convert_results(self._multiply(x)[:, :self._num_outputs], torch.float32, self._library)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """`[rows, in] -> [rows, padded_outputs]` in float32"""
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, GROUP_INPUTS)
         y = allocate_result(len(x), self._padded_outputs)
         tiles = (allocate_result(round_up(len(x), AMX_TILE_ROWS), 2 * self._padded_inputs, dtype=torch.uint8)
@@ -91,7 +104,17 @@ class NativeInt8Linear:
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
             None if tiles is None else tiles.data_ptr(), len(self._panels), y.stride(0)))
-        return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+        return y
+
+
+def convert_results(y: Tensor, dtype: torch.dtype, library: NativeLibrary) -> Tensor:
+    """Return float32 results `[rows, out]`, which may have padding behind each row, as contiguous rows of `dtype`."""
+    if dtype is not torch.bfloat16:
+        return y.contiguous().to(dtype)
+    rounded = allocate_result(*y.shape, dtype=torch.bfloat16)
+    library.round_to_bfloat16(RoundingArguments(y.data_ptr(), rounded.data_ptr(), *y.shape, y.stride(0)),
+                              num_results=y.numel())
+    return rounded
 
 
 def pack_pairs(codes: Tensor, panels: Tensor, library: NativeLibrary) -> None:
@@ -104,9 +127,10 @@ def pack_pairs(codes: Tensor, panels: Tensor, library: NativeLibrary) -> None:
 
 
 def pack_quads(codes: Tensor, panels: Tensor) -> None:
-    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 4, PANEL_OUTPUTS, 4]`."""
+    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 4, PANEL_OUTPUTS, 4]`. There may be more codes than
+    the panels have room for; those are padding."""
     num_quads = -(-codes.shape[1] // 4)
-    quads = functional.pad(codes, (0, 4 * num_quads - codes.shape[1])).contiguous().view(torch.int32)
+    quads = functional.pad(codes, (0, 4 * num_quads - codes.shape[1])).view(torch.int32)
     rows = quads[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, num_quads)
     panels.view(torch.int32)[:, :num_quads, :, 0] = rows.transpose(1, 2)
 

@@ -1,8 +1,8 @@
 """Linears with weights of 16 bits by the kernels of `shard/native/`: `products.c` for rows in float32,
 `bf16_products.c` and `amx_bf16_products.c` for rows in bfloat16.
 
-A row's sums are made in the order of the inputs, whatever other rows there are: docs/concepts/exactness.md, "Products
-with independent rows".
+The order in which a row's sums are made follows from the number of inputs alone, whatever other rows there are:
+docs/concepts/exactness.md, "Products with independent rows".
 """
 
 import ctypes
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import NativeLibrary, allocate_result, load_library
+from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result, load_library
 from shard.native.packed_memory import allocate_packed, pack_contiguously
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_product.h
-AMX_TILE_ROWS, AMX_TILE_INPUTS = 16, 32  # as in amx_bf16_products.c
+AMX_TILE_INPUTS = 32  # as in amx_bf16_products.c
 STORED_DTYPES = (torch.bfloat16, torch.float16)  # in the order of preference
 
 

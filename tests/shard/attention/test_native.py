@@ -146,15 +146,6 @@ def test_result_does_not_depend_on_the_block_size(block_size: int) -> None:
     assert torch.equal(*results)
 
 
-def test_a_row_in_no_span_gets_zeros() -> None:
-    harness = AttentionHarness("native")
-    sequence = harness.make_random_sequence(1)
-    harness.write_to_cache(sequence, 0, 1)
-    plan = harness.attention.plan([sequence.make_span(0, 0, 1)], [], 2, harness.cache)
-    result = harness.attention.run(torch.full((2, 4, 32), torch.nan), harness.cache, 0, plan)
-    assert not result[1].any()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_cache_of_16_bits_is_read_as_float32(dtype: torch.dtype) -> None:
     wide, narrow = AttentionHarness("native", head_dim=36), AttentionHarness("native", head_dim=36)
@@ -168,14 +159,31 @@ def test_cache_of_16_bits_is_read_as_float32(dtype: torch.dtype) -> None:
     assert torch.equal(narrow.attention.run(rounded.queries, narrow.cache, 1, plan), expected)
 
 
-def test_bfloat16_queries_are_attended_to_in_float32() -> None:
-    narrow, wide = (AttentionHarness("native", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+@pytest.mark.parametrize("head_dim", [5, 32, 36, 100])
+def test_bfloat16_queries_are_attended_to_in_float32(instruction_set: str, head_dim: int) -> None:
+    assert library is not None
+    narrow, wide = (AttentionHarness("native", head_dim=head_dim, dtype=dtype)
+                    for dtype in (torch.bfloat16, torch.float32))
+    for harness in (narrow, wide):
+        harness.attention.library = replace(library, instruction_set=instruction_set)
     sequence = narrow.make_random_sequence(100)
     widened = AttentionSequence(sequence.queries.float(), sequence.keys.float(), sequence.values.float(),
                                 sequence.blocks)
     (result,), (expected,) = (harness.run_step(chunks=[(one, 0, 100)])
                               for harness, one in ((narrow, sequence), (wide, widened)))
     assert torch.equal(result, expected.bfloat16())
+    assert torch.equal(narrow.run_step([(sequence, 99)])[0], result[99:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_in_no_span_gets_zeros(dtype: torch.dtype) -> None:
+    harness = AttentionHarness("native", dtype=dtype)
+    sequence = harness.make_random_sequence(1)
+    harness.write_to_cache(sequence, 0, 1)
+    plan = harness.attention.plan([sequence.make_span(0, 0, 1)], [], 2, harness.cache)
+    result = harness.attention.run(torch.full((2, 4, 32), torch.nan, dtype=dtype), harness.cache, 0, plan)
+    assert not result[1].any()
 
 
 def test_other_kinds_of_attention_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,21 @@ def test_changed_source_has_another_file_name(tmp_path: Path, monkeypatch: pytes
     assert library_file_name() != before
 
 
+def test_assembler_that_does_not_know_amx_is_given_no_such_code(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys, pathlib; pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text(' '.join(sys.argv))"
+    refusal = "; '-DHAS_AMX=0' in sys.argv or sys.exit('no such instruction: ldtilecfg')"
+    monkeypatch.setattr(compiler, "find_compiler", lambda: (sys.executable, "-c", program + refusal))
+    assert "-DHAS_AMX=0" in compile_library(tmp_path).read_text()
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
+def test_sources_compile_where_instructions_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPILE_FLAGS", (*compiler.COMPILE_FLAGS, "-O0", "-Wall", "-Wextra", "-Werror",
+                                                    "-DHAS_AMX=0", "-DHAS_BFLOAT16=0"))
+    assert compile_library(tmp_path).is_file()
+
+
 @pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
 @pytest.mark.parametrize("optimization", ["-O0", pytest.param("-O1", marks=pytest.mark.long)])  # -O1 finds some more
 def test_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimization: str) -> None:

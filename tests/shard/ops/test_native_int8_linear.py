@@ -92,10 +92,19 @@ def test_panels_computed_at_once_are_those_computed_one_by_one(instruction_set: 
         torch.set_num_threads(before)
 
 
-def test_all_instruction_sets_give_the_same_bits() -> None:
-    part, x = make_quantized_slice(100, 900), torch.randn(14, 900)
-    results = [NativeInt8Linear([part], None, get_library(one))(x) for one in AVAILABLE_SETS]
+@pytest.mark.parametrize("rows", [1, 14, 17, 40, 150])
+def test_all_instruction_sets_give_the_same_bits(rows: int) -> None:
+    part, bias, x = make_quantized_slice(100, 901), torch.randn(100), torch.randn(rows, 901)
+    results = [NativeInt8Linear([part], bias, get_library(one))(x) for one in AVAILABLE_SETS]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+def test_bfloat16_rows_are_multiplied_in_float32_and_rounded_once(instruction_set: str) -> None:
+    linear = NativeInt8Linear([make_quantized_slice(100, 300)], None, get_library(instruction_set))
+    x = torch.randn(5, 300).bfloat16()
+    assert torch.equal(linear.forward_float32(x), linear(x.float()))
+    assert torch.equal(linear(x), linear(x.float()).bfloat16())
 
 
 def test_largest_sum_of_a_group_fits_into_32_bits() -> None:
@@ -103,44 +112,52 @@ def test_largest_sum_of_a_group_fits_into_32_bits() -> None:
     part = QuantizedSlice(lambda first, last: codes[first:last], torch.ones(16, 1), torch.zeros(256).long(),
                           is_int8=True)
     for one in AVAILABLE_SETS:
-        result = NativeInt8Linear([part], None, get_library(one))(torch.ones(3, 256))
-        torch.testing.assert_close(result, torch.full((3, 16), -127.0 * 256))
+        linear = NativeInt8Linear([part], None, get_library(one))
+        torch.testing.assert_close(linear(torch.ones(3, 256)), torch.full((3, 16), -127.0 * 256))
+        torch.testing.assert_close(linear(-torch.ones(3, 256)), torch.full((3, 16), 127.0 * 256))
 
 
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_stays_so_and_leaves_others_alone(value: float) -> None:
+def test_a_row_that_is_not_finite_stays_so_and_leaves_others_alone(instruction_set: str, value: float) -> None:
     """A step finds failed sequences by their hidden states, so nothing may make them finite again."""
-    linear = NativeInt8Linear([make_quantized_slice(40, 300)], None, get_library(AVAILABLE_SETS[0]))
-    x = torch.ones(3, 300)
-    expected = linear(x)
-    x[1, 299] = value
-    result = linear(x)
-    assert result[1].isnan().all()
-    assert torch.equal(result[::2], expected[::2])
+    linear = NativeInt8Linear([make_quantized_slice(40, 300)], None, get_library(instruction_set))
+    for num_rows, row in ((3, 1), (20, 17)):
+        x = torch.ones(num_rows, 300)
+        expected = linear(x)
+        x[row, 299] = value
+        result = linear(x)
+        assert result[row].isnan().all()
+        others = torch.arange(num_rows) != row
+        assert torch.equal(result[others], expected[others])
 
 
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30])
-def test_small_and_large_rows_are_scaled(size: float) -> None:
+def test_small_and_large_rows_are_scaled(instruction_set: str, size: float) -> None:
     part = make_quantized_slice(20, 128)
-    result = NativeInt8Linear([part], None, get_library(AVAILABLE_SETS[0]))(torch.full((2, 128), size))
+    result = NativeInt8Linear([part], None, get_library(instruction_set))(torch.full((2, 128), size))
     expected = dequantize(part).sum(1) * size
     torch.testing.assert_close(result[0].double(), expected, rtol=1e-3, atol=1e-40)
 
 
-def test_rows_of_a_wider_tensor_are_read_where_they_are() -> None:
-    linear = NativeInt8Linear([make_quantized_slice(32, 50)], None, get_library(AVAILABLE_SETS[0]))
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+def test_rows_of_a_wider_tensor_are_read_where_they_are(instruction_set: str) -> None:
+    linear = NativeInt8Linear([make_quantized_slice(32, 50)], None, get_library(instruction_set))
     wide = torch.randn(6, 80)
     assert torch.equal(linear(wide[:, 10:60]), linear(wide[:, 10:60].contiguous()))
     assert torch.equal(linear(wide.t()[:50].t()), linear(wide[:, :50].contiguous()))
 
 
-def test_weights_are_packed_a_few_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+def test_weights_are_packed_a_few_outputs_at_a_time(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, x = [make_quantized_slice(50, 70), make_quantized_slice(30, 70)], torch.randn(4, 70)
-    expected = NativeInt8Linear(parts, None, get_library(AVAILABLE_SETS[0]))(x)
-    monkeypatch.setattr(native_int8_linear, "PACKED_ROWS", 16)
-    assert torch.equal(NativeInt8Linear(parts, None, get_library(AVAILABLE_SETS[0]))(x), expected)
+    expected = NativeInt8Linear(parts, None, get_library(instruction_set))(x)
+    monkeypatch.setattr(native_int8_linear, "PACKED_ROWS", 32)
+    assert torch.equal(NativeInt8Linear(parts, None, get_library(instruction_set))(x), expected)
 
 
-def test_no_rows_have_no_results() -> None:
-    linear = NativeInt8Linear([make_quantized_slice(40, 30)], None, get_library(AVAILABLE_SETS[0]))
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+def test_no_rows_have_no_results(instruction_set: str) -> None:
+    linear = NativeInt8Linear([make_quantized_slice(40, 30)], None, get_library(instruction_set))
     assert linear(torch.empty(0, 30)).shape == (0, 40)

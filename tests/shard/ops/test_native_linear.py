@@ -203,14 +203,18 @@ def test_bfloat16_row_has_the_same_bits_in_any_company(instruction_set: str, *, 
 
 
 @with_each_bfloat16_set
-def test_bfloat16_row_that_is_not_finite_stays_so_and_leaves_others_alone(instruction_set: str) -> None:
-    linear = make_bf16_linear(instruction_set, make_weight(64, 50, torch.bfloat16))
-    x = torch.randn(3, 50).bfloat16()
-    expected = linear(x)
-    x[1, 3] = torch.nan
-    result = linear(x)
-    assert result[1].isnan().all()
-    assert torch.equal(result[::2], expected[::2])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("num_rows", "row"), [(3, 1), (17, 16), (33, 20), (40, 39)])
+def test_bfloat16_row_that_is_not_finite_stays_so_and_leaves_others_alone(
+        instruction_set: str, value: float, num_rows: int, row: int) -> None:
+    linear = make_bf16_linear(instruction_set, make_weight(64, 50, torch.bfloat16).abs() + 1)
+    x = torch.randn(num_rows, 50).bfloat16()
+    expected = linear.forward_float32(x)
+    x[row, 3] = value
+    result = linear.forward_float32(x)
+    assert not result[row].isfinite().any()
+    others = torch.arange(num_rows) != row
+    assert torch.equal(result[others], expected[others])
 
 
 @with_each_bfloat16_set

@@ -78,10 +78,13 @@ def test_recorded_step_has_the_bits_of_its_pieces(family: str, settings: dict[st
 
 
 @needs_bfloat16_products
-@pytest.mark.parametrize("family", RECORDED_FAMILIES)
-def test_recorded_step_in_bfloat16_has_the_bits_of_its_pieces(family: str, tmp_path: Path) -> None:
-    loaded = load(tmp_path, family, dtype="bfloat16")
-    cache, sequences = prefill(loaded, [20, 1, 17, 70, 5])
+@pytest.mark.parametrize(("family", "settings"), [
+    *((family, {}) for family in RECORDED_FAMILIES), ("qwen2", {"quantize": "int8"}), ("llama", {"quantize": "int4"})])
+def test_recorded_step_in_bfloat16_has_the_bits_of_its_pieces(family: str, settings: dict[str, str],
+                                                              tmp_path: Path) -> None:
+    """Also with more sequences than a tile has rows."""
+    loaded = load(tmp_path, family, dtype="bfloat16", **settings)
+    cache, sequences = prefill(loaded, [20, 1, 17, 70, 5, *range(1, 16)])
     for part in (sequences[2:3], sequences):
         run_both(loaded, part, cache)
 
