@@ -78,7 +78,7 @@ def check_errors() -> None:
     error = expect_invalid_request(previous_response_id="resp_1")
     assert (error.param, "nothing is stored here" in error.message) == ("previous_response_id", True)
     error = expect_invalid_request(tools=[{"type": "web_search"}])
-    assert (error.param, "`web_search` are not served" in error.message) == ("tools", True)
+    assert (error.param, "`web_search`, which is not served" in error.message) == ("tools", True)
 
 
 def expect_invalid_request(**options: object) -> openai.BadRequestError:
