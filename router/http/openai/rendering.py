@@ -37,7 +37,7 @@ TGI_FINISH_REASONS = OPENAI_FINISH_REASONS | {FinishReason.STOP_STRING: "stop_se
 
 @dataclass(frozen=True, slots=True)
 class OpenAIResponseDialect:
-    """What differs between dialects in the responses of OpenAI's routes."""
+    """Differences between dialects in the responses of OpenAI's routes."""
 
     finish_reasons: Mapping[FinishReason, str]
     completion_chunk_finish_reasons: Mapping[FinishReason, str]

@@ -28,7 +28,7 @@ def tgi_error_event(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponseDialect:
-    """What differs between dialects in the answers of `/generate` and `/generate_stream`.
+    """Differences between dialects in the answers of `/generate` and `/generate_stream`.
 
     The fields of the end are templates with `reason`, `num_tokens`, `seed` and `num_prompt_tokens`.
     """
