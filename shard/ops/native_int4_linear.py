@@ -20,8 +20,8 @@ from shard.ops.native_int8_linear import (
     Int16RowsArguments,
     convert_results,
     pad_with_zeros,
-    round_up,
 )
+from shard.ops.native_linear import round_up
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int4_products.c

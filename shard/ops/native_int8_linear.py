@@ -17,7 +17,7 @@ from torch.nn import functional
 from shard.native.library import ACTIVATION_DTYPES, AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
-from shard.ops.native_linear import PackingArguments
+from shard.ops.native_linear import PackingArguments, round_up
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS, GROUP_INPUTS = 16, 128  # as in int8_product.h
@@ -133,10 +133,6 @@ def pack_quads(codes: Tensor, panels: Tensor) -> None:
     quads = functional.pad(codes, (0, 4 * num_quads - codes.shape[1])).view(torch.int32)
     rows = quads[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, num_quads)
     panels.view(torch.int32)[:, :num_quads, :, 0] = rows.transpose(1, 2)
-
-
-def round_up(number: int, divisor: int) -> int:
-    return -(-number // divisor) * divisor
 
 
 def pad_with_zeros(values: Tensor, length: int) -> Tensor:

@@ -81,12 +81,12 @@ class NativeBf16Linear:
         """`weight: [out, in]` is copied."""
         self._num_outputs, self._num_inputs = weight.shape
         # inputs are multiplied in pairs, or in tiles
-        padding = -self._num_inputs % (AMX_TILE_INPUTS if library.has_amx else 2)
-        weight = functional.pad(weight, (0, padding))
-        num_panels = -(-self._num_outputs // BF16_PANEL_OUTPUTS)
-        self._padded_outputs = num_panels * BF16_PANEL_OUTPUTS
-        halves = functional.pad(weight.view(torch.int16), (0, 0, 0, self._padded_outputs - self._num_outputs))
-        self._panels = pack_contiguously(halves.view(num_panels, BF16_PANEL_OUTPUTS, -1, 2).transpose(1, 2))
+        self._padded_inputs = round_up(self._num_inputs, AMX_TILE_INPUTS if library.has_amx else 2)
+        self._padded_outputs = round_up(self._num_outputs, BF16_PANEL_OUTPUTS)
+        padded = functional.pad(weight, (0, self._padded_inputs - self._num_inputs,
+                                         0, self._padded_outputs - self._num_outputs))
+        pairs = padded.view(torch.int16).view(-1, BF16_PANEL_OUTPUTS, self._padded_inputs // 2, 2)
+        self._panels = pack_contiguously(pairs.transpose(1, 2))
         self._bias = None if bias is None else functional.pad(bias.float(),
                                                               (0, self._padded_outputs - self._num_outputs))
         self._library = library
@@ -104,24 +104,26 @@ class NativeBf16Linear:
     def _multiply(self, x: Tensor, rounded: Tensor | None) -> Tensor:
         if (x.dtype, x.shape[1:]) != (torch.bfloat16, (self._num_inputs,)):  # the kernel cannot tell
             raise ValueError(f"needs bfloat16 rows of {self._num_inputs}, got {x.dtype} {tuple(x.shape)}")
-        padded_inputs = 2 * self._panels.shape[1]
         num_rows, tiles = len(x), None
-        if self._library.has_amx:  # tiles of rows are padded by the kernel
-            num_tiles = -(-num_rows // AMX_TILE_ROWS)
-            num_rows = num_tiles * AMX_TILE_ROWS
-            tiles = allocate_result(num_rows, padded_inputs, dtype=torch.bfloat16)
-        elif padded_inputs > self._num_inputs:
-            x = functional.pad(x, (0, padded_inputs - self._num_inputs))
+        if self._library.has_amx:  # the kernel pads the rows
+            num_rows = round_up(len(x), AMX_TILE_ROWS)
+            tiles = allocate_result(num_rows, self._padded_inputs, dtype=torch.bfloat16)
+        elif self._padded_inputs > self._num_inputs:
+            x = functional.pad(x, (0, self._padded_inputs - self._num_inputs))
         x = x if x.stride(-1) == 1 else x.contiguous()
         y = allocate_result(num_rows, self._padded_outputs)
         self._library.multiply_bfloat16(Bf16ProductArguments(
             x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
             None if rounded is None else rounded.data_ptr(), None if tiles is None else tiles.data_ptr(), len(x),
-            padded_inputs, len(self._panels), x.stride(0), y.stride(0), self._num_inputs))
+            self._padded_inputs, len(self._panels), x.stride(0), y.stride(0), self._num_inputs))
         return y[:len(x)]
 
     def _remove_padding(self, y: Tensor) -> Tensor:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+def round_up(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor
 
 
 def pack_panels(weight: Tensor, library: NativeLibrary) -> Tensor:
