@@ -92,7 +92,7 @@ class TimedOut(RequestError):
 
 
 class Cancelled(RequestError):
-    """The client left, or was too slow to read."""
+    """The client did not read its stream for too long. (A client that leaves ends its handler instead.)"""
 
 
 class CancelledById(RequestError):

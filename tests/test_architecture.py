@@ -104,3 +104,13 @@ def test_links_on_pages_lead_to_existing_files(page: str) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", read_page(page))
     files = {link.partition("#")[0] for link in links if "://" not in link}
     assert {file for file in files if file and not (REPOSITORY_ROOT / page).parent.joinpath(file).exists()} == set()
+
+
+def test_boxes_of_the_drawing_are_modules():
+    page = read_page("docs/dev/architecture.md")
+    drawing = page[page.index("## The path of one request"):].split("```")[1]
+    modules = {match.removesuffix("/")
+               for match in re.findall(r"\b(?:http|validation|text|engine|scheduler|shards)/[a-z_/]+", drawing)}
+    assert len(modules) > 12
+    missing = sorted(module for module in modules if not (REPOSITORY_ROOT / "router" / f"{module}.py").exists())
+    assert not missing

@@ -234,8 +234,8 @@ class Engine:
             if (answered_plan := self._plans_in_flight.get_answered()) is not None:
                 self._receive_answer(answered_plan)
                 self._send_plans()
-                # `_send_plans` only queued the messages. Yield once, so that the streams' writer tasks send them before
-                # this answer's tokens are rendered: the shards do not idle meanwhile.
+                # `_send_plans` only queued the messages. Yield once, so that `StepStreamClient._write_messages` sends
+                # them before this answer's tokens are rendered: the shards do not idle meanwhile.
                 await asyncio.sleep(0)
                 self._flush_events()
                 was_woken = False

@@ -1,5 +1,6 @@
 """Plans in flight, the oldest first: sent to the shards and not yet answered. The readiness of the server depends on
-their progress: one of them must be answered within ten times the duration of recent steps."""
+their progress: one of them must be answered within ten times the longest usual or predicted duration of a step, or
+within five seconds if that is longer."""
 
 import asyncio
 from collections import deque

@@ -175,7 +175,7 @@ class StepObserver:
         if sequence_id not in self.sequences:
             observed = ObservedSequence.from_request(
                 sequence_id, new_sequence.request, now if live_sequence is None else live_sequence.submitted_at)
-            observed.num_cached_tokens = new_sequence.num_cached
+            observed.num_cached_tokens = new_sequence.num_cached_tokens
             observed.num_output_tokens = len(new_sequence.generated)
             self.sequences[sequence_id] = observed
 

@@ -188,7 +188,8 @@ def _message_digest_fields(message: ShardMessage) -> tuple[Any, ...]:
     if isinstance(message, Decode):
         return (0, message.batch, [(grant.sequence_id, grant.blocks) for grant in message.grants], message.keep)
     if isinstance(message, Prefill):
-        new_sequences = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached) for n in message.new_sequences]
+        new_sequences = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached_tokens)
+                         for n in message.new_sequences]
         chunks = [(c.sequence_id, c.start, c.length) for c in message.chunks]
         return (1, message.batch, new_sequences, chunks, message.includes_decodes,
                 [(grant.sequence_id, grant.blocks) for grant in message.grants], message.keep)

@@ -27,16 +27,17 @@ EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second o
 class PrefillBudget:
     """Remaining budget of one step for chunks of prompts.
 
-    The first chunk may take `first_chunk_seconds` instead of `seconds`. If these are too few for a block, it may be one
-    block within `single_block_seconds`.
+    The first chunk may take `first_chunk_seconds` instead of `seconds`, and one block more if the whole chunk then
+    stays within `one_block_more_seconds`.
     """
 
     tokens: int
     block_size: int
     seconds: float = inf
     first_chunk_seconds: float = 0.0
-    single_block_seconds: float = 0.0
+    one_block_more_seconds: float = 0.0
     cost_model: CostModel | None = None
+    spent_seconds: float = 0.0
 
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
@@ -45,17 +46,19 @@ class PrefillBudget:
             return self._round_to_blocks(start, num_left, limit)
         within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
         length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
-        if length or not self.single_block_seconds:
+        if length == num_left or not self.one_block_more_seconds:
             return length
-        rest_of_block = self.block_size - start % self.block_size
-        within_seconds = self._tokens_within_seconds(self.single_block_seconds, start)
-        return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
+        one_block_more = length + self.block_size - (start + length) % self.block_size
+        within_seconds = self._tokens_within_seconds(self.one_block_more_seconds, start)
+        return max(length, self._round_to_blocks(start, num_left, min(limit, one_block_more, within_seconds)))
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
         if self.cost_model is not None and self.seconds != inf:
-            self.seconds -= predict_chunk_seconds(self.cost_model, start, length)
-            self.first_chunk_seconds = self.single_block_seconds = 0.0
+            chunk_seconds = predict_chunk_seconds(self.cost_model, start, length)
+            self.seconds -= chunk_seconds
+            self.spent_seconds += chunk_seconds
+            self.first_chunk_seconds = self.one_block_more_seconds = 0.0
 
     def _tokens_within_seconds(self, seconds: float, start: int) -> int:
         assert self.cost_model is not None
@@ -73,29 +76,29 @@ class PrefillTimeAllowance(NamedTuple):
 
     all_prompts: float
     first_prompt: float  # at least `all_prompts`: for the first chunk alone
-    single_block: float  # at least `first_prompt`: for one block, if `first_prompt` does not pay for it
+    one_block_more: float  # for the first chunk with one block more than `first_prompt` pays for
 
 
 class PrefillTimeLedger:
-    """Sums what decodes earn for prompts, and computes the seconds that prompts may add to each step.
+    """Account of the seconds that decodes earn for prompts; computes the seconds that prompts may add to each step.
 
-    For a step whose decodes take D seconds, with the ratio R of waiting to decoding sequences,
-    E = EARNED_PER_DECODE_SECOND, and S the sum of D over the steps since prompts last ran, this one included:
+    A step whose decodes take D seconds earns E * D * max(1, R) seconds, where R is the ratio of waiting to decoding
+    sequences and E = EARNED_PER_DECODE_SECOND. What earlier steps earned and prompts did not spend is kept:
 
-        all_prompts  = max(max_stall_seconds / safety_factor, E * D)
-        first_prompt = max(all_prompts, E * D * R)
-        single_block = max(first_prompt, E * S * max(1, R))
+        all_prompts    = max(max_stall_seconds / safety_factor, E * D)
+        first_prompt   = max(all_prompts, E * D * R)
+        one_block_more = E * D * max(1, R) + kept seconds
 
     Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
     (`safety_factor`), the chunks of a step add at most `max_stall_seconds` to it. Earned seconds protect requests that
     wait for their first token: a second of decodes delays them by a second and earns two, times waiting / decoding if
-    more wait than decode. The seconds that a step earns may be added to it even if they exceed the stall promise. If
-    they do not pay for a block, they are kept until those of several steps pay for one.
+    more wait than decode. The seconds that a step earns may be added to it even if they exceed the stall promise.
+    Prompts run in whole blocks, so a part of what a step earns remains; kept seconds pay for one block more in a later
+    step, never for two: these would stall twice as long as promised where a step earns less than a block.
 
-    Therefore, however slow steps are, prompts get two thirds of the time while any wait (at least half: they run in
-    whole blocks, and a remainder below one block is lost), and decodes never delay a request for longer than the
-    prompts before it and its own take. While no more sequences wait than decode, prompts add at most the largest of
-    the stall promise, twice the step's time without them, and one block.
+    Therefore, however slow steps are, prompts get two thirds of the time while any wait, and decodes never delay a
+    request for longer than half of what the prompts before it and its own take. While no more sequences wait than
+    decode, prompts add at most the stall promise, or twice the step's time without them, rounded up to whole blocks.
 
     Example: decodes of 20 ms, twice as many waiting as decoding, a stall promise of 150 ms with a safety factor of 1.5.
     Prompts may add max(100, 40) = 100 ms. With decodes of 200 ms they may add max(100, 400) = 400 ms, and the first
@@ -105,24 +108,29 @@ class PrefillTimeLedger:
     first token later than prompts that finish together, and most get it sooner.
     """
 
-    __slots__ = ("decode_seconds_since_prefill",)
+    __slots__ = ("kept_seconds",)
 
     def __init__(self) -> None:
-        # Predicted seconds of decodes since prompts last ran, the next step's included. A planned step sets them to 0,
-        # unless it left out all prompts that wait.
-        self.decode_seconds_since_prefill = 0.0
+        self.kept_seconds = 0.0  # earned and not spent, the next step's included once it has its allowance
 
     def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
                          cost_model: CostModel) -> PrefillTimeAllowance:
-        """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
-        decode_seconds = cost_model.predict(decode_load)
-        ratio = num_waiting / decode_load.rows
-        self.decode_seconds_since_prefill += decode_seconds
-        all_prompts = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
-        first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
-        single_block = max(first_prompt,
-                           EARNED_PER_DECODE_SECOND * self.decode_seconds_since_prefill * max(1.0, ratio))
-        return PrefillTimeAllowance(all_prompts, first_prompt, single_block)
+        """Add what the decodes of the next step earn, and return the allowance of that step."""
+        earned = EARNED_PER_DECODE_SECOND * cost_model.predict(decode_load)
+        earned_for_first = earned * max(1.0, num_waiting / decode_load.rows)
+        self.kept_seconds += earned_for_first
+        all_prompts = max(max_stall_seconds / cost_model.safety_factor, earned)
+        return PrefillTimeAllowance(all_prompts, max(all_prompts, earned_for_first), self.kept_seconds)
+
+    def settle(self, budget: PrefillBudget) -> None:
+        """Take off what the chunks of a step spend. Of the rest, what one block costs is kept."""
+        assert budget.cost_model is not None
+        self.kept_seconds = max(0.0, min(self.kept_seconds - budget.spent_seconds,
+                                         predict_chunk_seconds(budget.cost_model, 0, budget.block_size)))
+
+    def clear(self) -> None:
+        """Forget what was earned: nobody waits."""
+        self.kept_seconds = 0.0
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:
@@ -240,9 +248,13 @@ class MixedPolicy(StepPolicy):
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.make_empty_batch()
         has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
-        left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
-        if not left_prompt_out or draft.chunks:
-            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
+        if has_prompts:
+            budget = self._make_budget(draft, draft.batch)
+            left_prompt_out = self.add_prompt_chunks(draft, budget)
+        if not (has_prompts and left_prompt_out and draft.decoding):
+            self._prefill_time_ledger.clear()
+        elif draft.chunks:
+            self._prefill_time_ledger.settle(budget)
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
@@ -251,7 +263,7 @@ class MixedPolicy(StepPolicy):
             draft.decode_load = compute_decode_load(draft.decoding)
             num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
             budget.cost_model = self.scheduler.cost_model
-            budget.seconds, budget.first_chunk_seconds, budget.single_block_seconds = (
+            budget.seconds, budget.first_chunk_seconds, budget.one_block_more_seconds = (
                 self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
                                                            self.scheduler.settings.max_stall_seconds,
                                                            budget.cost_model))
@@ -350,7 +362,7 @@ class PoolingPolicy:
         self.is_active = bool(self.scheduler.waiting.num_pooling)
         kind = self.scheduler.selector.next_request_kind()
         if not self.is_active:
-            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
+            self._prefill_time_ledger.clear()
         may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
                                                              and len(self.scheduler.running))
         draft = self._draft_pooling_step(kind) if may_pool else None
@@ -373,7 +385,7 @@ class PoolingPolicy:
             draft.chunks.append((sequence, sequence.length))
             budget.spend(0, sequence.length)
         if not draft.has_turned_new_sequence_away or draft.chunks:
-            self._prefill_time_ledger.decode_seconds_since_prefill = 0.0
+            self._prefill_time_ledger.clear()
         return draft if draft.chunks else None
 
     def _make_budget(self) -> PrefillBudget:
@@ -387,6 +399,7 @@ class PoolingPolicy:
             return PrefillBudget(settings.max_prefill_tokens, 1)
         # 0: the ratio waiting / decoding applies to sequences that generate text only.
         allowance = self._prefill_time_ledger.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
-        # A text cannot be cut, so the seconds earned by several steps count for it, as for a single block of a prompt.
+        # A text cannot be cut, so the seconds earned by several steps count for it.
         return PrefillBudget(settings.max_prefill_tokens, 1,
-                             allowance.single_block - cost_model.predict(StepLoad()), cost_model=cost_model)
+                             max(allowance.first_prompt, allowance.one_block_more) - cost_model.predict(StepLoad()),
+                             cost_model=cost_model)

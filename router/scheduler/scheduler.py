@@ -34,9 +34,10 @@ POLICIES: dict[str, type[StepPolicy]] = {"mixed": MixedPolicy, "pause": PausePol
 class Scheduler:
     """Public interface of the scheduler. No method blocks.
 
-    The engine's calls come first: `plan` and `take_resource_commands` return messages, every other one takes `now` and
-    returns events, even if it never has any, so that the recorder can treat all alike. The last section is for the
-    policies: while `plan` drafts a step, the policy calls it back, and the selector asks the policy (`admits`).
+    The engine's calls come first: `plan` and `take_resource_commands` return messages, every other call that changes
+    the state takes `now` and returns events, even if it never has any, so that the recorder can treat all alike. The
+    section "for the policies" has what the policy calls while `plan` drafts a step; the selector asks the policy
+    (`admits`).
     """
 
     __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation", "_last_message_number",
@@ -102,8 +103,8 @@ class Scheduler:
         return self.sequences[sequence_id].timeline
 
     def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        """End a sequence in any state, because its client left. Its blocks are free at once: the Filter that removes it
-        is sent ahead of any message that uses them again."""
+        """End a sequence in any state, without an event. Its blocks are free at once: what removes it from its batch is
+        sent before any message that uses them again, or with it."""
         if (sequence := self.sequences.get(sequence_id)) is not None:
             self.sequences.end_sequence(sequence, now)
         return []
@@ -177,7 +178,7 @@ class Scheduler:
 
     def _find_resources_in_use(self) -> set[LoadableResource]:
         """Return the resources needed by running sequences and by steps in flight."""
-        members = [*self.running, *(sequence for step in self._unanswered_plans for sequence in step.members)]
+        members = [*self.running, *(sequence for plan in self._unanswered_plans for sequence in plan.members)]
         return {resource for sequence in members for resource in sequence.request.needed_resources}
 
     # -- steps
@@ -258,7 +259,7 @@ class Scheduler:
 
     def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
         """Requeue all sequences with their tokens, since the shards lost their state, and fail those to blame."""
-        steps = list(self._unanswered_plans)
+        lost_plans = list(self._unanswered_plans)
         self._epoch = None
         self.running.reset(self._model_info)
         self._reset_shard_state()
@@ -277,7 +278,7 @@ class Scheduler:
             self.settings = replace(self.settings, max_prefill_tokens=new_limit)
             if new_limit == limit:
                 loss_reason = ShardLossReason.STEP_ERROR
-        culprits = self._fault_isolation.assign_blame(loss_reason, [step.members for step in steps])
+        culprits = self._fault_isolation.assign_blame(loss_reason, [plan.members for plan in lost_plans])
         return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
     def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:

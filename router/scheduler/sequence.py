@@ -109,7 +109,7 @@ class SequenceState(Enum):
     # answered, or to the batch at once if it is recomputed.
     PREEMPTED = auto()
     FINISHING = auto()  # left its batch, or was in none (pooling): the steps in flight are its last
-    FINISHED = auto()  # its terminal event was returned
+    FINISHED = auto()  # no longer in the table: its terminal event was returned, or it was cancelled
 
 
 @dataclass(slots=True, eq=False)

@@ -93,23 +93,23 @@ class SequenceTable:
         self.deadlines.add(sequence)
         return sequence
 
-    def apply_result(self, step: UnansweredPlan, result: StepResult, stop_token_counts: Mapping[int, int],
+    def apply_result(self, plan: UnansweredPlan, result: StepResult, stop_token_counts: Mapping[int, int],
                      now: float) -> list[SchedulerEvent]:
-        """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences."""
+        """Apply the answer to this plan: append tokens, cache computed blocks, and finish or fail sequences."""
         rows, failures = result.rows, result.failures
-        if step.kind is not RequestKind.GENERATE:  # a pooling step is the only one of its sequences
-            unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]
+        if plan.kind is not RequestKind.GENERATE:  # a pooling step is the only one of its sequences
+            unfinished = [sequence for sequence in plan.members if sequence.state is not SequenceState.FINISHED]
             return [self.fail(sequence, failures[sequence.id], now) if sequence.id in failures
                     else self.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
         token_counts: dict[int, int] = {}
-        events: list[SchedulerEvent] = [TokensGenerated(token_counts)] if step.members_with_output else []
-        for chunk_write in step.chunk_writes:
+        events: list[SchedulerEvent] = [TokensGenerated(token_counts)] if plan.members_with_output else []
+        for chunk_write in plan.chunk_writes:
             sequence, num_computed_tokens = chunk_write.sequence, chunk_write.num_computed_tokens
             if chunk_write.is_valid and sequence.id not in failures:
                 self._running.cache_full_blocks(sequence, num_computed_tokens)
                 if num_computed_tokens >= sequence.num_tokens_to_prefill:
                     sequence.timeline.enter_phase(RequestPhase.DECODE, now)
-        for sequence in step.members_with_output:
+        for sequence in plan.members_with_output:
             sequence.num_outputs_in_flight -= 1
             sequence_id = sequence.id
             if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:

@@ -21,7 +21,7 @@ class SchedulerSettings:
     max_batch_size: int = 256
     max_active_adapters: int = 1024
     adapter_cycle_seconds: float = 2.0  # how long an adapter stays in use while others wait for its slot
-    max_prefill_tokens: int = 4096
+    max_prefill_tokens: int = 4096  # of a step, its decodes included
     max_stall_seconds: float = 0.150
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20

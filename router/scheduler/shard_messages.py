@@ -1,5 +1,5 @@
-"""Messages between the scheduler and the shards, as plain data, named as in proto/shard.proto, except that a message
-number is `order` there, `includes_decodes` is `alongside`, and a `PoolingStep` is an `EmbedRequest`.
+"""Messages between the scheduler and the shards, as plain data, named mostly as in proto/shard.proto. There a message
+number is `order`, `includes_decodes` is `alongside`, a PoolingStep is an EmbedRequest, and a StepResult a StepAnswer.
 
 They are rows, not columns; `shards/message_conversion.py` converts between the two.
 """
@@ -19,7 +19,7 @@ class NewSequence:
     request: Request
     generated: tuple[int, ...]
     blocks: tuple[int, ...]
-    num_cached: int = 0  # leading tokens found in the prefix cache
+    num_cached_tokens: int = 0  # leading tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

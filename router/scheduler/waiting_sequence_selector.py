@@ -30,7 +30,7 @@ class WaitingSequenceSelector:
     _fault_isolation: FaultIsolation
     _fair_shares: FairShares
     policy: StepPolicy = field(init=False)  # may refuse sequences; made anew whenever the shards' state is reset
-    now: float = 0.0  # time of the step planned last
+    now: float = 0.0  # time at which the present step is planned, or the last one was
     preempted: list[Sequence] = field(default_factory=list)  # recently; without those that are queued again
     _last_turned_away: Sequence | None = None  # its phase becomes QUEUE when another one is turned away
     # In the phase FAULT_ISOLATION, unless they left it.

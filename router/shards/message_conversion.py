@@ -94,7 +94,7 @@ def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
         num_tokens=[len(n.request.prompt) + len(n.generated) for n in new_sequences],
         num_prompt_tokens=[len(request.prompt) for request in requests],
         tokens=chain.from_iterable(chain(n.request.prompt, n.generated) for n in new_sequences),
-        num_cached=[n.num_cached for n in new_sequences],
+        num_cached=[n.num_cached_tokens for n in new_sequences],
         num_blocks=[len(n.blocks) for n in new_sequences],
         blocks=chain.from_iterable(n.blocks for n in new_sequences),
         keys=[request.sampling_key for request in requests],

@@ -76,7 +76,7 @@ class RunStats:
                         times.started_at = now
                         num_prompt_tokens = len(new_sequence.request.prompt)
                         self.num_prompt_tokens += num_prompt_tokens
-                        self.num_prefix_hit_tokens += min(new_sequence.num_cached, num_prompt_tokens)
+                        self.num_prefix_hit_tokens += min(new_sequence.num_cached_tokens, num_prompt_tokens)
                         self.latencies["wait"].append(now - times.arrived_at)
 
     def record_events(self, events: list[SchedulerEvent], now: float) -> None:

@@ -28,7 +28,7 @@ class LoraPartArguments(ctypes.Structure):
 class LoraUpdateArguments(ctypes.Structure):
     """`LoraUpdate` in lora.c."""
 
-    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "y", "shrunk", "row_slots", "parts")),
+    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "y", "shrunk", "adapter_table_rows", "parts")),
                           *((name, ctypes.c_int64) for name in ("rows", "inputs", "num_parts", "max_rank",
                                                                 "x_stride", "y_stride", "x_format", "y_format"))]
 
@@ -80,6 +80,6 @@ class NativeLoraStore:
         x = x if x.stride(-1) == 1 else x.contiguous()
         shrunk = allocate_result(len(x), len(self._tables), rows.max_rank)
         self._library.add_lora_update(LoraUpdateArguments(
-            x.data_ptr(), y.data_ptr(), shrunk.data_ptr(), rows.row_slots.ctypes.data,
+            x.data_ptr(), y.data_ptr(), shrunk.data_ptr(), rows.adapter_table_rows.ctypes.data,
             ctypes.addressof(self._part_arguments), len(x), x.shape[1], len(self._tables), rows.max_rank, x.stride(0),
             y.stride(0), ACTIVATION_DTYPES.index(x.dtype), ACTIVATION_DTYPES.index(y.dtype)))

@@ -1,6 +1,7 @@
 """Which rows of a forward pass use which adapter, and in which slots the matrices of loaded adapters are.
 
-Slots are grouped by LoRA rank rounded up to a power of two, so that one batched matmul serves several adapters.
+Torch's store groups slots by LoRA rank rounded up to a power of two, so that one batched matmul serves several
+adapters. The native store reads `adapter_table_rows`, and Triton's kernels read work lists.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class AdapterSlot(NamedTuple):
 
 
 RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by slot, each with all rows of its adapter
-RowSlots = np.ndarray[Any, np.dtype[np.int32]]
+AdapterTableRows = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def pad_rank(rank: int) -> int:
@@ -112,11 +113,11 @@ class RowAdapters:
     """Adapters of the rows of one forward pass. What linears need of them is made on first use."""
 
     def __init__(self, spans: Sequence[AdapterRowSpan], device: torch.device, adapter_slots: AdapterSlots,
-                 static_work: LoraWorkList | None = None, static_row_slots: RowSlots | None = None) -> None:
-        """`static_work` and `static_row_slots` are for rows that are not known yet, and are used instead of what
+                 static_work: LoraWorkList | None = None, static_table_rows: AdapterTableRows | None = None) -> None:
+        """`static_work` and `static_table_rows` are for rows that are not known yet, and are used instead of what
         `spans` would give."""
         self._spans, self._device, self._adapter_slots = spans, device, adapter_slots
-        self._static_work, self._static_row_slots = static_work, static_row_slots
+        self._static_work, self._static_table_rows = static_work, static_table_rows
 
     @cached_property
     def _rows_by_adapter(self) -> dict[int, list[int]]:
@@ -136,22 +137,22 @@ class RowAdapters:
     @property
     def may_have_slots(self) -> bool:
         """Whether a row may have LoRA matrices of a linear."""
-        return self._static_row_slots is not None or bool(self.rows_by_slot)
+        return self._static_table_rows is not None or bool(self.rows_by_slot)
 
     @cached_property
-    def row_slots(self) -> RowSlots:
+    def adapter_table_rows(self) -> AdapterTableRows:
         """The table row of each row's adapter, -1 without LoRA matrices."""
-        if self._static_row_slots is not None:
-            return self._static_row_slots
-        row_slots = np.full(sum(length for _, length in self._spans), -1, dtype=np.int32)
+        if self._static_table_rows is not None:
+            return self._static_table_rows
+        adapter_table_rows = np.full(sum(length for _, length in self._spans), -1, dtype=np.int32)
         for place, rows in self.rows_by_slot:
-            row_slots[rows] = place.table_row
-        return row_slots
+            adapter_table_rows[rows] = place.table_row
+        return adapter_table_rows
 
     @property
     def max_rank(self) -> int:
-        """The highest padded rank of the rows' adapters."""
-        return (MAX_PADDED_RANK if self._static_row_slots is not None
+        """The highest padded rank of the rows' adapters; the highest supported in a recording, whose rows change."""
+        return (MAX_PADDED_RANK if self._static_table_rows is not None
                 else max(place.bucket.padded_rank for place, _ in self.rows_by_slot))
 
     @cached_property
@@ -231,11 +232,11 @@ class AdapterRouting:
         self.set_rows(())
 
     def set_rows(self, spans: Sequence[AdapterRowSpan], static_work: LoraWorkList | None = None,
-                 static_row_slots: RowSlots | None = None) -> None:
+                 static_table_rows: AdapterTableRows | None = None) -> None:
         """Set the adapters of all rows of the passes that follow. With `static_work`, launched kernels read the rows
-        from it when they run, as a captured CUDA graph needs; with `static_row_slots` recorded kernels do so on a
+        from it when they run, as a captured CUDA graph needs; with `static_table_rows` recorded kernels do so on a
         CPU."""
-        self.rows = RowAdapters(spans, self._device, self._adapter_slots, static_work, static_row_slots)
+        self.rows = RowAdapters(spans, self._device, self._adapter_slots, static_work, static_table_rows)
 
     def write_static_work(self, static_work: StaticLoraWorkList, adapters: Sequence[int]) -> bool:
         """Write the work list for rows with these adapters, in order.

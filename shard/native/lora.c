@@ -16,7 +16,7 @@ typedef struct {
     const void *x;
     void *y;
     float *shrunk;             /* [rows, num_parts, max_rank] */
-    const int32_t *row_slots;  /* the adapter of each row; -1: none */
+    const int32_t *adapter_table_rows;  /* of each row's adapter, in tables of all adapters; -1: none */
     const LoraPart *parts;
     int64_t rows, inputs, num_parts, max_rank, x_stride, y_stride, x_format, y_format;
 } LoraUpdate;
@@ -52,7 +52,7 @@ TARGET static float multiply_row(const LoraUpdate *u, ptrdiff_t row, const float
 
 static void shrink_row(const Phase *phase, ptrdiff_t row) {
     const LoraUpdate *u = phase->arguments;
-    const int32_t slot = u->row_slots[row];
+    const int32_t slot = u->adapter_table_rows[row];
     if (slot < 0) return;
     for (ptrdiff_t part = 0; part < u->num_parts; part++) {
         const float *a = u->parts[part].lora_a[slot];
@@ -95,7 +95,7 @@ static ptrdiff_t count_pieces(const LoraPart *part) { return divide_up(part->out
 static void expand_piece(const Phase *phase, ptrdiff_t number) {
     const LoraUpdate *u = phase->arguments;
     const ptrdiff_t row = number % u->rows;
-    const int32_t slot = u->row_slots[row];
+    const int32_t slot = u->adapter_table_rows[row];
     ptrdiff_t piece = number / u->rows, part = 0;
     if (slot < 0) return;
     for (; piece >= count_pieces(u->parts + part); part++) piece -= count_pieces(u->parts + part);

@@ -149,7 +149,7 @@ class MessageSequencer:
         return outcome
 
     def _finish_after_result(self, epoch: EpochMessages, pending_call: PendingCall[Any],
-                         pending_result: PendingResult[Any]) -> None:
+                              pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `finish_without_raising` meets the same error
             pending_result.wait()

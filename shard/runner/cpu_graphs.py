@@ -1,5 +1,6 @@
-"""Replay of recorded decode steps on CPUs: the kernels of all layers are recorded once per number of rows, with and
-without adapters, and then run in one call, in which torch and Python do nothing between them.
+"""Replay of recorded decode steps on CPUs: the kernels of all layers are recorded for each number of rows, with and
+without adapters, and then run in one call, in which torch and Python do nothing between them. A step is recorded when
+it is first needed, and again if its block tables outgrow the recording or the cache is another.
 
 Only what consists of compiled kernels alone is recorded. Every other step runs piece by piece, with the same bits,
 since kernels and their order are the same.
@@ -18,7 +19,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.kv_cache import KVCache, make_int64_tensor
 from shard.attention.model_inputs import ModelInputs
 from shard.attention.native import NativeAttention, NativeAttentionPlan
-from shard.lora.routing import AdapterRouting, RowSlots
+from shard.lora.routing import AdapterRouting, AdapterTableRows
 from shard.models.decoder import Decoder, RunnableModel
 from shard.native.kernel_recording import KernelRecording, PhaseArray, ResultMemory, UnrecordableOperation
 from shard.native.library import NativeLibrary
@@ -41,7 +42,7 @@ class CpuGraph:
     hidden_states: Tensor  # [rows, hidden]
     recording: KernelRecording  # keeps alive what the phases refer to
     phases: PhaseArray
-    row_slots: RowSlots  # which the kernels of adapters read
+    adapter_table_rows: AdapterTableRows  # which the kernels of adapters read
 
 
 class CpuGraphRunner:
@@ -54,7 +55,7 @@ class CpuGraphRunner:
         self._model, self._attention, self._library = model, attention, library
         self._adapter_routing = adapter_routing
         self._cache: KVCache | None = None
-        self._steps: dict[tuple[int, bool], CpuGraph] = {}  # by number of rows, and whether some have adapters
+        self._graphs: dict[tuple[int, bool], CpuGraph] = {}  # by number of rows, and whether some have adapters
         self._memory = ResultMemory()
         self._is_possible = True  # until a recording fails
 
@@ -66,25 +67,25 @@ class CpuGraphRunner:
             or (has_adapters and self._adapter_routing is None)):
             return None
         if cache is not self._cache:
-            self._steps.clear()
+            self._graphs.clear()
             self._cache = cache
         rows, key = len(layout.spans), (len(layout.spans), has_adapters)
-        step = self._steps.get(key)
-        if step is None or not self._attention.write_spans(step.plan, layout.spans):
-            step = self._record(rows, sum(len(span.blocks) for span in layout.spans), cache, has_adapters=has_adapters)
-            if step is None:
+        graph = self._graphs.get(key)
+        if graph is None or not self._attention.write_spans(graph.plan, layout.spans):
+            graph = self._record(rows, sum(len(span.blocks) for span in layout.spans), cache, has_adapters=has_adapters)
+            if graph is None:
                 return None
-            self._steps[key] = step
-            self._attention.write_spans(step.plan, layout.spans)
-        step.columns.copy_(make_int64_tensor(
+            self._graphs[key] = graph
+            self._attention.write_spans(graph.plan, layout.spans)
+        graph.columns.copy_(make_int64_tensor(
             [sequence.tokens[-1] for sequence in layout.sequences] + [span.start for span in layout.spans]
             + [slot for span in layout.spans for slot in cache.list_slots(span.blocks, span.start, span.end)]
         ).view(3, -1))
         if has_adapters and self._adapter_routing is not None:
-            step.row_slots[:] = self._adapter_routing.rows.row_slots
-        step.embeddings.copy_(self._model.embedding(step.inputs))
-        self._library.run_phases(step.phases, len(step.phases))
-        return step.inputs, step.hidden_states
+            graph.adapter_table_rows[:] = self._adapter_routing.rows.adapter_table_rows
+        graph.embeddings.copy_(self._model.embedding(graph.inputs))
+        self._library.run_phases(graph.phases, len(graph.phases))
+        return graph.inputs, graph.hidden_states
 
     def _record(self, rows: int, num_blocks: int, cache: KVCache, *, has_adapters: bool) -> CpuGraph | None:
         columns = torch.zeros(3, rows, dtype=torch.int64)
@@ -92,26 +93,26 @@ class CpuGraphRunner:
         tokens, positions, slots = columns
         inputs = ModelInputs(tokens, positions, slots, torch.arange(rows), plan)
         embeddings = torch.zeros(rows, self._model.config.hidden_size, dtype=cache.dtype)
-        recording, row_slots = KernelRecording(self._memory), np.full(rows, -1, dtype=np.int32)
+        recording, adapter_table_rows = KernelRecording(self._memory), np.full(rows, -1, dtype=np.int32)
         try:
-            with self._read_row_slots(row_slots if has_adapters else None), recording.record():
+            with self._read_table_rows(adapter_table_rows if has_adapters else None), recording.record():
                 hidden_states = self._model.run_layers(embeddings, inputs, cache, self._attention)
         except UnrecordableOperation as error:
             logger.debug("decode steps run piece by piece, because of %s", error)
             self._is_possible = False
             return None
         return CpuGraph(inputs, columns, plan, embeddings, hidden_states, recording, recording.make_native_phases(),
-                        row_slots)
+                        adapter_table_rows)
 
     @contextmanager
-    def _read_row_slots(self, row_slots: RowSlots | None) -> Iterator[None]:
-        """Let kernels that are recorded in the block read the rows' adapters from `row_slots`, if given."""
+    def _read_table_rows(self, adapter_table_rows: AdapterTableRows | None) -> Iterator[None]:
+        """Let kernels that are recorded in the block read the rows' adapters from `adapter_table_rows`, if given."""
         routing = self._adapter_routing
-        if routing is None or row_slots is None:
+        if routing is None or adapter_table_rows is None:
             yield
             return
         rows = routing.rows
-        routing.set_rows((), static_row_slots=row_slots)
+        routing.set_rows((), static_table_rows=adapter_table_rows)
         try:
             yield
         finally:

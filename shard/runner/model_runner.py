@@ -2,7 +2,8 @@
 same steps; rank 0 alone samples, and broadcasts the tokens: docs/concepts/exactness.md, "Collectives of a step".
 
 Decodes whose tokens a CUDA graph can choose do not come here: `workers/step_overlap.py` begins them with
-`CudaGraphRunner.begin_step`, and runs them here again if a row needs a decision of the host.
+`CudaGraphRunner.begin_step`, and runs them here again if a row needs a decision of the host. On a CPU `forward` replays
+the recorded layers of plain decodes (`CpuGraphRunner`).
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class ModelRunner:
     adapter_routing: AdapterRouting  # from which the model's linears read which adapter each row uses
     device: torch.device
     cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
-    cpu_graph_runner: CpuGraphRunner | None = None  # the same on CPUs
+    cpu_graph_runner: CpuGraphRunner | None = None  # recorded layers on CPUs, which `forward` replays
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:

@@ -102,9 +102,9 @@ class BatchTransaction:
                 raise RejectedMessage(f"sequence {sequence.id} is here already")
             self._shard_state.check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
             self._shard_state.check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
-            num_cached = sequence.num_cached_tokens // self._shard_state.block_usage.block_size
-            self._block_claims.share(sequence.blocks[:num_cached])
-            self._block_claims.acquire(sequence.blocks[num_cached:])
+            num_cached_blocks = sequence.num_cached_tokens // self._shard_state.block_usage.block_size
+            self._block_claims.share(sequence.blocks[:num_cached_blocks])
+            self._block_claims.acquire(sequence.blocks[num_cached_blocks:])
         self._new_sequences = new_sequences
         self._sequences = self._sequences | {sequence.id: sequence for sequence in new_sequences}
 
@@ -167,9 +167,9 @@ class BatchTransaction:
             shard_state.block_usage.acquire(blocks)
             self._sequences[i].blocks += blocks
         for sequence in self._new_sequences:
-            num_cached = sequence.num_cached_tokens // shard_state.block_usage.block_size
-            shard_state.block_usage.share(sequence.blocks[:num_cached])
-            shard_state.block_usage.acquire(sequence.blocks[num_cached:])
+            num_cached_blocks = sequence.num_cached_tokens // shard_state.block_usage.block_size
+            shard_state.block_usage.share(sequence.blocks[:num_cached_blocks])
+            shard_state.block_usage.acquire(sequence.blocks[num_cached_blocks:])
             shard_state.sequences[sequence.id] = sequence
         shard_state.batches.pop(self._batch_id, None)
         if self._sequences:

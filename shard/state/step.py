@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shard.state.sequence import Sequence
 
-MIN_ROWS = 2  # of a forward pass: docs/concepts/exactness.md, "A single row is computed as two"
+MIN_ROWS = 2  # of a forward pass, unless it is recorded: docs/concepts/exactness.md, "A single row is computed as two"
 
 
 @dataclass(frozen=True, slots=True)

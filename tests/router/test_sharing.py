@@ -242,7 +242,7 @@ class SharingMachine(RuleBasedStateMachine):
         number, request = newcomer.sequence_id, newcomer.request
         assert list(newcomer.generated) == self.generated[number]
         sequence = BatchedSequence(number, request, [*request.prompt, *newcomer.generated], list(newcomer.blocks),
-                                   newcomer.num_cached, newcomer.num_cached // BLOCK_SIZE,
+                                   newcomer.num_cached_tokens, newcomer.num_cached_tokens // BLOCK_SIZE,
                                    len(request.prompt) + len(newcomer.generated))
         keys = [sequence.block_key(index) for index in range(len(self.core.sequences[number].block_hashes))]
         most = 0 if request.prompt_logprobs else (len(sequence.tokens) - 1) // BLOCK_SIZE

@@ -106,7 +106,7 @@ class LoraxGenerateRequest(LenientBodyModel):
 
 
 class LoraxCompatGenerateRequest(LoraxGenerateRequest):
-    """The body of `/generate` with the field `stream`."""
+    """The body of `/`: that of `/generate` with the field `stream`."""
 
     stream: bool = False
 

@@ -165,8 +165,8 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
     groups = [choices.validated_requests[start:start + num_per_prompt]
               for start in range(0, len(renderers), num_per_prompt)]
     with closing(RequestGroupThrottle(services, context, groups,
-                                      compute_max_concurrent_prompts(services.config, num_per_prompt))) as runner:
-        runner.submit()
+                                      compute_max_concurrent_prompts(services.config, num_per_prompt))) as throttle:
+        throttle.submit()
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         metadata.render_error_chunk) as event_stream:
             async def stream_prompt_choices(index: int, streams: Sequence[RequestStream]) -> None:
@@ -177,7 +177,7 @@ async def stream_choices(services: Services, request: web.Request, context: Requ
                                           services.pump_flusher), renderers[start + place])
                     for place, stream in enumerate(streams))
 
-            await runner.run(stream_prompt_choices)
+            await throttle.run(stream_prompt_choices)
             usage = (usage_chunk(metadata, choices.usage_object_type, renderers, num_per_prompt)
                      if choices.usage_object_type else "")
             event_stream.write(f"{usage}{DONE_EVENT}".encode())

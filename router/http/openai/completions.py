@@ -250,7 +250,7 @@ async def generate_prompts_in_groups(
             outputs[index] = replace(output, tokens=[], prompt_logprobs=[], prompt_top_logprobs=())
 
     with closing(RequestGroupThrottle(services, context, groups,
-                                      compute_max_concurrent_prompts(services.config, num_choices))) as runner:
-        runner.submit()
-        await runner.run(generate_prompt)
+                                      compute_max_concurrent_prompts(services.config, num_choices))) as throttle:
+        throttle.submit()
+        await throttle.run(generate_prompt)
     return [outputs[index] for index in range(len(choices))], [rendered[index] for index in range(len(choices))]

@@ -121,8 +121,8 @@ class GenerateRequest(LenientBodyModel):
 
 
 class CompatGenerateRequest(GenerateRequest):
-    """The body of `/generate` with the field `stream`. As in TGI's first versions, the answer repeats the prompt unless
-    `return_full_text` is false."""
+    """The body of `/`: that of `/generate` with the field `stream`. As in TGI's first versions, the answer repeats the
+    prompt unless `return_full_text` is false."""
 
     stream: bool = False
 

@@ -196,7 +196,7 @@ def test_every_change_of_a_plan_changes_the_digest():
     others = [replace(DECODE_PLAN, last_message_number=6), replace(DECODE_PLAN, member_ids=(4, 3)),
               replace(DECODE_PLAN, output_ids=(3,)), replace(DECODE_PLAN, messages=(Filter(1, ()), step))]
     others += [replace(DECODE_PLAN, messages=(other,)) for other in decodes]
-    newcomers = [replace(NEW_SEQUENCE, blocks=(7, 6)), replace(NEW_SEQUENCE, num_cached=16),
+    newcomers = [replace(NEW_SEQUENCE, blocks=(7, 6)), replace(NEW_SEQUENCE, num_cached_tokens=16),
                  replace(NEW_SEQUENCE, sequence_id=6)]
     steps = [replace(prefill, new_sequences=(one,)) for one in newcomers] + [replace(prefill, includes_decodes=False)]
     others += [replace(MIXED_PLAN, messages=(*MIXED_PLAN.messages[:-1], other)) for other in steps]

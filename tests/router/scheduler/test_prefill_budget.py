@@ -3,6 +3,8 @@
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.scheduler.batching_policies import PrefillBudget, PrefillTimeLedger, predict_chunk_seconds
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -34,10 +36,9 @@ def test_spending_reduces_the_budget():
     assert budget.tokens == 40
 
 
-def chunk_length_beside(decodes, model, num_waiting=1, stall_seconds=0.05, prompt_allowance=None):
+def chunk_length_beside(decodes, model, num_waiting=1, stall_seconds=0.05):
     """Return how many tokens of a long prompt may run in a step with these decodes."""
-    time_allowance = prompt_allowance or PrefillTimeLedger()
-    allowance = time_allowance.update_allowance(decodes, num_waiting, stall_seconds, model)
+    allowance = PrefillTimeLedger().update_allowance(decodes, num_waiting, stall_seconds, model)
     return PrefillBudget(4096, 16, *allowance, model).max_chunk_length(0, 4096)
 
 
@@ -56,26 +57,57 @@ def test_slow_step_leaves_prompts_twice_its_time_despite_the_stall_limit(step):
                                stall_seconds=0.0) == min(int(2 * step / 0.001), 4096) // 16 * 16
 
 
+def run_steps(model, num_steps, ledger):
+    """Return the chunk lengths of consecutive steps with one decode and one long prompt, without a stall promise."""
+    lengths = []
+    for _ in range(num_steps):
+        budget = PrefillBudget(4096, 16, *ledger.update_allowance(StepLoad(rows=1), 1, 0.0, model), model)
+        lengths.append(budget.max_chunk_length(0, 4096))
+        if lengths[-1]:
+            budget.spend(0, lengths[-1])
+            ledger.settle(budget)
+    return lengths
+
+
 def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
-    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PrefillTimeLedger()
-    lengths = []
-    for _ in range(8):
-        lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
-        if lengths[-1]:
-            share.decode_seconds_since_prefill = 0.0
-    assert lengths == [0, 0, 0, 16, 0, 0, 0, 16]
+    assert run_steps(CostModel((0.002, 0.0, 0.001, 0.0)), 8, PrefillTimeLedger()) == [0, 0, 0, 16, 0, 0, 0, 16]
 
 
-def test_saved_time_pays_for_one_block_at_most():
-    """Regression: after a step that saved slightly less time than a block takes, the next step ran two blocks."""
-    # A step saves 2.08 seconds; one block takes 2.1 seconds, two take 4.1.
-    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PrefillTimeLedger()
-    lengths = []
-    for _ in range(4):
-        lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
-        if lengths[-1]:
-            share.decode_seconds_since_prefill = 0.0
-    assert lengths == [0, 16, 0, 16]
+def test_kept_time_pays_for_one_block_at_most():
+    """Regression: after a step that kept slightly less time than a block takes, the next step ran two blocks."""
+    # A step earns 2.08 seconds; one block takes 2.1 seconds, two take 4.1.
+    assert run_steps(CostModel((0.94, 0.1, 0.125, 0.0)), 4, PrefillTimeLedger()) == [0, 16, 16, 16]
+
+
+def test_rest_below_a_block_is_kept_for_one_block_more():
+    """Regression: a step that earned 1.5 blocks ran one, always, so that prompts got half of the time."""
+    # A step earns 24 seconds, of which a block takes 16.
+    lengths = run_steps(CostModel((12.0, 0.0, 1.0, 0.0)), 8, PrefillTimeLedger())
+    assert lengths == [16, 32, 16, 32, 16, 32, 16, 32]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(step=st.floats(0.001, 2.0), per_row=st.floats(0.0, 0.1), per_token=st.floats(1e-5, 0.2),
+       num_steps=st.integers(1, 60))
+def test_prompts_get_what_decodes_earn(step, per_row, per_token, num_steps):
+    """However slow steps are, prompts spend all that was earned but the rest of a block, and never more than a step
+    earns, rounded up to whole blocks."""
+    model, ledger = CostModel((step, per_row, per_token, 0.0)), PrefillTimeLedger()
+    earned = 2.0 * model.predict(StepLoad(rows=1))
+    lengths = run_steps(model, num_steps, ledger)
+    block_seconds = per_row + 16 * per_token
+    spent = sum(predict_chunk_seconds(model, 0, length) for length in lengths if length)
+    if max(lengths) < 4096:
+        assert num_steps * earned - block_seconds - 1e-6 <= spent <= num_steps * earned + 1e-6
+    assert all(predict_chunk_seconds(model, 0, length - 16) <= earned + 1e-6 for length in lengths if length)
+
+
+def test_what_was_earned_beyond_a_block_is_not_kept():
+    model, ledger = CostModel((10.0, 0.0, 0.1, 0.0)), PrefillTimeLedger()
+    budget = PrefillBudget(4096, 16, *ledger.update_allowance(StepLoad(rows=1), 9, 0.0, model), model)
+    budget.spend(0, 32)  # a short prompt: 3.2 of the 180 seconds
+    ledger.settle(budget)
+    assert ledger.kept_seconds == pytest.approx(1.6)
 
 
 def test_first_prompt_gets_more_time_with_more_waiting_and_fewer_decodes():

@@ -87,10 +87,10 @@ def read_slots_by_row(work: LoraWorkList, adapter_slots: AdapterSlots) -> dict[i
     assert len(used_indices) == len(set(used_indices))
     assert not used_indices or 0 <= min(used_indices) <= max(used_indices) < work.shrunk_size
     assert all(slot_by_table_row[at].bucket.padded_rank == size for at, size, *_ in entries)
-    row_slots = [(row, slot_by_table_row[at]) for at, _, first, count, _ in entries
+    adapter_table_rows = [(row, slot_by_table_row[at]) for at, _, first, count, _ in entries
                  for row in work.row_indices.tolist()[first:first + count]]
-    assert len(row_slots) == len(dict(row_slots))
-    return dict(row_slots)
+    assert len(adapter_table_rows) == len(dict(adapter_table_rows))
+    return dict(adapter_table_rows)
 
 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=40), min_size=1, max_size=4),

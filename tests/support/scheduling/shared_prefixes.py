@@ -57,7 +57,7 @@ def get_new_sequences(plan: StepPlan) -> dict[int, NewSequence]:
 
 def get_cached_counts(plan: StepPlan) -> dict[int, int]:
     """Return the number of cached tokens of each newcomer."""
-    return {number: newcomer.num_cached for number, newcomer in get_new_sequences(plan).items()}
+    return {number: newcomer.num_cached_tokens for number, newcomer in get_new_sequences(plan).items()}
 
 
 def run_until_idle(core: Scheduler) -> dict[int, int]:

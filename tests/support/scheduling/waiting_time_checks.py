@@ -1,9 +1,9 @@
 """Check of law L5: how long prompts may be left out of steps, and how much longer they may make a step.
 
 The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
-seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
-`router.scheduler.batching_policies.PrefillTimeLedger`), and they are left out only while what they earned is less than
-the cost of a block.
+seconds that the core predicts: prompts add no more than the stall promise or what the step earns, rounded up to whole
+blocks (see `router.scheduler.batching_policies.PrefillTimeLedger`), and they are left out only while what they earned
+is less than the cost of a block.
 """
 
 from router.request import RequestKind
@@ -74,7 +74,8 @@ class WaitingTimeChecker:
             f"L5: prompts earned {earned_seconds} seconds, a block takes {max_block_seconds}, at {now}"
 
     def _check_added_seconds(self, scheduler: Scheduler, step: Prefill) -> None:
-        """Assert that prompts add no more than the stall promise, caution included, or what they earned.
+        """Assert that prompts add no more than the stall promise, caution included, or what the step earns, and one
+        block more.
 
         A single chunk may add more if more sequences wait than decode.
         """
@@ -85,10 +86,14 @@ class WaitingTimeChecker:
         num_decodes = step_load.rows - len(step.chunks)
         decode_load = StepLoad(num_decodes, 0,
                                step_load.context - sum(chunk.start + chunk.length for chunk in step.chunks))
-        earned_seconds = EARNED_PER_DECODE_SECOND * (self._passed_over_seconds + costs.predict(decode_load))
+        earned_seconds = EARNED_PER_DECODE_SECOND * costs.predict(decode_load)
         allowed_seconds = max(scheduler.settings.max_stall_seconds / costs.safety_factor, earned_seconds)
         if len(step.chunks) == 1:
             allowed_seconds = max(allowed_seconds, earned_seconds
                                   * (len(scheduler.running) - num_decodes + len(scheduler.waiting)) / num_decodes)
-        assert added_seconds <= allowed_seconds + ROUNDING_SECONDS, \
-            f"L5: prompts add {added_seconds} seconds to {decode_load}, where {allowed_seconds} may"
+        first, block_size = step.chunks[0], scheduler.running.block_pool.block_size
+        last_block_seconds = predict_chunk_seconds(costs, first.start, first.length)
+        if first.length > block_size:
+            last_block_seconds -= predict_chunk_seconds(costs, first.start, first.length - block_size)
+        assert added_seconds - last_block_seconds <= allowed_seconds + ROUNDING_SECONDS, \
+            f"L5: prompts add {added_seconds} seconds to {decode_load}, where {allowed_seconds} and one block may"

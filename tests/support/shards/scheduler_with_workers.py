@@ -207,7 +207,7 @@ class ScheduleRun:
     def _count_tokens(self, plan: StepPlan) -> None:
         for prefill in (message for message in plan.messages if isinstance(message, Prefill)):
             for newcomer in prefill.new_sequences:
-                self._get_output(newcomer.sequence_id).num_cached_tokens += newcomer.num_cached
+                self._get_output(newcomer.sequence_id).num_cached_tokens += newcomer.num_cached_tokens
             for chunk in prefill.chunks:
                 self._get_output(chunk.sequence_id).num_computed_tokens += chunk.length
 
