@@ -168,7 +168,7 @@ def test_recording_imports_no_compiler_of_torch(tmp_path: Path) -> None:
     program = ("import sys\nfrom shard.config import ShardConfig\nfrom shard.workers.decoder import DecoderWorker\n"
                "from support.model_runs.generation import WARMUP_REQUEST\n"
                f"worker = DecoderWorker(ShardConfig(model={str(checkpoint)!r}, device='cpu', dtype='float32'))\n"
-               "worker.warmup(WARMUP_REQUEST)\nassert worker._loaded_model.runner.cpu_graph_runner._steps\n"
+               "worker.warmup(WARMUP_REQUEST)\nassert worker._loaded_model.runner.cpu_graph_runner._graphs\n"
                "print('torch._dynamo' in sys.modules)")
     completed = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
