@@ -1,18 +1,17 @@
 /* Products of int8_products.c by the tiles of AMX, with the same bits.
  *
- * A row's numbers of 16 bits are 256 * high + low, with high signed and low unsigned. Both are summed over a group as
- * exact integers. The group's sum is 256 times the first plus the second. A panel holds the weights of 16 outputs: for
- * every four inputs, four codes for each output. Panels are computed in pairs, so their number is even.
+ * High and low bytes of the rows (amx_int16_tiles.h) are summed over a group as exact integers. The group's sum is 256
+ * times the first plus the second. A panel holds the weights of 16 outputs: for every four inputs, four codes for each
+ * output. Panels are computed in pairs, so their number is even.
  *
- * Phase 1 quantizes each row, and writes its high and low bytes into tiles of 16 rows and 64 inputs. Phase 2 multiplies
- * them: registers 0 to 3 hold the sums (of each panel of a pair: high, low), 4 and 5 the rows, 6 and 7 the weights.
+ * Phase 1 quantizes each row, and writes its bytes into tiles. Phase 2 multiplies them.
  */
 
 #include "int8_product.h"
 
-#include "amx_tiles.h"
+#include "amx_int16_tiles.h"
 
-enum { TILE_INPUTS = 64, TILES_PER_GROUP = GROUP_INPUTS / TILE_INPUTS };
+enum { TILES_PER_GROUP = GROUP_INPUTS / TILE_INPUTS };
 enum { MAX_ROW_TILES_PER_CHUNK = 8 };
 
 #if HAS_AMX
@@ -21,15 +20,8 @@ enum { MAX_ROW_TILES_PER_CHUNK = 8 };
 
 static void quantize_into_tiles(const Phase *phase, ptrdiff_t row) {
     const Int8Product *p = phase->arguments;
-    const ptrdiff_t input_tiles = p->rows.inputs / TILE_INPUTS;
     quantize_row(phase, row);
-    const int16_t *codes = p->rows.codes + row * p->rows.inputs;
-    uint8_t *to = p->tiles + (row / TILE_ROWS * input_tiles * 2 * TILE_ROWS + row % TILE_ROWS) * TILE_ROW_BYTES;
-    for (ptrdiff_t tile = 0; tile < input_tiles; tile++, codes += TILE_INPUTS, to += 2 * TILE_BYTES)
-        for (int i = 0; i < TILE_INPUTS; i++) {
-            to[i] = (uint8_t)(codes[i] >> 8);
-            to[TILE_BYTES + i] = (uint8_t)codes[i];
-        }
+    split_row_into_tiles(&p->rows, row, p->tiles);
 }
 
 /* Adds the sums of a group, of `rows` rows and two panels, to their results. */
@@ -58,26 +50,9 @@ TARGET static void multiply_tile(const Int8Product *p, ptrdiff_t panel, ptrdiff_
     float results[TILE_ROWS][2][PANEL_OUTPUTS];
     memset(results, 0, (size_t)rows * sizeof *results);
     for (ptrdiff_t group = 0; group < groups; group++) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int tile = 0; tile < TILES_PER_GROUP; tile++) {
-            for (ptrdiff_t line = 0; line < lines_ahead; line++, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T1);
-            _tile_loadd(6, first, TILE_ROW_BYTES);
-            _tile_loadd(4, x, TILE_ROW_BYTES);
-            _tile_dpbssd(0, 4, 6);
-            _tile_loadd(5, x + TILE_BYTES, TILE_ROW_BYTES);
-            _tile_dpbusd(1, 5, 6);
-            _tile_loadd(7, second, TILE_ROW_BYTES);
-            _tile_dpbssd(2, 4, 7);
-            _tile_dpbusd(3, 5, 7);
-            first += TILE_BYTES, second += TILE_BYTES, x += 2 * TILE_BYTES;
-        }
-        _tile_stored(0, sums[0], TILE_ROW_BYTES);
-        _tile_stored(1, sums[1], TILE_ROW_BYTES);
-        _tile_stored(2, sums[2], TILE_ROW_BYTES);
-        _tile_stored(3, sums[3], TILE_ROW_BYTES);
+        sum_tiles(x, first, second, TILES_PER_GROUP, ahead, lines_ahead, sums);
+        first += TILES_PER_GROUP * TILE_BYTES, second += TILES_PER_GROUP * TILE_BYTES;
+        x += TILES_PER_GROUP * 2 * TILE_BYTES, ahead += TILES_PER_GROUP * lines_ahead * LINE_BYTES;
         add_group(sums, row_scales + group, groups, rows, results);
     }
     for (ptrdiff_t i = 0; i < rows; i++)

@@ -1,29 +1,6 @@
-/* Products of float32 rows with weights of four bits that have a scale and a zero for each output and group of inputs:
- * a weight is (code - zero) * scale, with codes from 0 to 15.
- *
- * Each row is quantized to int16, with the same groups. Sums over a group are exact, and so is the part of the zeros,
- * zero times the sum of the row's codes. A row's bits therefore do not depend on other rows, on threads, or on the
- * instruction set.
- *
- * A panel holds the weights of 16 outputs: for every four inputs 32 bytes, whose low halves are codes of the first two
- * inputs, and whose high halves those of the other two. Bytes come in pairs of inputs, for outputs 0 to 3, 8 to 11, 4 to 7
- * and 12 to 15. Inputs are padded with zeros to whole groups.
- */
+/* Products of int4_product.h by vectors of AVX2 or AVX-512. The part of the zeros is zero times the sum of the row's codes. */
 
-#include "phases.h"
-#include "int16_rows.h"
-
-enum { PANEL_OUTPUTS = 16, READ_AHEAD_BYTES = 1024 };
-
-typedef struct {
-    Int16Rows rows; /* first, for quantize_row */
-    const uint8_t *weight;
-    const float *scales; /* [panels, groups, 16] */
-    const int8_t *zeros; /* [panels, groups, 16] */
-    const float *bias;   /* [panels * 16], or NULL */
-    float *y;            /* [rows, y_stride], y_stride >= panels * 16 */
-    int64_t panels, y_stride;
-} Int4Product;
+#include "int4_product.h"
 
 typedef void (*Int4Tile)(const Int4Product *product, ptrdiff_t row, ptrdiff_t panel);
 
@@ -31,6 +8,10 @@ typedef struct {
     const Int4Tile *by_rows; /* by number of rows - 1 */
     ptrdiff_t max_rows;
 } Int4Tiles;
+
+/* Into how many sums those of a row and a part are split: with few rows an addition would wait for the one before. The sums
+ * are integers, so this changes no bit. */
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 
 /* Products before their sums: otherwise compilers compute many products first, and run out of registers. */
 #define KEEP_ORDER(sum) __asm__ volatile("" : "+v"(sum))
@@ -49,9 +30,12 @@ typedef struct {
 #define MULTIPLY _mm256_mul_ps
 #define BROADCAST _mm256_set1_ps
 #define BROADCAST_INTEGER _mm256_set1_epi32
-#define WIDEN(nibbles, codes)                                              \
-    codes[0] = _mm256_unpacklo_epi8(nibbles, _mm256_setzero_si256());      \
-    codes[PARTS - 1] = _mm256_unpackhi_epi8(nibbles, _mm256_setzero_si256())
+#define WIDEN(bytes, words)                                            \
+    words[0] = _mm256_unpacklo_epi8(bytes, _mm256_setzero_si256());     \
+    words[PARTS - 1] = _mm256_unpackhi_epi8(bytes, _mm256_setzero_si256())
+#define LOW_NIBBLES(words) _mm256_and_si256(words, _mm256_set1_epi16(0x0f))
+#define HIGH_NIBBLES(words) _mm256_srli_epi16(words, 4)
+#define ADD_INTEGERS _mm256_add_epi32
 #define ORDER_OUTPUTS(sums) sums
 #define MULTIPLY_ADD_PAIRS(sums, a, b) _mm256_add_epi32(sums, _mm256_madd_epi16(a, b))
 #define MULTIPLY_ADD _mm256_fmadd_ps
@@ -75,6 +59,9 @@ typedef struct {
 #undef BROADCAST
 #undef BROADCAST_INTEGER
 #undef WIDEN
+#undef LOW_NIBBLES
+#undef HIGH_NIBBLES
+#undef ADD_INTEGERS
 #undef ORDER_OUTPUTS
 #undef MULTIPLY_ADD_PAIRS
 #undef MULTIPLY_ADD
@@ -97,7 +84,10 @@ typedef struct {
 #define MULTIPLY _mm512_mul_ps
 #define BROADCAST _mm512_set1_ps
 #define BROADCAST_INTEGER _mm512_set1_epi32
-#define WIDEN(nibbles, codes) codes[0] = _mm512_cvtepu8_epi16(nibbles)
+#define WIDEN(bytes, words) words[0] = _mm512_cvtepu8_epi16(bytes)
+#define LOW_NIBBLES(words) _mm512_and_si512(words, _mm512_set1_epi16(0x0f))
+#define HIGH_NIBBLES(words) _mm512_srli_epi16(words, 4)
+#define ADD_INTEGERS _mm512_add_epi32
 #define ORDER_OUTPUTS(sums) _mm512_shuffle_i32x4(sums, sums, 0xd8)
 #define MULTIPLY_ADD_PAIRS(sums, a, b) _mm512_add_epi32(sums, _mm512_madd_epi16(a, b))
 #define MULTIPLY_ADD _mm512_fmadd_ps

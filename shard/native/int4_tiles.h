@@ -12,26 +12,39 @@
         _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                        \
             _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) results[i][part] = ZERO();                \
         for (ptrdiff_t group = 0; group < groups; group++, scales += PANEL_OUTPUTS, zeros += PANEL_OUTPUTS) {          \
-            INTEGERS sums[ROWS][PARTS];                                                                                \
+            INTEGERS chains[ROWS][CHAINS(ROWS)][PARTS];                                                                \
             _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                    \
-                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) sums[i][part] = ZERO_INTEGERS();      \
-            for (ptrdiff_t k = 0; k < group_inputs; k += 4, weight += 2 * PANEL_OUTPUTS) {                             \
+                _Pragma("GCC unroll 4") for (int chain = 0; chain < CHAINS(ROWS); chain++)                             \
+                    _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                                   \
+                        chains[i][chain][part] = ZERO_INTEGERS();                                                      \
+            for (ptrdiff_t k = 0; k < group_inputs; k += 8, weight += 4 * PANEL_OUTPUTS) {                             \
                 __builtin_prefetch(weight + READ_AHEAD_BYTES);                                                         \
-                const __m256i bytes = _mm256_loadu_si256((const __m256i *)weight);                                     \
-                _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {                                         \
-                    const __m256i nibbles = _mm256_and_si256(half ? _mm256_srli_epi16(bytes, 4) : bytes,               \
-                                                             _mm256_set1_epi8(0x0f));                                  \
-                    INTEGERS codes[PARTS];                                                                             \
-                    WIDEN(nibbles, codes);                                                                             \
-                    _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                          \
-                        const INTEGERS pairs = BROADCAST_INTEGER(read_pair(x + i * inputs + k + 2 * half));            \
-                        _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                             \
-                            sums[i][part] = MULTIPLY_ADD_PAIRS(sums[i][part], codes[part], pairs);                     \
-                            KEEP_ORDER(sums[i][part]);                                                                 \
+                _Pragma("GCC unroll 2") for (int four = 0; four < 2; four++) {                                         \
+                    INTEGERS bytes[PARTS];                                                                             \
+                    WIDEN(_mm256_loadu_si256((const __m256i *)weight + four), bytes);                                  \
+                    _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {                                     \
+                        INTEGERS codes[PARTS];                                                                         \
+                        _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++)                               \
+                            codes[part] = half ? HIGH_NIBBLES(bytes[part]) : LOW_NIBBLES(bytes[part]);                 \
+                        _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                      \
+                            const ptrdiff_t input = k + 4 * four + 2 * half;                                           \
+                            const INTEGERS pairs = BROADCAST_INTEGER(read_pair(x + i * inputs + input));               \
+                            _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                         \
+                                INTEGERS *sum = &chains[i][(2 * four + half) % CHAINS(ROWS)][part];                    \
+                                *sum = MULTIPLY_ADD_PAIRS(*sum, codes[part], pairs);                                   \
+                                KEEP_ORDER(*sum);                                                                      \
+                            }                                                                                          \
                         }                                                                                              \
                     }                                                                                                  \
                 }                                                                                                      \
             }                                                                                                          \
+            INTEGERS sums[ROWS][PARTS];                                                                                \
+            _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++)                                                    \
+                _Pragma("GCC unroll 2") for (int part = 0; part < PARTS; part++) {                                     \
+                    sums[i][part] = chains[i][0][part];                                                                \
+                    _Pragma("GCC unroll 4") for (int chain = 1; chain < CHAINS(ROWS); chain++)                         \
+                        sums[i][part] = ADD_INTEGERS(sums[i][part], chains[i][chain][part]);                           \
+                }                                                                                                      \
             x += group_inputs;                                                                                         \
             _Pragma("GCC unroll 12") for (int i = 0; i < ROWS; i++) {                                                  \
                 const VECTOR scale = BROADCAST(p->rows.scales[(row + i) * groups + group]);                            \

@@ -89,9 +89,13 @@ class NativeLibrary:
             self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number,
                           torch.get_num_threads())
 
-    def multiply_int4(self, arguments: ctypes.Structure) -> None:
-        """Compute an `Int4Product` (int4_products.c)."""
-        self._execute(self.functions.weft_prepare_int4_product, arguments, self._set_number, torch.get_num_threads())
+    def multiply_int4(self, arguments: ctypes.Structure, *, uses_amx: bool) -> None:
+        """Compute an `Int4Product` (int4_product.h)."""
+        if uses_amx:
+            self._execute(self.functions.weft_prepare_amx_int4_product, arguments, torch.get_num_threads())
+        else:
+            self._execute(self.functions.weft_prepare_int4_product, arguments, self._set_number,
+                          torch.get_num_threads())
 
     def gate(self, arguments: ctypes.Structure, *, num_results: int) -> None:
         """Compute a `Gating` (activations.c)."""

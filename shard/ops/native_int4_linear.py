@@ -1,5 +1,5 @@
 """Linear with a weight of four bits, and a scale and a zero for each output and group of inputs, by the kernels of
-`shard/native/int4_products.c`.
+`shard/native/int4_products.c` and `amx_int4_products.c`.
 
 They quantize each row to int16 and add exact integers, so a row's bits depend on the row alone:
 docs/concepts/exactness.md, "Products with independent rows".
@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shard.native.library import NativeLibrary, allocate_result
+from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import (
+    AMX_PANELS_AT_ONCE,
     Int16Rows,
     Int16RowsArguments,
     convert_results,
@@ -24,17 +25,21 @@ from shard.ops.native_int8_linear import (
 from shard.ops.native_linear import round_up
 from shard.quantization.quantization_format import QuantizedSlice
 
-PANEL_OUTPUTS = 16  # as in int4_products.c
+PANEL_OUTPUTS = 16  # as in int4_product.h
+AMX_TILE_INPUTS = 64  # as in amx_int16_tiles.h; groups are a multiple
+MAX_AMX_ZERO = 112  # a code minus a zero must fit in a byte
+MIN_AMX_ROWS = 4  # with fewer, unpacking into tiles takes longer than it saves
 MAX_GROUP_INPUTS = 128  # as in int16_rows.h
 GROUP_INPUTS_MULTIPLE = 8  # as in int16_rows.h
 PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once
 
 
 class Int4ProductArguments(ctypes.Structure):
-    """`Int4Product` in int4_products.c."""
+    """`Int4Product` in int4_product.h."""
 
     _fields_: ClassVar = [
-        ("rows", Int16RowsArguments), *((name, ctypes.c_void_p) for name in ("weight", "scales", "zeros", "bias", "y")),
+        ("rows", Int16RowsArguments),
+        *((name, ctypes.c_void_p) for name in ("weight", "scales", "zeros", "bias", "y", "tiles")),
         *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
 
 
@@ -76,7 +81,8 @@ class NativeInt4Linear:
         self._group_inputs = MAX_GROUP_INPUTS if len(layout.groups) == 1 else min(layout.group_size, MAX_GROUP_INPUTS)
         self._input_order = layout.column_order
         self._padded_inputs = round_up(self._num_inputs, self._group_inputs)
-        self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
+        self._padded_outputs = round_up(self._num_outputs,
+                                        PANEL_OUTPUTS * (AMX_PANELS_AT_ONCE if library.has_amx else 1))
         num_groups, num_panels = self._padded_inputs // self._group_inputs, self._padded_outputs // PANEL_OUTPUTS
         scales = torch.cat([part.scales.index_select(1, layout.groups) for part in quantized_slices])
         repeated_scales = scales.repeat_interleave(num_groups // len(layout.groups), dim=1)  # [outputs, groups]
@@ -88,6 +94,8 @@ class NativeInt4Linear:
         self._zeros = torch.zeros(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
         self._library = library
         self._pack(quantized_slices)
+        self._can_use_amx = (library.has_amx and self._group_inputs % AMX_TILE_INPUTS == 0
+                             and int(self._zeros.min()) >= -MAX_AMX_ZERO and int(self._zeros.max()) <= MAX_AMX_ZERO)
 
     def _pack(self, quantized_slices: Sequence[QuantizedSlice]) -> None:
         parts = zip(iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs)),
@@ -115,7 +123,11 @@ class NativeInt4Linear:
             x = x.index_select(1, self._input_order)
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, self._group_inputs)
         y = allocate_result(len(x), self._padded_outputs)
+        tiles = (allocate_result(round_up(len(x), AMX_TILE_ROWS), 2 * self._padded_inputs, dtype=torch.uint8)
+                 if self._can_use_amx and len(x) >= MIN_AMX_ROWS else None)
         self._library.multiply_int4(Int4ProductArguments(
             rows.arguments, self.packed_weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self.packed_weight), y.stride(0)))
+            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
+            None if tiles is None else tiles.data_ptr(), len(self.packed_weight), y.stride(0)),
+            uses_amx=tiles is not None)
         return y

@@ -21,7 +21,7 @@ from shard.ops.native_linear import PackingArguments, round_up
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS, GROUP_INPUTS = 16, 128  # as in int8_product.h
-AMX_PANELS_AT_ONCE = 2  # as in amx_int8_products.c
+AMX_PANELS_AT_ONCE = 2  # as in amx_int8_products.c and amx_int4_products.c
 PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once; a multiple of the panels computed at once
 
 

@@ -84,8 +84,10 @@ def test_row_has_the_same_bits_in_any_company(instruction_set: str, *, rows: int
         torch.set_num_threads(before)
 
 
-def test_all_instruction_sets_give_the_same_bits() -> None:
-    part, x = make_quantized_slice(100, 960, 32), torch.randn(14, 960)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("rows", [3, 14, 150])
+def test_all_instruction_sets_give_the_same_bits(group_size: int, rows: int) -> None:
+    part, x = make_quantized_slice(100, 1280, group_size), torch.randn(rows, 1280)
     results = [NativeInt4Linear([part], None, get_library(one))(x) for one in AVAILABLE_SETS]
     assert all(torch.equal(result, results[0]) for result in results)
 
@@ -96,14 +98,27 @@ def test_largest_sum_of_a_group_fits_into_32_bits() -> None:
     part = QuantizedSlice(lambda first, last: codes[first:last], torch.ones(16, 1), torch.zeros(256).long(),
                           is_int8=True, is_int4=True)
     for one in AVAILABLE_SETS:
-        result = NativeInt4Linear([part], None, get_library(one))(torch.ones(3, 256))
-        torch.testing.assert_close(result, torch.full((3, 16), 15.0 * 255))
+        for rows in (3, 20):
+            result = NativeInt4Linear([part], None, get_library(one))(torch.ones(rows, 256))
+            torch.testing.assert_close(result, torch.full((rows, 16), 15.0 * 255))
+
+
+@pytest.mark.parametrize("first_code", [-127, -112, -16, 0, 75, 112])
+def test_codes_far_from_zero_are_multiplied_exactly(first_code: int) -> None:
+    """A zero point of AMX must fit in a byte beside any code; others are left to vectors."""
+    codes = first_code + torch.arange(16, dtype=torch.int8).repeat(16, 8)
+    part = QuantizedSlice(lambda first, last: codes[first:last], torch.ones(16, 1), torch.zeros(128).long(),
+                          is_int8=True, is_int4=True)
+    for one in AVAILABLE_SETS:
+        result = NativeInt4Linear([part], None, get_library(one))(torch.ones(5, 128))
+        torch.testing.assert_close(result, torch.full((5, 16), float(codes[0].sum())))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_stays_so_and_leaves_others_alone(value: float) -> None:
-    linear = NativeInt4Linear([make_quantized_slice(40, 320, 32)], None, get_library(AVAILABLE_SETS[0]))
-    x = torch.ones(3, 320)
+@pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
+def test_a_row_that_is_not_finite_stays_so_and_leaves_others_alone(value: float, instruction_set: str) -> None:
+    linear = NativeInt4Linear([make_quantized_slice(40, 320, 64)], None, get_library(instruction_set))
+    x = torch.ones(5, 320)
     expected = linear(x)
     x[1, 319] = value
     result = linear(x)
