@@ -17,6 +17,7 @@ from shard.state.step import TokenSpan
 
 MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
 MAX_HEAD_DIM = 256  # as in attention.c
+PIECE_INTS = 4  # of a `Piece` in attention.c
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the order of attention.c
 
 
@@ -41,7 +42,7 @@ class AttentionArguments(ctypes.Structure):
 class NativeAttentionPlan:
     """Pieces of a step's spans, their block tables, and the output, which all layers use."""
 
-    pieces: "array[int]"  # for each piece: first row, start, length, index of its first block in `blocks`
+    pieces: "array[int]"  # for each piece: first row, start, length, index of its first block in `blocks`; or zeros
     blocks: "array[int]"
     memory: Tensor  # of the output, [tokens, heads * head_dim] in float32; zeros for rows of no span
 
@@ -63,30 +64,35 @@ class NativeAttention:
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
              cache: KVCache) -> NativeAttentionPlan:  # noqa: ARG002
-        pieces, blocks = array("q"), array("i")
-        max_tokens = MAX_PIECE_ROWS // self._group
-        for span in (*decodes, *chunks):
-            first_block = len(blocks)
-            blocks.extend(span.blocks)
-            for first in range(0, span.length, max_tokens):
-                pieces.extend((span.first_row + first, span.start + first, min(max_tokens, span.length - first),
-                               first_block))
+        pieces, blocks = self._cut_into_pieces([*decodes, *chunks])
         return NativeAttentionPlan(pieces, blocks, torch.zeros(num_tokens, self._num_kv_heads * self._group
                                                                * self._head_dim))
 
-    def make_static_plan(self, num_rows: int, max_blocks: int) -> NativeAttentionPlan:
-        """Return a plan of `num_rows` decodes whose memory keeps its addresses; `write_spans` writes the decodes."""
-        return NativeAttentionPlan(array("q", bytes(8 * 4 * num_rows)), array("i", bytes(4 * max_blocks)),
+    def _cut_into_pieces(self, spans: list[TokenSpan]) -> "tuple[array[int], array[int]]":
+        """Return pieces and block tables as in `NativeAttentionPlan`."""
+        pieces, blocks = array("q"), array("i")
+        max_tokens = MAX_PIECE_ROWS // self._group
+        for first_row, start, length, span_blocks in spans:
+            for first in range(0, length, max_tokens):
+                pieces.extend((first_row + first, start + first, min(max_tokens, length - first), len(blocks)))
+            blocks.extend(span_blocks)
+        return pieces, blocks
+
+    def count_pieces(self, spans: list[TokenSpan]) -> int:
+        return len(self._cut_into_pieces(spans)[0]) // PIECE_INTS
+
+    def make_static_plan(self, num_rows: int, max_pieces: int, max_blocks: int) -> NativeAttentionPlan:
+        """Return a plan whose memory keeps its addresses; `write_spans` writes the spans."""
+        return NativeAttentionPlan(array("q", bytes(8 * PIECE_INTS * max_pieces)), array("i", bytes(4 * max_blocks)),
                                    torch.zeros(num_rows, self._num_kv_heads * self._group * self._head_dim))
 
-    def write_spans(self, plan: NativeAttentionPlan, decodes: list[TokenSpan]) -> bool:
-        """Write the decodes of the next step, as many as the plan has rows. Return False if they do not fit."""
-        pieces, blocks = array("q"), array("i")
-        for span in decodes:
-            pieces.extend((span.first_row, span.start, 1, len(blocks)))
-            blocks.extend(span.blocks)
-        if len(blocks) > len(plan.blocks):
+    def write_spans(self, plan: NativeAttentionPlan, spans: list[TokenSpan]) -> bool:
+        """Write the spans of the next step, of no more rows than the plan has. Return False if they do not fit."""
+        pieces, blocks = self._cut_into_pieces(spans)
+        num_unused = len(plan.pieces) - len(pieces)
+        if len(blocks) > len(plan.blocks) or num_unused < 0:
             return False
+        pieces.extend([0] * num_unused)  # of no tokens
         plan.pieces[:] = pieces
         plan.blocks[:len(blocks)] = blocks
         return True
@@ -100,9 +106,9 @@ class NativeAttention:
         window = self._sliding_windows[layer] if self._sliding_windows else 0
         arguments = AttentionArguments(
             queries.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
-            plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // 4, self._num_kv_heads,
-            self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer, cache.dtype.itemsize,
-            FORMATS.index(cache.dtype), queries.stride(0), output.stride(0), window,
+            plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // PIECE_INTS,
+            self._num_kv_heads, self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer,
+            cache.dtype.itemsize, FORMATS.index(cache.dtype), queries.stride(0), output.stride(0), window,
             ACTIVATION_DTYPES.index(queries.dtype), self._scale, self._softcap)
         self.library.attend(arguments)
         return output

@@ -10,7 +10,7 @@
 enum { KEYS = 64, COLUMNS = 16, TILE_ROWS = 6, MAX_ROWS = 48, MAX_HEAD_DIM = 256 };
 enum { FLOAT16 = 2 }; /* of the cache, besides FLOAT32 and BFLOAT16 */
 
-typedef struct { /* consecutive tokens of one sequence; rows count from the step's first token */
+typedef struct { /* consecutive tokens of one sequence, or none; rows count from the step's first token */
     int64_t first_row, start, length, first_block;
 } Piece;
 
@@ -68,7 +68,8 @@ typedef void (*Attend)(const Attention *, const Piece *, ptrdiff_t);
 
 static void attend_part(const Phase *phase, ptrdiff_t part) {
     const Attention *a = phase->arguments;
-    (*(const Attend *)phase->kernels)(a, a->pieces + part / a->kv_heads, part % a->kv_heads);
+    const Piece *piece = a->pieces + part / a->kv_heads;
+    if (piece->length > 0) (*(const Attend *)phase->kernels)(a, piece, part % a->kv_heads);
 }
 
 /* As weft_prepare_product in products.c. */

@@ -3,7 +3,7 @@ same steps; rank 0 alone samples, and broadcasts the tokens: docs/concepts/exact
 
 Decodes whose tokens a CUDA graph can choose do not come here: `workers/step_overlap.py` begins them with
 `CudaGraphRunner.begin_step`, and runs them here again if a row needs a decision of the host. On a CPU `forward` replays
-the recorded layers of plain decodes (`CpuGraphRunner`).
+recorded layers (`CpuGraphRunner`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
 from shard.attention.kv_cache import KVCache, make_int64_tensor
-from shard.attention.model_inputs import DUMMY_TOKEN, ModelInputs
+from shard.attention.model_inputs import ModelInputs, make_token_columns
 from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
 from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
@@ -96,16 +96,14 @@ class ModelRunner:
 
     def forward(self, layout: StepLayout, cache: KVCache) -> tuple[ModelInputs, Tensor]:
         """Return the inputs of a forward pass and its hidden states `[tokens, hidden_size]`."""
-        if self.cpu_graph_runner is not None and layout.is_plain_decode:
-            self.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in layout.sequences])
-            if (recorded := self.cpu_graph_runner.run(layout, cache)) is not None:
-                return recorded
-        inputs = build_model_inputs(layout, cache, self.attention, self.device)
         adapter_spans = [AdapterRowSpan(sequence.adapter_id, span.length)
                          for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
-        if layout.num_dummy_rows:
-            adapter_spans.append(AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows))
         self.adapter_routing.set_rows(adapter_spans)
+        if self.cpu_graph_runner is not None and (recorded := self.cpu_graph_runner.run(layout, cache)) is not None:
+            return recorded
+        if layout.num_dummy_rows:
+            self.adapter_routing.set_rows([*adapter_spans, AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows)])
+        inputs = build_model_inputs(layout, cache, self.attention, self.device)
         return inputs, self.model.forward(inputs, cache, self.attention)
 
     def _compute_logits(self, layout: StepLayout, sampled_states: Tensor) -> Tensor | None:
@@ -237,19 +235,7 @@ def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: in
 def build_model_inputs(layout: StepLayout, cache: KVCache, attention: AttentionBackend,
                        device: torch.device) -> ModelInputs:
     """Return the inputs of a forward pass for the layout of a step."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    for sequence, (_, start, length, blocks) in zip(layout.sequences, layout.spans, strict=True):
-        tokens += sequence.tokens[start:start + length]
-        if layout.drafts:
-            tokens += layout.drafts.get(sequence.id, ())
-        positions += range(start, start + length)
-        slots += cache.list_slots(blocks, start, start + length)
-    for _ in range(layout.num_dummy_rows):
-        tokens.append(DUMMY_TOKEN)
-        positions.append(0)
-        slots.append(cache.scratch_slot)
-    columns = make_int64_tensor(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
-    plan = attention.plan(layout.spans[:layout.num_decodes], layout.spans[layout.num_decodes:], len(tokens), cache)
+    columns = make_token_columns(layout, cache, layout.num_dummy_rows).to(device)
+    plan = attention.plan(layout.spans[:layout.num_decodes], layout.spans[layout.num_decodes:], columns.shape[1],
+                          cache)
     return ModelInputs(columns[0], columns[1], columns[2], make_int64_tensor(layout.sampled_rows).to(device), plan)

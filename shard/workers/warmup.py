@@ -20,7 +20,7 @@ from shard.state.step import PrefillChunk, Step
 # seconds of a step, by device, after which no larger one of its kind is tried; on a CPU, where a large step takes many
 # seconds and its memory need not be measured, such a step is enough to predict larger ones
 SLOW_STEP_SECONDS = {"cpu": 0.1, "cuda": inf}
-MAX_REPEATED_SECONDS = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
+MAX_REPEATED_SECONDS = 0.15  # seconds; a step up to this is run once more, since its first run may include much setup
 MAX_REMEMBERED_RATIO = 1.3  # of a remembered time and the present one, beyond which all are measured again
 SIZE_GROWTH_FACTOR = 4
 SHORT_CONTEXT_TOKENS = 32  # context of a decode, and length of a text, unless that is what grows

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRowSpan
+from shard.models.decoder import Decoder
+from shard.native.kernel_recording import UnrecordableOperation
 from shard.native.library import load_library
 from shard.ops.native_linear import has_native_products
 from shard.runner.cpu_graphs import MAX_RECORDED_ROWS
@@ -26,6 +30,11 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no com
 needs_bfloat16_products = pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
                                              reason="the processor has no products of bfloat16")
 RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
+
+
+@pytest.fixture(scope="module")
+def loaded_llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
+    return load(tmp_path_factory.mktemp("llama"), "llama")
 
 
 def load(folder: Path, family: str, *, dtype: str = "float32", **settings: Any) -> LoadedDecoder:
@@ -48,22 +57,28 @@ def prefill(loaded: LoadedDecoder, lengths: list[int], num_extra_tokens: int = 1
     return cache, sequences
 
 
-def run_both(loaded: LoadedDecoder, sequences: list[Sequence], cache: KVCache) -> None:
-    """Assert that the step gives the same hidden states, keys and values recorded and piece by piece."""
-    layout, runner, recorder = lay_out_step(Step(decodes=sequences)), loaded.runner, loaded.runner.cpu_graph_runner
+def run_both(loaded: LoadedDecoder, step: Step | list[Sequence], cache: KVCache) -> None:
+    """Assert that the step, or the decode, gives the same hidden states, keys and values recorded and piece by
+    piece."""
+    layout = lay_out_step(step if isinstance(step, Step) else Step(decodes=step))
+    runner, recorder = loaded.runner, loaded.runner.cpu_graph_runner
     assert recorder is not None
-    runner.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
+    num_rows = sum(span.length for span in layout.spans)
+    runner.adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, span.length)
+                                     for sequence, span in zip(layout.sequences, layout.spans, strict=True)])
     with torch.inference_mode():
         recorded = recorder.run(layout, cache)
         assert recorded is not None
-        states, slots = recorded[1].clone(), recorded[0].slots
+        states, slots = recorded[1].clone(), recorded[0].slots.clone()
+        assert recorded[0].sampled_rows.tolist() == layout.sampled_rows
+        assert len(states) == num_rows
         written = [layer[slots].clone() for layer in (*cache.keys, *cache.values)]
         runner.cpu_graph_runner = None
         try:
             _, expected = runner.forward(layout, cache)
         finally:
             runner.cpu_graph_runner = recorder
-        assert torch.equal(states, expected[:len(sequences)])
+        assert torch.equal(states, expected[:num_rows])
         assert all(map(torch.equal, written, (layer[slots] for layer in (*cache.keys, *cache.values))))
 
 
@@ -137,17 +152,103 @@ def test_another_cache_is_recorded_anew(tmp_path: Path) -> None:
         run_both(loaded, sequences, cache)
 
 
-def test_only_single_tokens_of_a_few_sequences_are_recorded(tmp_path: Path) -> None:
+def make_chunk(sequence: Sequence, start: int, length: int) -> PrefillChunk:
+    sequence.num_tokens_to_prefill = len(sequence.tokens)
+    return PrefillChunk(sequence, start, length)
+
+
+@pytest.mark.parametrize(("family", "settings"), [
+    *((family, {}) for family in RECORDED_FAMILIES), ("qwen2", {"quantize": "int8"}), ("llama", {"quantize": "int4"}),
+    pytest.param("qwen2", {"dtype": "bfloat16"}, marks=needs_bfloat16_products),
+    pytest.param("llama", {"dtype": "bfloat16", "quantize": "int8"}, marks=needs_bfloat16_products)])
+def test_recorded_step_with_chunks_has_the_bits_of_its_pieces(family: str, settings: dict[str, str],
+                                                              tmp_path: Path) -> None:
+    """Chunks at the beginning, in the middle and at the end of prompts, alone, beside decodes and beside each other;
+    with and without dummy rows; guesses of tokens."""
+    loaded = load(tmp_path, family, **settings)
+    cache, [first, second, third, long] = prefill(loaded, [20, 9, 33, 120], num_extra_tokens=5)
+    for step in (Step(chunks=[make_chunk(long, 0, 48)]),
+                 Step(decodes=[first, second], chunks=[make_chunk(long, 48, 32)]),
+                 Step(decodes=[second], chunks=[make_chunk(third, 16, 17), make_chunk(long, 80, 40)]),
+                 Step(chunks=[make_chunk(third, 32, 1)]),
+                 Step(decodes=[first, second], drafts={second.id: [3, 4, 5]}),
+                 Step(decodes=[first, second], chunks=[make_chunk(long, 0, 120)], drafts={first.id: [7, 8]})):
+        run_both(loaded, step, cache)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=6),
+       choices=st.lists(st.integers(0, 2**16), min_size=6))
+def test_drawn_steps_have_the_bits_of_their_pieces(loaded_llama: LoadedDecoder, lengths: list[int],
+                                                   choices: list[int]) -> None:
+    """Each sequence decodes, with or without guesses, or runs a part of its prompt."""
+    cache, sequences = prefill(loaded_llama, lengths, num_extra_tokens=4)
+    step = Step()
+    for sequence, choice in zip(sequences, choices, strict=False):
+        length = len(sequence.tokens)
+        if choice % 3 == 0:
+            start = choice // 3 % length
+            step.chunks.append(make_chunk(sequence, start, 1 + choice // 7 % (length - start)))
+            continue
+        step.decodes.append(sequence)
+        if choice % 3 == 1:
+            step.drafts[sequence.id] = [2 + choice % 50, 9, 11][:1 + choice % 3]
+    run_both(loaded_llama, step, cache)
+
+
+def test_recorded_chunks_of_adapters_have_the_bits_of_their_pieces(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama", adaptable=True)
+    base = make_tiny_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    cache, [first, second, third] = prefill(loaded, [20, 40, 33])
+    for adapter, config in ((1, {"r": 4}), (2, {"r": 11, "target_modules": ["q_proj", "down_proj"]})):
+        loaded.loaded_adapters.load(adapter, make_tiny_adapter(base, seed=adapter, **config))
+    for adapters in ([1, 0, 2], [0, 2, 0], [2, 2, 1], [0, 0, 0]):
+        for sequence, adapter in zip((first, second, third), adapters, strict=True):
+            sequence.adapter_id = adapter
+        run_both(loaded, Step(decodes=[first], chunks=[make_chunk(second, 0, 32), make_chunk(third, 16, 17)]), cache)
+        run_both(loaded, Step(decodes=[first, second, third]), cache)
+
+
+def test_pieces_may_outgrow_the_recording(tmp_path: Path) -> None:
+    """A step of many short spans has more pieces than one of a single long span with as many rows."""
+    loaded = load(tmp_path, "llama")
+    cache, sequences = prefill(loaded, [*[2] * 72, 80])
+    run_both(loaded, Step(chunks=[make_chunk(sequences[-1], 0, 72)]), cache)
+    run_both(loaded, sequences[:72], cache)
+
+
+def test_a_kind_of_step_that_cannot_be_recorded_leaves_smaller_ones_recorded(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(tmp_path, "llama")
     cache, [first, second] = prefill(loaded, [9, 40])
+    recorder, chunk_step = loaded.runner.cpu_graph_runner, Step(chunks=[make_chunk(second, 0, 40)])
+    assert recorder is not None
+    run_layers = Decoder.run_layers
+
+    def refuse(model: Decoder, embeddings: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        if len(embeddings) >= 40:
+            raise UnrecordableOperation("an operation")
+        return run_layers(model, embeddings, *arguments)
+
+    monkeypatch.setattr(Decoder, "run_layers", refuse)
+    with torch.inference_mode():
+        assert recorder.run(lay_out_step(chunk_step), cache) is None
+    monkeypatch.undo()
+    with torch.inference_mode():
+        assert recorder.run(lay_out_step(chunk_step), cache) is None
+    run_both(loaded, [first, second], cache)
+
+
+def test_steps_of_many_rows_are_not_recorded(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    cache, [first] = prefill(loaded, [9])
     recorder = loaded.runner.cpu_graph_runner
     assert recorder is not None
-    assert lay_out_step(Step(decodes=[first, second])).is_plain_decode
-    for step in (Step(), Step(decodes=[first], chunks=[PrefillChunk(second, 0, 40)]),
-                 Step(decodes=[first, second], drafts={first.id: [3]})):
-        assert not lay_out_step(step).is_plain_decode
     many = [replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)]
+    assert recorder.run(lay_out_step(Step()), cache) is None
     assert recorder.run(lay_out_step(Step(decodes=many)), cache) is None
+
+
     with_adapter = lay_out_step(Step(decodes=[replace(first, adapter_id=3)]))
     assert recorder.run(with_adapter, cache) is None, "the model takes no adapters"
 
