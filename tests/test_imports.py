@@ -25,7 +25,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "grpc": {"router/shards", "shard", "benchmarks"},
     "aiohttp": {"router/http", "launcher/client", "launcher/ray_serve/forwarding.py",
                 "launcher/ray_serve/deployments.py", "benchmarks/experiments/hostile_tenant.py",
-                "benchmarks/experiments/load_balancer_comparison.py"},
+                "benchmarks/experiments/load_balancer_comparison.py", "benchmarks/peers/openvino_server.py"},
     "ray": {"launcher/ray_serve"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/text/jinja_sandbox.py"},
@@ -51,7 +51,7 @@ IMPORT_ORDER = {
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
                  "supervisor", "hosts", "banner", "doctor", "compat", "settings_docs",
                  "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
-    "benchmarks": ["settings_search", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu",
+    "benchmarks": ["settings_search", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "peers",
                    "experiments", "study"],
 }
 HEAVY_LIBRARIES = {"torch", "transformers", "numpy"}

@@ -8,7 +8,7 @@ JSON.
 
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -22,7 +22,7 @@ from cyclopts import Parameter
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import Target, raise_first_failure, run_load
 from benchmarks.bench.load.prompts import make_local_token_counter
-from benchmarks.bench.load.request_records import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.load.workload import Workload, make_requests
 from benchmarks.bench.report.summary import RunSummary, summarize_run
 from benchmarks.harness import experiment
@@ -33,6 +33,7 @@ DEFAULT = ""  # the variant without flags
 COMMON_FLAGS = "--compat", "lorax"  # its API has `ignore_eos_token`: a random model may end its answers early
 CACHE_FRACTION = 0.05  # of memory, for each server
 MAX_REQUESTS_PER_STREAM = 64  # more than a client sends in a round
+NUM_WARM_UP_TOKENS = 8
 FIGURES = "tokens_per_second", "first_token_p50", "first_token_p99", "gap_p99"
 
 
@@ -96,25 +97,41 @@ class VariantRounds:
                 "rounds": [{name: round(value, 4) for name, value in asdict(one).items()} for one in self.rounds]}
 
 
-class VariantLoad:
-    """Load on the servers of all variants. No prompt is sent twice, so that no prefix is found in a cache."""
+class ServerLoad:
+    """Load on servers, one after the other. No prompt is sent twice, so that no prefix is found in a cache."""
 
-    def __init__(self, settings: FlagComparisonSettings, tokenizer_folder: Path) -> None:
-        self._settings = settings
+    def __init__(self, tokenizer_folder: Path, prompt_tokens: str, output_tokens: str, seconds: float) -> None:
         self._count_tokens = make_local_token_counter(str(tokenizer_folder))
+        self._prompt_tokens, self._output_tokens, self._seconds = prompt_tokens, output_tokens, seconds
         self._run_numbers = count()
 
-    async def measure(self, url: str, num_streams: int) -> RoundMetrics:
-        settings = self._settings
-        target = Target(url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
-        records = await run_load(target, await self._make_requests(num_streams), num_streams, seconds=settings.seconds)
+    async def measure(self, target: Target, num_streams: int) -> RoundMetrics:
+        """Return the figures of a window. Raises ValueError if a request failed, or an answer had another length."""
+        requests = await self._make_requests(num_streams, self._output_tokens)
+        records = await run_load(target, requests, num_streams, seconds=self._seconds)
         raise_first_failure(records)
-        return RoundMetrics.from_summary(summarize_run(records, (0.0, settings.seconds)))
+        raise_wrong_length(records)
+        if len(records) == len(requests):
+            raise ValueError(f"the clients ran out of requests: each had {MAX_REQUESTS_PER_STREAM}")
+        return RoundMetrics.from_summary(summarize_run(records, (0.0, self._seconds)))
 
-    async def _make_requests(self, num_streams: int) -> Sequence[PlannedRequest]:
-        workload = Workload(requests=num_streams * MAX_REQUESTS_PER_STREAM, prompt_tokens=self._settings.prompt_tokens,
-                            output_tokens=self._settings.output_tokens, salt=f"{next(self._run_numbers)} ")
+    async def warm_up(self, target: Target, num_streams: int) -> None:
+        """Send every client's first request, for a short answer that is not measured."""
+        requests = await self._make_requests(num_streams, str(NUM_WARM_UP_TOKENS))
+        raise_first_failure(await run_load(target, requests[:num_streams], num_streams))
+
+    async def _make_requests(self, num_streams: int, output_tokens: str) -> Sequence[PlannedRequest]:
+        workload = Workload(requests=num_streams * MAX_REQUESTS_PER_STREAM, prompt_tokens=self._prompt_tokens,
+                            output_tokens=output_tokens, salt=f"{next(self._run_numbers)} ")
         return await make_requests(workload, self._count_tokens)
+
+
+def raise_wrong_length(records: Iterable[RequestRecord]) -> None:
+    """Raise ValueError if an answer has other than the tokens that were asked for."""
+    for record in records:
+        if record.num_tokens != record.ask.output_tokens:
+            raise ValueError(f"an answer has {record.num_tokens} tokens, where {record.ask.output_tokens} were "
+                             f"asked for")
 
 
 @contextmanager
@@ -126,12 +143,13 @@ def run_variants(settings: FlagComparisonSettings, model: Path) -> Iterator[dict
                for variant in (DEFAULT, *settings.variants)}
 
 
-async def measure_streams(load: VariantLoad, urls: dict[str, str], num_streams: int, num_rounds: int,
+async def measure_streams(load: ServerLoad, urls: dict[str, str], num_streams: int, num_rounds: int,
                           random: Random) -> list[VariantRounds]:
     figures_by_variant: dict[str, list[RoundMetrics]] = {variant: [] for variant in urls}
     for _ in range(num_rounds):
         for variant in random.sample(list(urls), len(urls)):
-            figures_by_variant[variant].append(await load.measure(urls[variant], num_streams))
+            figures_by_variant[variant].append(await load.measure(
+                Target(urls[variant], DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS), num_streams))
             print(f"{num_streams} streams, {variant or 'default'}: {figures_by_variant[variant][-1]}", flush=True)
     default_rounds = figures_by_variant[DEFAULT]
     return [VariantRounds(variant or "default", rounds, default_rounds)
@@ -154,7 +172,8 @@ def bench(settings: FlagComparisonSettings = FlagComparisonSettings()) -> None:
     """Measure tokens/s, seconds to the first token and between tokens of the default and of variants; the last columns
     are the default's figures divided by the variant's."""
     with settings.provide_model() as (model, _), run_variants(settings, model) as urls:
-        load, random = VariantLoad(settings, model), Random(1)
+        load = ServerLoad(model, settings.prompt_tokens, settings.output_tokens, settings.seconds)
+        random = Random(1)
         results = {num_streams: uvloop.run(measure_streams(load, urls, num_streams, settings.rounds, random))
                    for num_streams in settings.streams}
     report_results("flag comparison", "\n\n".join(format_table(*item) for item in results.items()),

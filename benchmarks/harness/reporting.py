@@ -87,3 +87,10 @@ def make_file_name(*words: str) -> str:
 def save_report(name: str, text: str) -> None:
     RESULTS_FOLDER.mkdir(exist_ok=True)
     (RESULTS_FOLDER / f"{make_file_name(today(), describe_hardware(), name)}.txt").write_text(text)
+
+
+def save_json(name: str, results: Mapping[str, Any]) -> None:
+    """Save the results with date, hardware, versions and command line as a JSON file of many lines."""
+    RESULTS_FOLDER.mkdir(exist_ok=True)
+    path = RESULTS_FOLDER / f"{make_file_name(today(), describe_hardware(), name)}.json"
+    path.write_text(f"{json.dumps({**results, **collect_run_metadata()}, indent=1)}\n")

@@ -79,3 +79,14 @@ def test_results_are_printed_and_saved_only_on_request(
     paths = [*(tmp_path / "results").glob("*")]
     assert [path.read_text() for path in paths] == [output] * should_save
     assert all(path.name.endswith("-router.txt") for path in paths)
+
+
+def test_json_is_saved_by_date_and_hardware(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(reporting, "RESULTS_FOLDER", tmp_path / "results")
+    reporting.save_json("peers", {"ratio": {4: 1.2}})
+    [path] = (tmp_path / "results").iterdir()
+    assert path.name.startswith(reporting.today())
+    assert path.name.endswith("-peers.json")
+    record = json.loads(path.read_text())
+    assert record["ratio"] == {"4": 1.2}
+    assert {"date", "hardware", "versions", "command"} < record.keys()
