@@ -23,7 +23,7 @@ def test_checker_detects_a_broken_stall_limit(monkeypatch):
 
 
 def test_checker_detects_starved_prompts(monkeypatch):
-    monkeypatch.setattr(PrefillTimeLedger, "update_allowance", lambda *_: PrefillTimeAllowance(0.0, 0.0, 0.0))
+    monkeypatch.setattr(PrefillTimeLedger, "update_allowance", lambda *_: PrefillTimeAllowance(0.0, 0.0, 0.0, 0.0))
     expect_law_violation("L5: prompts earned")
 
 

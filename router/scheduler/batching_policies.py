@@ -27,17 +27,19 @@ EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second o
 class PrefillBudget:
     """Remaining budget of one step for chunks of prompts.
 
-    The first chunk may take `first_chunk_seconds` instead of `seconds`, and one block more if the whole chunk then
-    stays within `one_block_more_seconds`.
+    The first chunk may take `first_chunk_seconds` instead of `seconds`. One of the chunks may take one block more if
+    all then stay within `seconds_with_kept`, or the first one within `first_chunk_seconds_with_kept`.
     """
 
     tokens: int
     block_size: int
     seconds: float = inf
     first_chunk_seconds: float = 0.0
-    one_block_more_seconds: float = 0.0
+    seconds_with_kept: float = 0.0
+    first_chunk_seconds_with_kept: float = 0.0
     cost_model: CostModel | None = None
     spent_seconds: float = 0.0
+    last_end: int = 0  # position behind the last chunk
 
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
@@ -46,19 +48,23 @@ class PrefillBudget:
             return self._round_to_blocks(start, num_left, limit)
         within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
         length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
-        if length == num_left or not self.one_block_more_seconds:
+        seconds_with_kept = max(self.seconds_with_kept, self.first_chunk_seconds_with_kept)
+        if length == num_left or not seconds_with_kept:
             return length
         one_block_more = length + self.block_size - (start + length) % self.block_size
-        within_seconds = self._tokens_within_seconds(self.one_block_more_seconds, start)
+        within_seconds = self._tokens_within_seconds(seconds_with_kept, start)
         return max(length, self._round_to_blocks(start, num_left, min(limit, one_block_more, within_seconds)))
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
         if self.cost_model is not None and self.seconds != inf:
             chunk_seconds = predict_chunk_seconds(self.cost_model, start, length)
+            has_taken_one_more = chunk_seconds > max(self.seconds, self.first_chunk_seconds)
+            self.seconds_with_kept = 0.0 if has_taken_one_more else max(0.0, self.seconds_with_kept - chunk_seconds)
             self.seconds -= chunk_seconds
             self.spent_seconds += chunk_seconds
-            self.first_chunk_seconds = self.one_block_more_seconds = 0.0
+            self.first_chunk_seconds = self.first_chunk_seconds_with_kept = 0.0
+            self.last_end = start + length
 
     def _tokens_within_seconds(self, seconds: float, start: int) -> int:
         assert self.cost_model is not None
@@ -76,7 +82,8 @@ class PrefillTimeAllowance(NamedTuple):
 
     all_prompts: float
     first_prompt: float  # at least `all_prompts`: for the first chunk alone
-    one_block_more: float  # for the first chunk with one block more than `first_prompt` pays for
+    all_with_kept: float  # for all chunks, if one of them is longer by one block
+    first_with_kept: float  # for the first chunk, if it is longer by one block
 
 
 class PrefillTimeLedger:
@@ -85,9 +92,10 @@ class PrefillTimeLedger:
     A step whose decodes take D seconds earns E * D * max(1, R) seconds, where R is the ratio of waiting to decoding
     sequences and E = EARNED_PER_DECODE_SECOND. What earlier steps earned and prompts did not spend is kept:
 
-        all_prompts    = max(max_stall_seconds / safety_factor, E * D)
-        first_prompt   = max(all_prompts, E * D * R)
-        one_block_more = E * D * max(1, R) + kept seconds
+        all_prompts     = max(max_stall_seconds / safety_factor, E * D)
+        first_prompt    = max(all_prompts, E * D * R)
+        all_with_kept   = E * D + kept seconds
+        first_with_kept = E * D * max(1, R) + kept seconds
 
     Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
     (`safety_factor`), the chunks of a step add at most `max_stall_seconds` to it. Earned seconds protect requests that
@@ -96,8 +104,8 @@ class PrefillTimeLedger:
     Prompts run in whole blocks, so a part of what a step earns remains; kept seconds pay for one block more in a later
     step, never for two: these would stall twice as long as promised where a step earns less than a block.
 
-    Therefore, however slow steps are, prompts get two thirds of the time while any wait, and decodes never delay a
-    request for longer than half of what the prompts before it and its own take. While no more sequences wait than
+    Therefore, however slow steps are, prompts get two thirds of the time while any wait, and decodes delay a request by
+    no more than a step and half of what the prompts before it and its own take. While no more sequences wait than
     decode, prompts add at most the stall promise, or twice the step's time without them, rounded up to whole blocks.
 
     Example: decodes of 20 ms, twice as many waiting as decoding, a stall promise of 150 ms with a safety factor of 1.5.
@@ -118,18 +126,19 @@ class PrefillTimeLedger:
         """Add what the decodes of the next step earn, and return the allowance of that step."""
         earned = EARNED_PER_DECODE_SECOND * cost_model.predict(decode_load)
         earned_for_first = earned * max(1.0, num_waiting / decode_load.rows)
-        self.kept_seconds += earned_for_first
         all_prompts = max(max_stall_seconds / cost_model.safety_factor, earned)
-        return PrefillTimeAllowance(all_prompts, max(all_prompts, earned_for_first), self.kept_seconds)
+        first_prompt, all_with_kept = max(all_prompts, earned_for_first), earned + self.kept_seconds
+        self.kept_seconds += earned_for_first
+        return PrefillTimeAllowance(all_prompts, first_prompt, all_with_kept, self.kept_seconds)
 
     def settle(self, budget: PrefillBudget) -> None:
-        """Take off what the chunks of a step spend. Of the rest, what one block costs is kept."""
+        """Take off what the chunks of a step spend. Of the rest, what the next block costs is kept."""
         assert budget.cost_model is not None
-        self.kept_seconds = max(0.0, min(self.kept_seconds - budget.spent_seconds,
-                                         predict_chunk_seconds(budget.cost_model, 0, budget.block_size)))
+        next_block_seconds = predict_chunk_seconds(budget.cost_model, budget.last_end, budget.block_size)
+        self.kept_seconds = max(0.0, min(self.kept_seconds - budget.spent_seconds, next_block_seconds))
 
     def clear(self) -> None:
-        """Forget what was earned: nobody waits."""
+        """Forget what was earned: no prompt was left out of a step for want of time."""
         self.kept_seconds = 0.0
 
 
@@ -263,7 +272,8 @@ class MixedPolicy(StepPolicy):
             draft.decode_load = compute_decode_load(draft.decoding)
             num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
             budget.cost_model = self.scheduler.cost_model
-            budget.seconds, budget.first_chunk_seconds, budget.one_block_more_seconds = (
+            (budget.seconds, budget.first_chunk_seconds, budget.seconds_with_kept,
+             budget.first_chunk_seconds_with_kept) = (
                 self._prefill_time_ledger.update_allowance(draft.decode_load, num_waiting,
                                                            self.scheduler.settings.max_stall_seconds,
                                                            budget.cost_model))
@@ -401,5 +411,5 @@ class PoolingPolicy:
         allowance = self._prefill_time_ledger.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
         # A text cannot be cut, so the seconds earned by several steps count for it.
         return PrefillBudget(settings.max_prefill_tokens, 1,
-                             max(allowance.first_prompt, allowance.one_block_more) - cost_model.predict(StepLoad()),
+                             max(allowance.first_prompt, allowance.first_with_kept) - cost_model.predict(StepLoad()),
                              cost_model=cost_model)

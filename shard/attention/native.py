@@ -44,7 +44,7 @@ class NativeAttentionPlan:
 
     pieces: "array[int]"  # for each piece: first row, start, length, index of its first block in `blocks`; or zeros
     blocks: "array[int]"
-    memory: Tensor  # of the output, [tokens, heads * head_dim] in float32; zeros for rows of no span
+    memory: Tensor  # of the output, [tokens, heads * head_dim] in float32; rows of no span are not written
 
     def view_output(self, dtype: torch.dtype) -> Tensor:
         """Return the output in `dtype`, which takes no more memory than float32."""
@@ -65,8 +65,11 @@ class NativeAttention:
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
              cache: KVCache) -> NativeAttentionPlan:  # noqa: ARG002
         pieces, blocks = self._cut_into_pieces([*decodes, *chunks])
-        return NativeAttentionPlan(pieces, blocks, torch.zeros(num_tokens, self._num_kv_heads * self._group
-                                                               * self._head_dim))
+        return NativeAttentionPlan(pieces, blocks, self.allocate_output(num_tokens))
+
+    def allocate_output(self, num_rows: int) -> Tensor:
+        """Return memory for the output of a step's rows, or of fewer."""
+        return torch.zeros(num_rows, self._num_kv_heads * self._group * self._head_dim)
 
     def _cut_into_pieces(self, spans: list[TokenSpan]) -> "tuple[array[int], array[int]]":
         """Return pieces and block tables as in `NativeAttentionPlan`."""
@@ -81,10 +84,10 @@ class NativeAttention:
     def count_pieces(self, spans: list[TokenSpan]) -> int:
         return len(self._cut_into_pieces(spans)[0]) // PIECE_INTS
 
-    def make_static_plan(self, num_rows: int, max_pieces: int, max_blocks: int) -> NativeAttentionPlan:
+    def make_static_plan(self, output: Tensor, max_pieces: int, max_blocks: int) -> NativeAttentionPlan:
         """Return a plan whose memory keeps its addresses; `write_spans` writes the spans."""
         return NativeAttentionPlan(array("q", bytes(8 * PIECE_INTS * max_pieces)), array("i", bytes(4 * max_blocks)),
-                                   torch.zeros(num_rows, self._num_kv_heads * self._group * self._head_dim))
+                                   output)
 
     def write_spans(self, plan: NativeAttentionPlan, spans: list[TokenSpan]) -> bool:
         """Write the spans of the next step, of no more rows than the plan has. Return False if they do not fit."""

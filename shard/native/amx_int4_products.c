@@ -1,7 +1,8 @@
 /* Products of int4_product.h by the tiles of AMX, with the same bits as int4_products.c. Groups are of 64 or 128 inputs.
  *
- * Codes minus zeros are exact in a byte. They are unpacked group by group, for a pair of panels, and multiplied by high
- * and low bytes of the rows (amx_int16_tiles.h). Panels come in pairs, so their number is even.
+ * Codes minus zeros fit in a byte (MAX_AMX_ZERO in native_int4_linear.py). They are unpacked group by group, for a pair of
+ * panels, and multiplied by high and low bytes of the rows (amx_int16_tiles.h). Panels come in pairs, so their number is
+ * even.
  */
 
 #include "int4_product.h"

@@ -1,7 +1,7 @@
 /* Registers of AMX: eight tiles of up to 16 rows of 64 bytes. Include phases.h before it.
  *
- * gcc does not know what the intrinsics for loading a tile read. So no function here writes memory by itself and then loads
- * it into a tile: what is loaded is written in an earlier phase, or by _tile_stored.
+ * gcc does not know what the intrinsics for loading a tile read. So what is loaded is written in an earlier phase, or by
+ * _tile_stored, or before an empty asm volatile that clobbers memory.
  */
 
 #include <immintrin.h>

@@ -44,7 +44,8 @@ class ResultMemory:
         return sum(block.nbytes for block in self._blocks)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_bytes = -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        # Powers of two, so that ever larger results do not each leave a block behind that is too small for the next.
+        num_bytes = max(ALIGNMENT, 1 << (prod(shape) * dtype.itemsize - 1).bit_length())
         large_enough = [index for index in self._free_blocks if self._blocks[index].nbytes >= num_bytes]
         if large_enough:
             index = min(large_enough, key=lambda free: self._blocks[free].nbytes)
@@ -56,6 +57,11 @@ class ResultMemory:
         array = self._blocks[index][:prod(shape) * dtype.itemsize]
         weakref.finalize(array, self._free_blocks.append, index)
         return torch.from_numpy(array).view(dtype).view(shape)
+
+    def view_beyond_its_life(self, tensor: Tensor) -> Tensor:
+        """Return a view of an allocated tensor by which its memory counts as free nonetheless."""
+        memory = (ctypes.c_char * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def allocate_aligned(num_bytes: int) -> "np.ndarray[Any, Any]":

@@ -1,4 +1,4 @@
-/* Packing of weights of 16 bits, or pairs of eight, into panels, and of codes of four bits into those of int4_products.c. */
+/* Packing of weights of 16 bits, or pairs of eight, into panels, and of codes of four bits into those of int4_product.h. */
 
 #include "phases.h"
 

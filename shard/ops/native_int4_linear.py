@@ -81,8 +81,9 @@ class NativeInt4Linear:
         self._group_inputs = MAX_GROUP_INPUTS if len(layout.groups) == 1 else min(layout.group_size, MAX_GROUP_INPUTS)
         self._input_order = layout.column_order
         self._padded_inputs = round_up(self._num_inputs, self._group_inputs)
+        has_amx_groups = library.has_amx and self._group_inputs % AMX_TILE_INPUTS == 0
         self._padded_outputs = round_up(self._num_outputs,
-                                        PANEL_OUTPUTS * (AMX_PANELS_AT_ONCE if library.has_amx else 1))
+                                        PANEL_OUTPUTS * (AMX_PANELS_AT_ONCE if has_amx_groups else 1))
         num_groups, num_panels = self._padded_inputs // self._group_inputs, self._padded_outputs // PANEL_OUTPUTS
         scales = torch.cat([part.scales.index_select(1, layout.groups) for part in quantized_slices])
         repeated_scales = scales.repeat_interleave(num_groups // len(layout.groups), dim=1)  # [outputs, groups]
@@ -94,8 +95,8 @@ class NativeInt4Linear:
         self._zeros = torch.zeros(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
         self._library = library
         self._pack(quantized_slices)
-        self._can_use_amx = (library.has_amx and self._group_inputs % AMX_TILE_INPUTS == 0
-                             and int(self._zeros.min()) >= -MAX_AMX_ZERO and int(self._zeros.max()) <= MAX_AMX_ZERO)
+        self._can_use_amx = (has_amx_groups and int(self._zeros.min()) >= -MAX_AMX_ZERO
+                             and int(self._zeros.max()) <= MAX_AMX_ZERO)
 
     def _pack(self, quantized_slices: Sequence[QuantizedSlice]) -> None:
         parts = zip(iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs)),

@@ -58,6 +58,11 @@ class ModelRunner:
     cuda_graph_runner: CudaGraphRunner | None = None  # captured steps, which are used wherever they fit
     cpu_graph_runner: CpuGraphRunner | None = None  # recorded layers on CPUs, which `forward` replays
 
+    @property
+    def recording_seconds(self) -> float:
+        """Seconds that steps have taken once, to be recorded."""
+        return 0.0 if self.cpu_graph_runner is None else self.cpu_graph_runner.recording_seconds
+
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
         """Run one step: forward pass, checks, prompt logprobs, tokens."""

@@ -81,11 +81,6 @@ class StepLayout(NamedTuple):
     num_dummy_rows: int  # behind all others: one if there is a single token
     drafts: dict[int, list[int]]  # `Step.drafts`
 
-    @property
-    def is_plain_decode(self) -> bool:
-        """Whether the step decodes one token of each of its sequences."""
-        return 0 < len(self.sequences) == self.num_decodes
-
     def iter_sampled(self) -> Iterator[Sequence]:
         """Return the sequence of each sampled row."""
         yield from self.sampled_sequences

@@ -233,13 +233,15 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         return answer
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
-        started_at = perf_counter()
+        started_at, recording_seconds_before = perf_counter(), self._loaded_model.runner.recording_seconds
         run = (self._loaded_model.runner.run if self._draft_planner is None
                else partial(self._run_speculating, self._draft_planner))
         outputs = (self._run_collective(partial(run, step, self._cache)) if step.sequences
                    else StepOutputs({}, {}, {}))
         self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
-        return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at,
+        # The router predicts steps from these seconds, and a step is recorded once.
+        recording_seconds = self._loaded_model.runner.recording_seconds - recording_seconds_before
+        return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at - recording_seconds,
                                  outputs.prompt_logprobs)
 
     def _run_speculating(self, planner: DraftPlanner, step: Step, cache: KVCache) -> StepOutputs:

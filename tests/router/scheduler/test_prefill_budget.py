@@ -102,6 +102,24 @@ def test_prompts_get_what_decodes_earn(step, per_row, per_token, num_steps):
     assert all(predict_chunk_seconds(model, 0, length - 16) <= earned + 1e-6 for length in lengths if length)
 
 
+@pytest.mark.parametrize("prompt_length", [16, 40, 128])
+@pytest.mark.parametrize("earned_blocks", [0.3, 1.0, 1.5, 1.99, 3.7])
+def test_short_prompts_get_two_thirds_of_the_time_too(prompt_length, earned_blocks):
+    """Regression: kept seconds were for the first chunk alone, which a short prompt's never needs."""
+    model, ledger = CostModel((earned_blocks * 8.0, 0.0, 1.0, 0.0)), PrefillTimeLedger()  # a token takes a second
+    num_steps, spent, start = 200, 0.0, 0
+    for _ in range(num_steps):
+        budget = PrefillBudget(4096, 16, *ledger.update_allowance(StepLoad(rows=8), 8, 0.0, model), model)
+        while length := budget.max_chunk_length(start, prompt_length - start):
+            budget.spend(start, length)
+            start = (start + length) % prompt_length
+        assert budget.spent_seconds <= earned_blocks * 16 + 16
+        if budget.spent_seconds:
+            ledger.settle(budget)
+        spent += budget.spent_seconds
+    assert spent / (num_steps * earned_blocks * 8.0) == pytest.approx(2.0, rel=0.02)
+
+
 def test_what_was_earned_beyond_a_block_is_not_kept():
     model, ledger = CostModel((10.0, 0.0, 0.1, 0.0)), PrefillTimeLedger()
     budget = PrefillBudget(4096, 16, *ledger.update_allowance(StepLoad(rows=1), 9, 0.0, model), model)

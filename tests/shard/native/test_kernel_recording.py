@@ -39,7 +39,25 @@ def test_the_smallest_memory_that_is_large_enough_is_taken() -> None:
     assert memory.allocate((400,), torch.float32).data_ptr() == addresses[2]
     before = memory.num_bytes
     memory.allocate((2000,), torch.float32)
-    assert memory.num_bytes == before + 8000
+    assert memory.num_bytes == before + 8192
+
+
+def test_growing_results_leave_few_blocks_behind() -> None:
+    memory = ResultMemory()
+    for size in range(1000, 100_000, 1000):
+        memory.allocate((size,), torch.float32)
+    assert memory.num_bytes <= 4 * 4 * 100_000
+
+
+def test_a_view_beyond_its_life_lets_the_memory_go() -> None:
+    memory = ResultMemory()
+    tensor = memory.allocate((10, 3), torch.bfloat16)
+    tensor.fill_(2.0)
+    view = memory.view_beyond_its_life(tensor)
+    assert torch.equal(view, tensor)
+    address = tensor.data_ptr()
+    del tensor
+    assert memory.allocate((30,), torch.bfloat16).data_ptr() == address == view.data_ptr()
 
 
 def test_memory_is_aligned_and_separate() -> None:

@@ -1,4 +1,4 @@
-"""Recorded decode steps return the bits of steps that run piece by piece."""
+"""Recorded steps return the bits of steps that run piece by piece."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.checkpoints.peft_adapters import make_tiny_adapter
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
-from shard.attention.kv_cache import KVCache
+from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRowSpan
 from shard.models.decoder import Decoder
@@ -29,7 +29,7 @@ from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
 needs_bfloat16_products = pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
                                              reason="the processor has no products of bfloat16")
-RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral"]
+RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral"]
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +247,49 @@ def test_steps_of_many_rows_are_not_recorded(tmp_path: Path) -> None:
     many = [replace(first, id=number) for number in range(MAX_RECORDED_ROWS + 1)]
     assert recorder.run(lay_out_step(Step()), cache) is None
     assert recorder.run(lay_out_step(Step(decodes=many)), cache) is None
-
-
     with_adapter = lay_out_step(Step(decodes=[replace(first, adapter_id=3)]))
     assert recorder.run(with_adapter, cache) is None, "the model takes no adapters"
+
+
+def test_embeddings_leave_the_recordings_of_the_cache_alone(tmp_path: Path) -> None:
+    """Regression: texts have a cache of their own, and each change of the cache dropped all recordings."""
+    loaded = load(tmp_path, "llama")
+    cache, sequences = prefill(loaded, [9, 40])
+    run_both(loaded, sequences, cache)
+    recorder = loaded.runner.cpu_graph_runner
+    assert recorder is not None
+    recorded = dict(recorder._graphs)
+    texts = TransientKVCache(2, 1, 16, block_size=16, num_blocks=4, dtype=cache.dtype, device=cache.device)
+    assert recorder.run(lay_out_step(Step(chunks=[make_chunk(sequences[1], 0, 40)])), texts) is None
+    run_both(loaded, sequences, cache)
+    assert recorder._graphs == recorded
+
+
+def test_recordings_share_their_memory(tmp_path: Path) -> None:
+    """However many numbers of rows are recorded, in whatever order."""
+    loaded = load(tmp_path, "llama")
+    cache, [sequence] = prefill(loaded, [200])
+    recorder = loaded.runner.cpu_graph_runner
+    assert recorder is not None
+    with torch.inference_mode():
+        for length in (200, *range(8, 200, 8)):
+            assert recorder.run(lay_out_step(Step(chunks=[make_chunk(sequence, 0, length)])), cache) is not None
+            if length == 200:
+                num_bytes = recorder._memory.num_bytes
+    assert recorder._memory.num_bytes <= 1.5 * num_bytes
+
+
+def test_time_of_a_recording_is_not_the_step_s(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "llama")
+    cache, sequences = prefill(loaded, [9, 40])
+    recorder = loaded.runner.cpu_graph_runner
+    assert recorder is not None
+    before = loaded.runner.recording_seconds
+    run_both(loaded, sequences, cache)
+    recorded_seconds = loaded.runner.recording_seconds
+    assert recorded_seconds > before
+    run_both(loaded, sequences, cache)
+    assert loaded.runner.recording_seconds == recorded_seconds
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "olmo2"])
