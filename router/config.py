@@ -109,8 +109,8 @@ class RouterConfig:
         "steps of their own, while running sequences wait.", choices=("mixed", "pause"))
     max_decode_stall_ms: float | None = setting(
         None, "With mixed steps: maximum time in milliseconds by which prompts may delay a step. Default: 50 on "
-        "CUDA, 150 on CPU. Prompts may always take twice as long as the step without them, and more if more requests "
-        "wait than run, so that slow machines make progress.", low=0)
+        "CUDA, 150 on CPU. Prompts may always take twice as long as the step without them, rounded up to whole "
+        "blocks, and more if more requests wait than run, so that slow machines make progress.", low=0)
     waiting_served_ratio: float = setting(
         0.3, "With --prefill-policy pause: start prompts when this many requests wait for each running sequence.",
         low=0)

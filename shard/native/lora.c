@@ -15,8 +15,8 @@ typedef struct {
 typedef struct {
     const void *x;
     void *y;
-    float *shrunk;             /* [rows, num_parts, max_rank] */
-    const int32_t *adapter_table_rows;  /* of each row's adapter, in tables of all adapters; -1: none */
+    float *shrunk;                     /* [rows, num_parts, max_rank] */
+    const int32_t *adapter_table_rows; /* of each row's adapter, in tables of all adapters; -1: none */
     const LoraPart *parts;
     int64_t rows, inputs, num_parts, max_rank, x_stride, y_stride, x_format, y_format;
 } LoraUpdate;

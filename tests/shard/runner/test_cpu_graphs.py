@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.quantized_checkpoints import AwqTool, write_quantized_checkpoint
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache, TransientKVCache
@@ -173,6 +174,20 @@ def test_recorded_step_with_chunks_has_the_bits_of_its_pieces(family: str, setti
                  Step(chunks=[make_chunk(third, 32, 1)]),
                  Step(decodes=[first, second], drafts={second.id: [3, 4, 5]}),
                  Step(decodes=[first, second], chunks=[make_chunk(long, 0, 120)], drafts={first.id: [7, 8]})):
+        run_both(loaded, step, cache)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16_products)])
+@pytest.mark.parametrize("group_size", [16, 64])
+def test_recorded_steps_of_a_four_bit_checkpoint_have_the_bits_of_their_pieces(group_size: int, dtype: str,
+                                                                               tmp_path: Path) -> None:
+    """With groups of 64 AMX multiplies more than a few rows."""
+    plain = make_tiny_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    folder = write_quantized_checkpoint(plain, AwqTool(group_size), tmp_path / "awq")
+    loaded = load_decoder_model(ShardConfig(model=str(folder), dtype=dtype, device="cpu"))
+    cache, [first, second, long] = prefill(loaded, [20, 9, 90])
+    for step in (Step(decodes=[first, second]), Step(decodes=[first], chunks=[make_chunk(long, 0, 48)]),
+                 Step(chunks=[make_chunk(long, 16, 70)])):
         run_both(loaded, step, cache)
 
 
