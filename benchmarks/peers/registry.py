@@ -31,7 +31,7 @@ KV_CACHE_GB = "1"  # for servers that reserve it: more than 32 streams of 256 to
 
 
 class ServerPlace(NamedTuple):
-    """What a command line depends on."""
+    """Facts about a server's surroundings that its command line depends on."""
 
     environment: Path  # folder of the server's environment
     model: Path
