@@ -102,7 +102,7 @@ class ShardServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Warmup(self, request, context):
-        """Runs the largest step that the limits allow, measures, and sizes the cache. Once in the life of a shard.
+        """Measures steps up to the limits, on a GPU also the largest, and sizes the cache. Once in the life of a shard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
