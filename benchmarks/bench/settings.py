@@ -22,7 +22,7 @@ from benchmarks.bench.flag_rules import (
 from benchmarks.bench.load.dialects import DIALECTS, RequestOptions
 from benchmarks.bench.load.generator import Target
 from benchmarks.bench.load.http import HttpConnectionPool
-from benchmarks.bench.load.workload import Workload
+from benchmarks.bench.load.workload import WorkloadSettings
 from benchmarks.bench.report.summary import LatencyGoal
 
 AT_LEAST_ONE = Number(gte=1)
@@ -147,10 +147,10 @@ compared."
         return Target(self.base_url, DIALECTS[self.dialect], self.api_key, options, self.timeout)
 
     @property
-    def workload(self) -> Workload:
+    def workload(self) -> WorkloadSettings:
         is_study_load = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
         if self.prompt:
-            return Workload(requests=1, output_tokens=f"{self.numtokens}", only_prompt=self.prompt)
+            return WorkloadSettings(requests=1, output_tokens=f"{self.numtokens}", only_prompt=self.prompt)
         has_other_end = self.trace or (self.seconds and (self.rate or (is_study_load and self.wait != 0)))
         requests = self.requests or self.numsamples or (None if has_other_end else 100)
         optional_fields: dict[str, Any] = {} if requests is None else {"requests": requests}
@@ -158,7 +158,7 @@ compared."
             optional_fields["seconds"] = self.seconds
         if is_study_load:
             optional_fields["wait"] = 1.0 if self.wait is None else self.wait
-        return Workload(
+        return WorkloadSettings(
             rate=self.rate or 0.0, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
             prompt_tokens=self.prompt_tokens or "64", output_tokens=self._output_length_spec, prompts=self.prompts,
             shared_prefix=self.shared_prefix, prefixes=self.prefixes, adapters=self.adapters,

@@ -20,7 +20,7 @@ from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.prompts import count_words
 from benchmarks.bench.load.request_records import RequestRecord
-from benchmarks.bench.load.workload import Workload, make_requests
+from benchmarks.bench.load.workload import WorkloadSettings, make_requests
 from benchmarks.bench.report.summary import summarize_run
 from benchmarks.harness import experiment
 from benchmarks.harness.cpu_steal_retry import MAX_STEAL_SHARE, CpuStealRetry
@@ -66,7 +66,7 @@ class BenchMeasurementErrorPoint:
 async def run_bench_load(port: int, streams: int,
                          settings: BenchMeasurementErrorSettings) -> tuple[list[RequestRecord], float]:
     """Run the load; return its records, and the `perf_counter` time at which their clock began."""
-    workload = Workload(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
+    workload = WorkloadSettings(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
     requests = await make_requests(workload, count_words)
     started_at = perf_counter()
     target = Target(f"http://{HOST}:{port}", DIALECTS["tgi"])

@@ -23,7 +23,7 @@ from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import Target, raise_first_failure, run_load
 from benchmarks.bench.load.prompts import make_local_token_counter
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.bench.load.workload import Workload, make_requests
+from benchmarks.bench.load.workload import WorkloadSettings, make_requests
 from benchmarks.bench.report.summary import RunSummary, summarize_run
 from benchmarks.harness import experiment
 from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
@@ -121,8 +121,8 @@ class ServerLoad:
         raise_first_failure(await run_load(target, requests[:num_streams], num_streams))
 
     async def _make_requests(self, num_streams: int, output_tokens: str) -> Sequence[PlannedRequest]:
-        workload = Workload(requests=num_streams * MAX_REQUESTS_PER_STREAM, prompt_tokens=self._prompt_tokens,
-                            output_tokens=output_tokens, salt=f"{next(self._run_numbers)} ")
+        workload = WorkloadSettings(requests=num_streams * MAX_REQUESTS_PER_STREAM, prompt_tokens=self._prompt_tokens,
+                                    output_tokens=output_tokens, salt=f"{next(self._run_numbers)} ")
         return await make_requests(workload, self._count_tokens)
 
 

@@ -113,7 +113,7 @@ class ServerResult:
     def to_json(self) -> dict[str, Any]:
         environment = self.server.environment
         described = {"server": self.server.name, "weight_class": self.server.weight_class,
-                     "installed": environment.description.split("\n") if environment else []}
+                     "installed": environment.install_stamp.split("\n") if environment else []}
         if self.reason:
             return {**described, "reason": self.reason}
         return {**described, **{name: round(self.median(name), 3) for name in SERVER_FIGURES}, "streams": {

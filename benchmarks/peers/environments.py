@@ -35,7 +35,8 @@ class PeerEnvironment:
     build: Callable[[Path, str], None] = leave_unchanged  # of the folder and the sources
 
     @property
-    def description(self) -> str:
+    def install_stamp(self) -> str:
+        """Text about what is installed, by which a complete environment is known."""
         return "\n".join((*self.requirements, *(f"without {name}" for name in self.removed_packages),
                           *([f"built from {self.sources}"] if self.sources else ())))
 
@@ -82,7 +83,7 @@ def install_environment(environment: PeerEnvironment, root: Path) -> Path:
     Raises ProcessStartError with the reason if a step fails."""
     folder = root / "environments" / environment.name
     installed_path = folder / INSTALLED_FILE
-    if not installed_path.exists() or installed_path.read_text() != environment.description:
+    if not installed_path.exists() or installed_path.read_text() != environment.install_stamp:
         print(f"installing {environment.name}: {', '.join(environment.requirements)}", flush=True)
         run_step([sys.executable, "-m", "venv", "--clear", folder])
         pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip"]
@@ -91,7 +92,7 @@ def install_environment(environment: PeerEnvironment, root: Path) -> Path:
         if environment.removed_packages:
             run_step([*pip, "uninstall", "--yes", *environment.removed_packages])
         environment.build(folder, environment.sources)
-        installed_path.write_text(environment.description)
+        installed_path.write_text(environment.install_stamp)
     return folder
 
 

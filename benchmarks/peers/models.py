@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, make_byte_tokenizer, make_random_checkpoint
 from benchmarks.peers.environments import LLAMA_CPP, OPENVINO, install_environment, run_step
-from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.gguf_writer import write_gguf
 
 MERGED_LETTERS = "Ċ"  # two newlines are one token: a GGUF file needs a merge, and our prompts have no newlines
 # Messages one after the other, since the prompts are counted without a template.

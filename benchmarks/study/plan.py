@@ -1,7 +1,7 @@
-"""Runs of the study, their turns, and the requests of each.
+"""Runs of the study, grouped by the server that serves them, and the requests of each.
 
-A turn is one server with one policy, and the runs that it serves one after the other. Policies take turns within a
-seed, so that other activity on the machine affects all of them.
+A server has one policy, and serves its runs one after the other. Policies take turns within a seed, so that other
+activity on the machine affects all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ class StudyPlan:
     scope: StudyScope
     server_speed: SoloCalibration = field(default_factory=SoloCalibration)
 
-    def iter_server_runs(self, part: str) -> Iterator[PolicyRuns]:
+    def iter_policy_runs(self, part: str) -> Iterator[PolicyRuns]:
         if part == SOLO_PART:
             yield PolicyRuns(NOBATCH_POLICY, (StudyRun(SOLO_PART, self.shape.name, "short", NOBATCH_POLICY),))
             yield PolicyRuns(NONE_POLICY, tuple(StudyRun(SOLO_PART, self.shape.name, kind, NONE_POLICY)
@@ -175,16 +175,16 @@ class StudyPlan:
             yield PolicyRuns(DYNAMIC_POLICY, (StudyRun(SOLO_PART, self.shape.name, ALL_HANDLERS, DYNAMIC_POLICY),))
             return
         for seed in range(self.scope.seeds):
-            yield from self.iter_server_runs_of_seed(part, seed)
+            yield from self.iter_policy_runs_with_seed(part, seed)
 
-    def iter_server_runs_of_seed(self, part: str, seed: int) -> Iterator[PolicyRuns]:
+    def iter_policy_runs_with_seed(self, part: str, seed: int) -> Iterator[PolicyRuns]:
         for workload, policies, levels in self.list_policy_groups(part):
             for policy in policies:
                 yield PolicyRuns(policy, tuple(StudyRun(part, self.shape.name, workload, policy, seed, level)
                                                for level in levels))
 
     def list_policy_groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
-        """Return the workload, policies and levels of each group of turns."""
+        """Return the workload, policies and levels of each group of runs."""
         scope, policies = self.scope, insert_static_batching_windows(self.scope)
         match part:
             case "compat":

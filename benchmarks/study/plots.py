@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.batch_timeline import plot_timeline
 from benchmarks.study.compared_policies import SWEPT_SETTINGS, format_policy_label
 from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_PART
 from benchmarks.study.plot_style import (
@@ -29,6 +28,7 @@ from benchmarks.study.plot_style import (
     make_figure,
     save_figure,
 )
+from benchmarks.study.request_timeline_plot import plot_timeline
 from benchmarks.study.run_metrics import MIN_SERVED_SHARE, USERS_SLOWDOWN
 from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.summary_metrics import FiguresByLevel

@@ -1,4 +1,5 @@
-"""Runs of the study: a server for each turn, a warm-up, the requests, and records, written as soon as a run ends.
+"""Runs of the study: a server for each policy in turn, a warm-up, the requests, and records, written as soon as a run
+ends.
 
 A run that already has records is not measured again.
 """
@@ -62,22 +63,22 @@ class StudyRunner:
 
     def measure_server_speed(self, plan: StudyPlan, parts: Sequence[str] = STUDY_PARTS) -> SoloCalibration:
         """Return how fast the server is, as far as these parts need it; measured unless there are records."""
-        solo_server_runs = [turn for turn in plan.iter_server_runs(SOLO_PART) if COMPAT_PART in parts
-                            or not turn.runs[0].is_compat_mode]
-        return compute_solo_calibration(run_records for turn in solo_server_runs
-                                        for run_records in self.iter_measured_runs(plan, turn))
+        solo_policy_runs = [policy_runs for policy_runs in plan.iter_policy_runs(SOLO_PART)
+                            if COMPAT_PART in parts or not policy_runs.runs[0].is_compat_mode]
+        return compute_solo_calibration(run_records for policy_runs in solo_policy_runs
+                                        for run_records in self.iter_measured_runs(plan, policy_runs))
 
     def measure_part(self, plan: StudyPlan, part: str) -> None:
-        for turn in plan.iter_server_runs(part):
-            for _ in self.iter_measured_runs(plan, turn):
+        for policy_runs in plan.iter_policy_runs(part):
+            for _ in self.iter_measured_runs(plan, policy_runs):
                 pass
 
-    def iter_measured_runs(self, plan: StudyPlan, server_runs: PolicyRuns) -> Iterator[RunRecords]:
-        """Yield the runs of a turn until further ones would add nothing. A server is started only if one is needed."""
+    def iter_measured_runs(self, plan: StudyPlan, policy_runs: PolicyRuns) -> Iterator[RunRecords]:
+        """Yield the runs until further ones would add nothing. A server is started only if one is needed."""
         store, finished_runs = RunRecordStore(self.folder), list[RunRecords]()
         with ExitStack() as stack:
             server: ServerProcesses | None = None
-            for run in server_runs.runs:
+            for run in policy_runs.runs:
                 run_records = store.read(run, plan.make_run_settings(run), self.metadata["hardware"])
                 if run_records is None:
                     server = server or stack.enter_context(self.start_warm_server(plan, run))

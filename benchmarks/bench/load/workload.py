@@ -32,7 +32,7 @@ NUMBER_PATTERN = r"(\d+\.?\d*|\.\d+)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class WorkloadSettings:
     """Settings from which the requests of a run are made."""
 
     requests: int = sys.maxsize  # the most; a trace or `seconds` may end earlier
@@ -79,7 +79,7 @@ class RequestSpec(NamedTuple):
     output_tokens: int
 
 
-async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[PlannedRequest]:
+async def make_requests(workload: WorkloadSettings, count_tokens: TokenCounter) -> list[PlannedRequest]:
     sizes = draw_request_specs(workload)
     prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
     rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
@@ -88,7 +88,7 @@ async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[
             for number, (size, text, adapter) in enumerate(rows)]
 
 
-def draw_request_specs(workload: Workload) -> list[RequestSpec]:
+def draw_request_specs(workload: WorkloadSettings) -> list[RequestSpec]:
     """Return times and lengths of all requests. Raises ValueError if the settings allow none."""
     random = Random(workload.seed)
     trace_requests = load_trace(Path(workload.trace)) if workload.trace else []
@@ -105,7 +105,7 @@ def draw_request_specs(workload: Workload) -> list[RequestSpec]:
     return [RequestSpec(at, prompt, output) for at, (prompt, output) in zip(times, length_pairs, strict=True)]
 
 
-def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
+def draw_lengths(workload: WorkloadSettings, trace_requests: Sequence[TraceRequest],
                  random: Random) -> Iterator[tuple[int, int]]:
     if trace_requests:
         return ((request.prompt_tokens, request.output_tokens) for request in trace_requests)
@@ -114,7 +114,8 @@ def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
     return ((prompt(random), output(random)) for _ in repeat(None))
 
 
-def draw_send_times(workload: Workload, trace_requests: Sequence[TraceRequest], random: Random) -> Iterator[float]:
+def draw_send_times(workload: WorkloadSettings, trace_requests: Sequence[TraceRequest],
+                    random: Random) -> Iterator[float]:
     if trace_requests:
         return (request.at / workload.speed for request in trace_requests)
     if workload.wait is not None:
@@ -135,7 +136,7 @@ class SizedPrompt(NamedTuple):
     output_tokens: int | None = None  # if the file of prompts gives it
 
 
-async def make_prompts(workload: Workload, prompt_lengths: Sequence[int],
+async def make_prompts(workload: WorkloadSettings, prompt_lengths: Sequence[int],
                        count_tokens: TokenCounter) -> list[SizedPrompt]:
     if workload.only_prompt:
         return [SizedPrompt(workload.only_prompt)] * len(prompt_lengths)
@@ -148,7 +149,7 @@ async def make_prompts(workload: Workload, prompt_lengths: Sequence[int],
     return await generate_prompts(workload, prompt_lengths, count_tokens)
 
 
-async def generate_prompts(workload: Workload, prompt_lengths: Sequence[int],
+async def generate_prompts(workload: WorkloadSettings, prompt_lengths: Sequence[int],
                            count_tokens: TokenCounter) -> list[SizedPrompt]:
     """Make prompts of these sizes. Each has its own seed, so the order in which they finish does not matter."""
     semaphore = asyncio.Semaphore(MAX_CONCURRENT_PROMPTS)

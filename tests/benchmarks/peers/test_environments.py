@@ -22,7 +22,7 @@ from benchmarks.peers.environments import (
 def test_complete_environment_is_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "environments" / VLLM.name
     folder.mkdir(parents=True)
-    (folder / INSTALLED_FILE).write_text(VLLM.description)
+    (folder / INSTALLED_FILE).write_text(VLLM.install_stamp)
     assert install_environment(VLLM, tmp_path) == folder
 
 
@@ -35,7 +35,7 @@ def test_environment_of_other_versions_is_made_anew(tmp_path: Path, monkeypatch:
     install_environment(TRANSFORMERS, tmp_path)
     assert [words[2] for words in steps] == ["venv", "pip"]
     assert steps[1][-len(TRANSFORMERS.requirements):] == list(TRANSFORMERS.requirements)
-    assert (folder / INSTALLED_FILE).read_text() == TRANSFORMERS.description
+    assert (folder / INSTALLED_FILE).read_text() == TRANSFORMERS.install_stamp
 
 
 @pytest.mark.parametrize("environment", [LLAMA_CPP, OPENVINO, TRANSFORMERS, VLLM])

@@ -22,18 +22,18 @@ STUDY_PLAN = StudyPlan(make_simulated_model(1.0), StudyScope(seeds=2, levels=(0.
 
 
 def test_policies_alternate_within_a_seed() -> None:
-    turns = list(STUDY_PLAN.iter_server_runs("compat"))
+    turns = list(STUDY_PLAN.iter_policy_runs("compat"))
     assert [turn.policy for turn in turns] == ["nobatch", "static", "dynamic"] * 2
     assert [turn.runs[0].seed for turn in turns] == [0, 0, 0, 1, 1, 1]
 
 
 def test_server_runs_all_levels_but_variants_only_some() -> None:
-    assert [run.level for run in next(STUDY_PLAN.iter_server_runs("sweep")).runs] == [0.5, 1.0, 2.0, 4.0]
-    assert [run.level for run in next(STUDY_PLAN.iter_server_runs("sweet")).runs] == [1.0, 4.0]
+    assert [run.level for run in next(STUDY_PLAN.iter_policy_runs("sweep")).runs] == [0.5, 1.0, 2.0, 4.0]
+    assert [run.level for run in next(STUDY_PLAN.iter_policy_runs("sweet")).runs] == [1.0, 4.0]
 
 
 def test_every_preset_is_run_with_every_policy() -> None:
-    counts = Counter(run.workload for turn in STUDY_PLAN.iter_server_runs("workload") for run in turn.runs)
+    counts = Counter(run.workload for turn in STUDY_PLAN.iter_policy_runs("workload") for run in turn.runs)
     num_policies = len(insert_static_batching_windows(STUDY_PLAN.scope))
     assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * num_policies)
 
@@ -45,7 +45,7 @@ def test_window_variants_follow_the_static_policy() -> None:
 
 @pytest.mark.parametrize("part", ["solo", *STUDY_PARTS])
 def test_every_run_has_a_unique_name_and_its_own_settings(part: str) -> None:
-    runs = [run for turn in STUDY_PLAN.iter_server_runs(part) for run in turn.runs]
+    runs = [run for turn in STUDY_PLAN.iter_policy_runs(part) for run in turn.runs]
     assert len({run.name for run in runs}) == len(runs)
     assert all(STUDY_PLAN.make_run_settings(run)["requests"] == len(STUDY_PLAN.make_requests(run)) for run in runs)
 
@@ -68,7 +68,7 @@ def test_compat_load_is_scaled_to_eight_concurrent_requests(policy: str) -> None
 
 
 def test_joint_throughput_is_measured_with_all_handlers() -> None:
-    (run,) = list(STUDY_PLAN.iter_server_runs("solo"))[-1].runs
+    (run,) = list(STUDY_PLAN.iter_policy_runs("solo"))[-1].runs
     requests = STUDY_PLAN.make_requests(run)
     assert (run.concurrency, len(requests), {request.output_tokens for request in requests}) == (8, 16, {75})
     assert STUDY_PLAN.make_router_settings(run)["recompute"]

@@ -45,7 +45,7 @@ def test_existing_results_are_not_measured_again(tmp_path: Path) -> None:
 def test_interrupted_study_resumes(tmp_path: Path) -> None:
     servers = FakeStudyServers()
     plan = make_plan(servers, tmp_path)
-    turns = list(plan.iter_server_runs("compat"))
+    turns = list(plan.iter_policy_runs("compat"))
     for turn in turns[:2]:
         list(servers.make_study_runner(tmp_path).iter_measured_runs(plan, turn))
     new_servers = FakeStudyServers()
@@ -56,13 +56,13 @@ def test_interrupted_study_resumes(tmp_path: Path) -> None:
 def test_saturated_policy_gets_no_further_levels(tmp_path: Path) -> None:
     servers = FakeStudyServers()
     plan = make_plan(servers, tmp_path)
-    turns = {turn.policy: turn for turn in plan.iter_server_runs("sweep")}
+    turns = {turn.policy: turn for turn in plan.iter_policy_runs("sweep")}
     levels = {policy: [run_records.run.level
                        for run_records in servers.make_study_runner(tmp_path).iter_measured_runs(plan, turns[policy])]
               for policy in ("none", "mixed")}
     assert levels == {"none": [0.5, 1.0, 4.0, 16.0], "mixed": [0.5, 1.0, 4.0, 16.0]}
     longer_plan = replace(plan, scope=replace(SMALL_SCOPE, levels=(4.0, 8.0, 16.0)))
-    turn = next(turn for turn in longer_plan.iter_server_runs("sweep") if turn.policy == "none")
+    turn = next(turn for turn in longer_plan.iter_policy_runs("sweep") if turn.policy == "none")
     assert ([run_records.run.level for run_records in FakeStudyServers().make_study_runner(
         tmp_path / "longer").iter_measured_runs(longer_plan, turn)] == [4.0, 8.0])
 
@@ -70,7 +70,7 @@ def test_saturated_policy_gets_no_further_levels(tmp_path: Path) -> None:
 def test_compat_runs_keep_the_server_stats(tmp_path: Path) -> None:
     servers = FakeStudyServers()
     plan = make_plan(servers, tmp_path)
-    [run_records] = servers.make_study_runner(tmp_path).iter_measured_runs(plan, next(plan.iter_server_runs("compat")))
+    [run_records] = servers.make_study_runner(tmp_path).iter_measured_runs(plan, next(plan.iter_policy_runs("compat")))
     assert run_records.server_stats == {"throughput": 1.0}
     assert servers.settings_of_servers[-1]["recompute"]
     assert RunRecordStore(tmp_path).read_all()[0].server_stats == {"throughput": 1.0}
@@ -84,7 +84,7 @@ def test_run_with_only_failures_is_not_saved(tmp_path: Path) -> None:
         records = servers.send_requests(*arguments)  # type: ignore[arg-type]
         return [replace(record, error="503: shards are gone") for record in records]
 
-    turn = next(plan.iter_server_runs("compat"))
+    turn = next(plan.iter_policy_runs("compat"))
     with pytest.raises(AllRequestsFailed, match="503: shards are gone"):
         list(replace(servers.make_study_runner(tmp_path),
                      send_requests=send_failing_requests).iter_measured_runs(plan, turn))
@@ -98,14 +98,14 @@ def test_disturbed_run_is_repeated_unless_the_server_counts(tmp_path: Path, monk
     read_steal_seconds = "benchmarks.harness.cpu_steal_retry.read_steal_seconds"
     monkeypatch.setattr(read_steal_seconds, lambda: float(next(seconds)))  # too much is stolen
     for part, times in (("users", MAX_ATTEMPTS), ("compat", 1)):
-        turn, num_before = next(plan.iter_server_runs(part)), len(servers.request_counts)
+        turn, num_before = next(plan.iter_policy_runs(part)), len(servers.request_counts)
         run_records = next(replace(servers.make_study_runner(tmp_path),
                                    max_steal_share=0.05).iter_measured_runs(plan, turn))
         assert len(servers.request_counts) - num_before == times
         assert run_records.metadata["stolen"] > 1
 
 
-def test_turn_without_runs_needs_no_server(tmp_path: Path) -> None:
+def test_policy_without_runs_needs_no_server(tmp_path: Path) -> None:
     servers = FakeStudyServers()
     assert list(servers.make_study_runner(tmp_path).iter_measured_runs(make_plan(servers, tmp_path),
                                                                        PolicyRuns("none", ()))) == []

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from benchmarks.bench.load.prompts import count_words
 from benchmarks.bench.load.request_records import PlannedRequest
-from benchmarks.bench.load.workload import Workload, make_requests, parse_length_distribution
+from benchmarks.bench.load.workload import WorkloadSettings, make_requests, parse_length_distribution
 
 FLAG_NAME = "--output-tokens"
 
 
 def make_bench_requests(**workload_fields) -> list[PlannedRequest]:
-    return asyncio.run(make_requests(Workload(**workload_fields), count_words))
+    return asyncio.run(make_requests(WorkloadSettings(**workload_fields), count_words))
 
 
 @given(st.integers(), st.sampled_from([{}, {"rate": 3.0}, {"rate": 3.0, "burst": 4}, {"wait": 1.0}]))
@@ -53,9 +53,9 @@ def test_requests_are_due_only_in_an_open_loop() -> None:
 
 
 def test_workload_is_limited_by_a_number_or_a_trace() -> None:
-    assert not Workload(rate=4.0, seconds=10.0).can_run_out
-    assert Workload(rate=4.0, seconds=10.0, requests=7).can_run_out
-    assert Workload(trace="a file").can_run_out
+    assert not WorkloadSettings(rate=4.0, seconds=10.0).can_run_out
+    assert WorkloadSettings(rate=4.0, seconds=10.0, requests=7).can_run_out
+    assert WorkloadSettings(trace="a file").can_run_out
 
 
 def test_adapters_alternate() -> None:

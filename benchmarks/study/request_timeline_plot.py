@@ -1,4 +1,5 @@
-"""Timeline of a batch: which request ran in which slot when, with a panel for each policy with the same requests."""
+"""Plot of the requests of a run over time: which one ran in which slot when. Each policy has a panel, with the same
+requests."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes, write_random_safetensors
-from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.gguf_writer import write_gguf
 from benchmarks.peers.models import write_full_tokenizer
 
 SCALAR_FORMATS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
-from benchmarks.study.batch_timeline import (
+from benchmarks.study.plan import StudyRun
+from benchmarks.study.request_timeline_plot import (
     TIME_AXIS_MARGIN,
     assign_timeline_rows,
     list_streaming_intervals,
     plot_timeline,
 )
-from benchmarks.study.plan import StudyRun
 from benchmarks.study.run_record_store import RunRecords
 
 RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
