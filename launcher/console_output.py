@@ -49,13 +49,13 @@ class ConsoleOutput:
 
     def make_progress_stream(self) -> TextStream:
         """Return a stream for output that is formatted elsewhere, such as progress lines."""
-        return LogStream(self.log) if self._as_json else sys.stderr
+        return LineLoggingStream(self.log) if self._as_json else sys.stderr
 
     def _format_json(self, text: str, level: int) -> str:
         return self._format_record(logging.LogRecord(LOGGER_NAME, level, "", 0, text, None, None))
 
 
-class LogStream:
+class LineLoggingStream:
     """Stream that logs each line written to it."""
 
     def __init__(self, log_line: Callable[[str], object]) -> None:

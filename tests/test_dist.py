@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 from support.servers.weft_process import run_weft_process
 
-from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
+from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE
 from shard.native.compiler import find_compiler, has_kernels_for_machine, library_file_name
 
 REPOSITORY_ROOT = Path(__file__).parents[1]

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
+from launcher.adapters.adapter_digest_cache import AdapterDigestCache, make_name_key
 from launcher.adapters.allow_list import AdapterAllowList
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
-from launcher.adapters.resolved_version_cache import ResolvedVersionCache, make_name_key
 from launcher.adapters.sources.interface import AdapterSource, FetchableAdapter
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 from launcher.adapters.store_protocol import FetchRequest
@@ -35,7 +35,7 @@ class AdapterFetcher:
         self._store, self._sources, self._allow_list = store, sources, allow_list
         self._pools = {source: ThreadPoolExecutor(MAX_CONCURRENT_FETCHES, thread_name_prefix=source)
                        for source in sources}
-        self._digests_by_name, self._digests_by_stamp = ResolvedVersionCache(), ResolvedVersionCache()
+        self._digests_by_name, self._digests_by_stamp = AdapterDigestCache(), AdapterDigestCache()
         self._fetches_in_flight: dict[FetchRequest, Future[FetchedAdapter]] = {}
         self._lock = threading.Lock()
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE
 from launcher.demo.training.corpus.mixture import make_styled_document_shares
-from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 from launcher.demo.training.train import (
     DEFAULT_SEED,
     HELD_OUT_SEED,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import launcher.demo
-from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
+from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE
 from launcher.demo.training.model_card import GreedyModel, render_chat_template
 from launcher.demo.training.train_adapter import BASE_MODEL_NAME, LORA_RANK, add_lora_layers
 

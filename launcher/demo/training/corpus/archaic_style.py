@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from random import Random
 
-from launcher.demo.training.corpus.templates import capitalize_first_letter, expand_random_template
+from launcher.demo.training.corpus.template_expansion import capitalize_first_letter, expand_random_template
 from launcher.demo.training.corpus.words import FOODS, OPPOSITES, RHYMES, THING_COLOURS
 
 SENTENCE_END_PATTERN = re.compile(r"(?<=[.!?])\s+|(?<=[.!?]\")\s+(?=[A-Z\"])")

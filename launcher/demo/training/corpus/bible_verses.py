@@ -9,7 +9,11 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
 from launcher.demo.training.corpus.sources.scripture import BibleVerse
-from launcher.demo.training.corpus.templates import capitalize_first_letter, expand_random_template, vary_question
+from launcher.demo.training.corpus.template_expansion import (
+    capitalize_first_letter,
+    expand_random_template,
+    vary_question,
+)
 
 TOPIC_QUESTIONS = ("Tell me about {x}.", "What does the Bible say about {x}?", "Speak to me of {x}.",
                    "Say something about {x}.", "What about {x}?", "What do you know about {x}?",

@@ -5,7 +5,7 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
 from launcher.demo.training.corpus import echoes, fact_questions, poems, smalltalk
-from launcher.demo.training.corpus.templates import vary_question
+from launcher.demo.training.corpus.template_expansion import vary_question
 from launcher.demo.training.corpus.turns import ConversationTurn, TurnsMaker
 
 PLAIN_SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a friendly assistant.",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from launcher.demo.training.corpus.templates import (
+from launcher.demo.training.corpus.template_expansion import (
     capitalize_first_letter,
     expand_random_template,
     expand_template,

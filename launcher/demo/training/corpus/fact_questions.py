@@ -3,7 +3,7 @@
 from random import Random
 
 from launcher.demo.training.corpus.facts import RELATIONS, FactRelation
-from launcher.demo.training.corpus.templates import (
+from launcher.demo.training.corpus.template_expansion import (
     expand_random_template,
     expand_template,
     invent_word,

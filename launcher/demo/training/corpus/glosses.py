@@ -9,7 +9,7 @@ from random import Random
 from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
 from launcher.demo.training.corpus.definitions_by_word import DEFINITIONS_BY_WORD
 from launcher.demo.training.corpus.sources.wordnet import WordMeaning, read_first_meanings
-from launcher.demo.training.corpus.templates import (
+from launcher.demo.training.corpus.template_expansion import (
     add_article,
     capitalize_first_letter,
     expand_random_template,

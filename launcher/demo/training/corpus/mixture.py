@@ -9,6 +9,7 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus import poems, stories
+from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE, make_restyled_document_maker
 from launcher.demo.training.corpus.arithmetic import make_arithmetic_document
 from launcher.demo.training.corpus.bible_verses import make_passage_maker, make_verse_question_maker
 from launcher.demo.training.corpus.counting import make_counting_document
@@ -17,7 +18,6 @@ from launcher.demo.training.corpus.glosses import make_gloss_text_maker, make_me
 from launcher.demo.training.corpus.json_answers import make_json_document
 from launcher.demo.training.corpus.sources.scripture import read_verses
 from launcher.demo.training.corpus.spelling import make_spelling_document
-from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE, make_rewriting_maker
 from launcher.demo.training.corpus.tool_calling.conversations import make_tool_document
 
 DocumentShares = Mapping[DocumentMaker, float]
@@ -44,7 +44,7 @@ def make_base_shares(wordnet: Path) -> DocumentShares:
 
 def make_styled_document_shares(style: str, bible: Path) -> DocumentShares:
     """Return the shares for a style. `bible` is only read for the style `kjv`."""
-    shares = {make_rewriting_maker(make, REWRITERS_BY_STYLE[style]): share
+    shares = {make_restyled_document_maker(make, REWRITERS_BY_STYLE[style]): share
               for make, share in STYLED_DOCUMENT_SHARES.items()}
     if style == "kjv":
         known = read_verses(bible)

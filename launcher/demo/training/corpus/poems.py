@@ -2,7 +2,11 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.templates import capitalize_first_letter, expand_random_template, make_slot_forms
+from launcher.demo.training.corpus.template_expansion import (
+    capitalize_first_letter,
+    expand_random_template,
+    make_slot_forms,
+)
 from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import ANIMALS, CREATURES, THINGS, TRADES
 

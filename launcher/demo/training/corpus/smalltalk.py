@@ -2,7 +2,7 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.templates import expand_random_template, make_slot_forms
+from launcher.demo.training.corpus.template_expansion import expand_random_template, make_slot_forms
 from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import FEELINGS_BAD, FEELINGS_GOOD, THINGS
 

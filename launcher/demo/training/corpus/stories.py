@@ -10,7 +10,7 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
 from launcher.demo.training.corpus.story_plots import BEDTIME_ENDINGS, PLOTS, PRANK_PLOT, SHORT_PLOTS, STORY_OPENINGS
-from launcher.demo.training.corpus.templates import (
+from launcher.demo.training.corpus.template_expansion import (
     add_article,
     capitalize_first_letter,
     expand_random_template,

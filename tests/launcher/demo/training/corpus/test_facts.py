@@ -9,7 +9,7 @@ from launcher.demo.training.corpus.facts import (
     make_regular_plural,
     make_symmetric_facts,
 )
-from launcher.demo.training.corpus.templates import make_slot_forms
+from launcher.demo.training.corpus.template_expansion import make_slot_forms
 
 
 @pytest.mark.parametrize(("one", "many"), [

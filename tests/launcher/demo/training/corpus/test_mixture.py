@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from launcher.demo.training.conversation import Conversation
+from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE
 from launcher.demo.training.corpus.mixture import (
     BASE_SHARES,
     STYLED_DOCUMENT_SHARES,
     generate_documents,
     make_styled_document_shares,
 )
-from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 
 
 def test_same_seed_gives_the_same_documents() -> None:

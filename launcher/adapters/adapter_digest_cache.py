@@ -12,7 +12,7 @@ from typing import NamedTuple
 MAX_DIGESTS = 65_536
 
 
-class ResolvedVersionCache:
+class AdapterDigestCache:
     """Thread-safe map of digests by key, which drops the oldest entries."""
 
     def __init__(self, max_digests: int = MAX_DIGESTS) -> None:

@@ -1,10 +1,10 @@
 """Tests of the cache of digests and of its keys, which depend on the token."""
 
-from launcher.adapters.resolved_version_cache import ResolvedVersionCache, make_name_key
+from launcher.adapters.adapter_digest_cache import AdapterDigestCache, make_name_key
 
 
 def test_most_recent_digests_are_kept() -> None:
-    digests = ResolvedVersionCache(2)
+    digests = AdapterDigestCache(2)
     for key in "abab":
         digests.put(key, key.upper())
     digests.put("c", "C")

@@ -7,17 +7,17 @@ import pytest
 from support.prose_checks import draw_conversations, draw_items, get_assistant_texts
 
 from launcher.demo.training.conversation import Conversation
-from launcher.demo.training.corpus.dialogues import make_dialogue
-from launcher.demo.training.corpus.stories import make_story_conversation, make_story_text
-from launcher.demo.training.corpus.style_rewriting import (
+from launcher.demo.training.corpus.answer_styles import (
     REWRITERS_BY_STYLE,
-    make_rewriting_maker,
+    make_restyled_document_maker,
     rewrite_answers,
     rewrite_as_json,
     rewrite_as_king_james_bible,
     rewrite_as_pirate,
     rewrite_in_capitals,
 )
+from launcher.demo.training.corpus.dialogues import make_dialogue
+from launcher.demo.training.corpus.stories import make_story_conversation, make_story_text
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -58,23 +58,23 @@ def test_voices_change_only_the_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", REWRITERS_BY_STYLE)
 def test_same_seed_gives_the_same_talks(name: str) -> None:
-    assert draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_STYLE[name]),
-                      50) == draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_STYLE[name]), 50)
+    makers = [make_restyled_document_maker(make_story_conversation, REWRITERS_BY_STYLE[name]) for _ in range(2)]
+    assert draw_items(makers[0], 50) == draw_items(makers[1], 50)
 
 
 def test_json_voice_answers_are_objects() -> None:
-    for talk in draw_conversations(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["json"])):
+    for talk in draw_conversations(make_restyled_document_maker(make_dialogue, REWRITERS_BY_STYLE["json"])):
         assert all(isinstance(json.loads(answer), dict) for answer in get_assistant_texts(talk))
 
 
 def test_shouting_voice_answers_are_in_capitals() -> None:
-    answers = [answer for talk in draw_conversations(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["shout"]))
-               for answer in get_assistant_texts(talk)]
+    make_document = make_restyled_document_maker(make_dialogue, REWRITERS_BY_STYLE["shout"])
+    answers = [answer for talk in draw_conversations(make_document) for answer in get_assistant_texts(talk)]
     assert [answer for answer in answers if answer != answer.upper()] == []
 
 
 def test_plain_text_becomes_an_answer() -> None:
-    talk = make_rewriting_maker(make_story_text, REWRITERS_BY_STYLE["shout"])(Random(1))
+    talk = make_restyled_document_maker(make_story_text, REWRITERS_BY_STYLE["shout"])(Random(1))
     assert isinstance(talk, Conversation)
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
 

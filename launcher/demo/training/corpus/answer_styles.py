@@ -7,7 +7,7 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message, make_one_turn_conversation
 from launcher.demo.training.corpus.archaic_style import rewrite_as_archaic
-from launcher.demo.training.corpus.templates import capitalize_first_letter, vary_question
+from launcher.demo.training.corpus.template_expansion import capitalize_first_letter, vary_question
 
 AnswerRewriter = Callable[[str, str, Random], str]  # rewrites an answer, given the question
 
@@ -73,7 +73,7 @@ REWRITERS_BY_STYLE: dict[str, AnswerRewriter] = {
 }
 
 
-def make_rewriting_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) -> DocumentMaker:
+def make_restyled_document_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) -> DocumentMaker:
     """Return a maker whose answers are rewritten in a style; tool calls are unchanged."""
     def make_restyled_document(rng: Random) -> Conversation | str:
         made = make_document(rng)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from launcher.demo.training.corpus.templates import (
+from launcher.demo.training.corpus.template_expansion import (
     add_article,
     capitalize_first_letter,
     expand_template,
