@@ -13,8 +13,9 @@ from router.config import RouterConfig
 from router.engine.adapter_grammar_controller import AdapterGrammarController
 from router.engine.client_streams import ClientStreams
 from router.engine.crashing_prompts import CrashingPrompts
+from router.engine.health import Health
 from router.engine.output_stream import RequestStream
-from router.engine.plans_in_flight import Health, PlansInFlight, SentPlan
+from router.engine.plans_in_flight import PlanInFlight, PlansInFlight
 from router.errors import SHUTDOWN_REASON, NotReady, Overloaded, ShuttingDown
 from router.model_info import ModelInfo
 from router.monitor.monitor import EngineMonitor, Readiness
@@ -197,7 +198,7 @@ class Engine:
 
     def copy_request_records_except(self, record: RequestRecord) -> list[RequestRecord]:
         """Return copies of the records of all other unfinished and recently finished requests."""
-        return self._client_streams.request_records.copy_others(record)
+        return self._client_streams.request_records.copy_records_except(record)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""
@@ -273,10 +274,11 @@ class Engine:
         self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
 
-    def _receive_answer(self, sent_plan: SentPlan) -> None:
+    def _receive_answer(self, answered_plan: PlanInFlight) -> None:
         """Detokenize an answer and apply it to the scheduler. Raises ShardsLost if a rank failed the plan or the answer
         is invalid; `_run_forever` then recovers."""
-        plan, result = sent_plan.plan, decode_answer(sent_plan.answer.result(), sent_plan.plan, self.model_info)
+        plan = answered_plan.plan
+        result = decode_answer(answered_plan.answer.result(), plan, self.model_info)
         answered_at = now()
         round_trip_seconds = self._plans_in_flight.drop_oldest(answered_at)
         stop_token_counts = self._client_streams.detokenize_result(result)

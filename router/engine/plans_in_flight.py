@@ -14,11 +14,12 @@ MIN_STEP_LIMIT_SECONDS = 5.0
 NUM_RECENT_STEPS = 512
 SLOW_STEP_QUANTILE = 0.99  # of the durations of recent steps
 SLOW_STEP_FACTOR = 10.0  # how many times as long as that quantile, or as predicted, a step may take
-STARTING_REASON = "the server is starting"
 
 
 @dataclass(slots=True)
-class SentPlan:
+class PlanInFlight:
+    """Plan that was sent to the shards, and the future of its answer."""
+
     plan: StepPlan
     answer: "asyncio.Future[Any]"
 
@@ -29,21 +30,21 @@ class PlansInFlight:
     def __init__(self, on_answer: Callable[[], None]) -> None:
         """`on_answer` is called when an answer or an error arrives."""
         self._on_done = lambda _: on_answer()  # one object, by which it can be removed from an answer's callbacks
-        self._plans: deque[SentPlan] = deque()
+        self._plans: deque[PlanInFlight] = deque()
         self._last_progress_at = 0.0
         self._recent_durations: deque[float] = deque(maxlen=NUM_RECENT_STEPS)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def __iter__(self) -> Iterator[SentPlan]:
+    def __iter__(self) -> Iterator[PlanInFlight]:
         return iter(self._plans)
 
     @property
     def total_predicted_seconds(self) -> float:
-        return sum([sent.plan.predicted_seconds for sent in self._plans])
+        return sum([in_flight.plan.predicted_seconds for in_flight in self._plans])
 
-    def get_answered(self) -> SentPlan | None:
+    def get_answered(self) -> PlanInFlight | None:
         """Return the oldest plan if it has its answer."""
         return self._plans[0] if self._plans and self._plans[0].answer.done() else None
 
@@ -51,7 +52,7 @@ class PlansInFlight:
         if not self._plans:
             self._last_progress_at = sent_at
         answer.add_done_callback(self._on_done)
-        self._plans.append(SentPlan(plan, answer))
+        self._plans.append(PlanInFlight(plan, answer))
 
     def drop_oldest(self, answered_at: float) -> float:
         """Remove the oldest plan, which was answered. Returns the seconds since it was sent, or since the answer of the
@@ -64,16 +65,16 @@ class PlansInFlight:
     async def wait_and_clear(self) -> None:
         """Wait for all answers, then drop the plans: no message of the next epoch may overtake one of this epoch."""
         if self._plans:
-            await asyncio.wait([sent.answer for sent in self._plans])
+            await asyncio.wait([in_flight.answer for in_flight in self._plans])
         self.cancel_all()
 
     def cancel_all(self) -> None:
         """Drop all plans without waiting for their answers."""
-        for sent in self._plans:
-            sent.answer.remove_done_callback(self._on_done)
+        for in_flight in self._plans:
+            in_flight.answer.remove_done_callback(self._on_done)
             # An error that nobody retrieves would be reported by asyncio.
-            sent.answer.add_done_callback(lambda answer: None if answer.cancelled() else answer.exception())
-            sent.answer.cancel()
+            in_flight.answer.add_done_callback(lambda answer: None if answer.cancelled() else answer.exception())
+            in_flight.answer.cancel()
         self._plans.clear()
 
     @property
@@ -88,32 +89,3 @@ class PlansInFlight:
     def seconds_without_progress(self, now: float) -> float:
         """Return the seconds without progress; 0 if no plan is in flight."""
         return now - self._last_progress_at if self._plans else 0.0
-
-
-class Health:
-    """Readiness of the server: the shards are connected, and steps make progress. Initially it is starting."""
-
-    def __init__(self, plans_in_flight: PlansInFlight) -> None:
-        self._plans_in_flight = plans_in_flight
-        self._unready_reason = STARTING_REASON
-        self._is_shut_down = False
-
-    def set_ready(self) -> None:
-        self.set_unready("")
-
-    def set_unready(self, reason: str) -> None:
-        """Become unready until the next call of `set_ready`."""
-        if not self._is_shut_down:
-            self._unready_reason = reason
-
-    def set_unready_permanently(self, reason: str) -> None:
-        """Become unready for good. Steps in flight may still end."""
-        self._unready_reason, self._is_shut_down = reason, True
-
-    def why_unavailable(self, now: float) -> str:
-        """Return why the router should get no requests now, or an empty string."""
-        waiting, bound = (self._plans_in_flight.seconds_without_progress(now),
-                          self._plans_in_flight.max_seconds_without_progress)
-        if not self._unready_reason and waiting > bound:
-            return f"no step has ended for {waiting:.1f} seconds, where {bound:.1f} are the most"
-        return self._unready_reason

@@ -109,8 +109,8 @@ ResourceCommand = LoadResource | UnloadResource
 class StepPlan:
     """Messages to send, in order: mostly Filters and Concats and then a step, sometimes no step.
 
-    A policy drafts it as a StepDraft. The engine keeps it as a SentPlan, with the future of its answer; the scheduler
-    keeps an UnansweredPlan, to which the answer is applied.
+    A policy drafts it as a StepDraft. The engine keeps it as a PlanInFlight, with the future of its answer; the
+    scheduler keeps an UnansweredPlan, to which the answer is applied.
     """
 
     epoch: int

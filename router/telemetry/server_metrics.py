@@ -157,7 +157,7 @@ class RequestRecordStore:
         newest_first = chain(reversed(self._unfinished.values()), ended)
         return list(islice((record for record in newest_first if record.tenant_name == tenant_name), max_records))
 
-    def copy_others(self, record: RequestRecord) -> list[RequestRecord]:
+    def copy_records_except(self, record: RequestRecord) -> list[RequestRecord]:
         """Return copies of all other records, with timelines of their own, which another thread may read."""
         return [replace(other, timeline=other.timeline.copy())
                 for other in (*self._unfinished.values(), *self._finished.values()) if other is not record]

@@ -15,7 +15,7 @@ from router.text.response_parser import (
     ReasoningPiece,
     ResponseParserProtocol,
     ResponsePart,
-    ToolCallOpening,
+    ToolCallStart,
 )
 from router.text.streaming_json_reader import StreamingJsonReader
 
@@ -117,7 +117,7 @@ class RequiredCallParser(ConstrainedAnswerParser):
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
                 return parts
             self._arguments, self._text = StreamingJsonReader(), self._text[match.end():]
-            parts.append(ToolCallOpening(json.loads(match[1])))
+            parts.append(ToolCallStart(json.loads(match[1])))
         arguments, self._text = self._arguments.take(self._text), ""
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
 

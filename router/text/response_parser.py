@@ -48,7 +48,7 @@ class ParsedToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallOpening:
+class ToolCallStart:
     """Beginning of a call whose arguments follow in pieces, up to the next part that is none of them."""
 
     name: str
@@ -61,7 +61,7 @@ class ArgumentsPiece:
     text: str
 
 
-ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallOpening | ArgumentsPiece
+ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall | ToolCallStart | ArgumentsPiece
 WholePart = ContentPiece | ReasoningPiece | ParsedToolCall
 
 
@@ -224,7 +224,7 @@ class JsonCallReader:
             if self._tool_names is not None and name not in self._tool_names:
                 return parts
             self._arguments, text = StreamingJsonReader(), self.body[match.end():]
-            parts.append(ToolCallOpening(name))
+            parts.append(ToolCallStart(name))
         arguments = self._arguments.take(text)
         self._rest += text[len(arguments):]
         return parts + [ArgumentsPiece(arguments)] * bool(arguments)
@@ -271,7 +271,7 @@ def join_adjacent_parts(parts: Iterable[ResponsePart]) -> list[WholePart]:
     result: list[WholePart] = []
     for part in parts:
         last = result[-1] if result else None
-        if isinstance(part, ToolCallOpening):
+        if isinstance(part, ToolCallStart):
             result.append(ParsedToolCall(part.name, ""))
         elif isinstance(part, ArgumentsPiece):
             assert isinstance(last, ParsedToolCall), "arguments follow the opening of their call"

@@ -130,7 +130,7 @@ class OllamaModelRequest(LenientBodyModel):
                                   param="model") from error
 
 
-class OllamaGenerationRequest(OllamaModelRequest):
+class OllamaChatOrGenerateRequest(OllamaModelRequest):
     """Fields that chats and generations have in common. Null means that a field is not given."""
 
     parameter_names: ClassVar[DialectParameterNames]
@@ -214,7 +214,7 @@ class OllamaMessage(LenientBodyModel):
                        name=self.tool_name, tool_call_id=self.tool_call_id, tool_calls=calls or None)
 
 
-class OllamaChatRequest(OllamaGenerationRequest):
+class OllamaChatRequest(OllamaChatOrGenerateRequest):
     """Body of `/api/chat`."""
 
     parameter_names = OLLAMA_CHAT_PARAMETER_NAMES
@@ -231,11 +231,11 @@ class OllamaChatRequest(OllamaGenerationRequest):
                                        self.tools or None)
 
 
-class OllamaGenerateRequest(OllamaGenerationRequest):
+class OllamaGenerateRequest(OllamaChatOrGenerateRequest):
     """Body of `/api/generate`."""
 
     parameter_names = OLLAMA_GENERATE_PARAMETER_NAMES
-    ignored_fields = OllamaGenerationRequest.ignored_fields | {"height", "steps", "width"}  # of pictures
+    ignored_fields = OllamaChatOrGenerateRequest.ignored_fields | {"height", "steps", "width"}  # of pictures
 
     prompt: str | None = None
     system: str | None = None

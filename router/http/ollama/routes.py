@@ -17,11 +17,11 @@ from router.http.ollama.rendering import (
 )
 from router.http.ollama.requests import (
     OLLAMA_GENERATE_PARAMETER_NAMES,
+    OllamaChatOrGenerateRequest,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
-    OllamaGenerationRequest,
     OllamaModelRequest,
 )
 from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
@@ -104,7 +104,7 @@ class OllamaRoutes(ServiceRoutes):
                 self._services, request, context, [replace(each, adapter=adapter) for each in inputs], render_vector)
 
     async def _respond(self, request: web.Request, context: RequestContext,
-                       body: OllamaGenerationRequest) -> web.StreamResponse:
+                       body: OllamaChatOrGenerateRequest) -> web.StreamResponse:
         """Generate an answer, whole or as a stream; nothing but the end for an empty prompt."""
         services = self._services
         response = OllamaResponseRenderer(
@@ -131,7 +131,7 @@ class OllamaRoutes(ServiceRoutes):
                                    renderer=renderer)
 
 
-async def validate_generation(services: Services, body: OllamaGenerationRequest, chat_request: ChatRequest,
+async def validate_generation(services: Services, body: OllamaChatOrGenerateRequest, chat_request: ChatRequest,
                               context: RequestContext) -> ValidatedChat:
     """Validate a chat, or a prompt that goes to the model as it is. Raises InvalidRequest and AdapterNotFound."""
     validator = services.validator

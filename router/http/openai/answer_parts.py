@@ -24,7 +24,7 @@ from router.text.response_parser import (
     ReasoningPiece,
     ResponseParserProtocol,
     ResponsePart,
-    ToolCallOpening,
+    ToolCallStart,
     WholePart,
     join_adjacent_parts,
 )
@@ -174,13 +174,13 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
                 return self._end_call() + self._render_text(text)
             case ReasoningPiece(text):
                 return self._end_call() + self._render_reasoning(text)
-            case ToolCallOpening(name):
+            case ToolCallStart(name):
                 rendered = self._end_call() + self._render_call_opening(name)
                 self._num_tool_calls += 1
                 self._is_in_call = True
                 return rendered
             case ParsedToolCall(name, arguments):
-                return (self._render_part(ToolCallOpening(name)) + self._render_part(ArgumentsPiece(arguments))
+                return (self._render_part(ToolCallStart(name)) + self._render_part(ArgumentsPiece(arguments))
                         + self._end_call())
 
     def _end_call(self) -> str:

@@ -25,7 +25,7 @@ from router.text.response_parser import (
     ReasoningPiece,
     ResponseParserProtocol,
     ResponsePart,
-    ToolCallOpening,
+    ToolCallStart,
 )
 
 
@@ -97,7 +97,7 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
             case ArgumentsPiece(text):
                 return (f'"tool_calls":[{{"index":{self._num_tool_calls - 1},'
                         f'"function":{{"arguments":{quoted(text)}}}}}]')
-            case ToolCallOpening(name):
+            case ToolCallStart(name):
                 call = tool_call_json(name, "", self._num_tool_calls)
             case ParsedToolCall(name, arguments):
                 call = tool_call_json(name, arguments, self._num_tool_calls)

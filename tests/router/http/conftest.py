@@ -80,7 +80,7 @@ class ScriptedEngine:
         return stream
 
     def copy_request_records_except(self, record: RequestRecord) -> list[RequestRecord]:
-        return self.request_records.copy_others(record)
+        return self.request_records.copy_records_except(record)
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         return self.request_records.get(request_id)

@@ -31,7 +31,7 @@ from router.text.response_parser import (
     OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    ToolCallOpening,
+    ToolCallStart,
     parse_complete_response,
 )
 
@@ -59,7 +59,7 @@ def test_required_call_is_parsed_in_pieces_of_any_size(text: str, parts: list[An
 def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     parser = RequiredCallParser()
     assert parser.feed('{"name": "g", "arguments":') == []
-    assert parser.feed(' {"a"') == [ToolCallOpening("g"), ArgumentsPiece('{"a"')]
+    assert parser.feed(' {"a"') == [ToolCallStart("g"), ArgumentsPiece('{"a"')]
     assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
     assert parser.feed("}}") == [ArgumentsPiece("}")]
     assert [*parser.feed("more"), *parser.finish()] == []

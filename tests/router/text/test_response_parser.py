@@ -35,7 +35,7 @@ from router.text.response_parser import (
     OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    ToolCallOpening,
+    ToolCallStart,
     join_adjacent_parts,
     parse_complete_response,
 )
@@ -238,18 +238,18 @@ def collect_parts_by_piece(shape: Any, pieces: list[str], **options: Any) -> lis
 def test_arguments_of_a_call_are_returned_as_they_come() -> None:
     assert collect_parts_by_piece(HERMES_FORMAT, [
         "<tool_call>\n", '{"name": "st', 'op", "arguments": {', '"a"', ": [1", "]}", "}\n", "</tool_call>"]) == [
-        [], [], [], [ToolCallOpening("stop"), ArgumentsPiece('{"a"')], [ArgumentsPiece(": [1")], [ArgumentsPiece("]}")],
+        [], [], [], [ToolCallStart("stop"), ArgumentsPiece('{"a"')], [ArgumentsPiece(": [1")], [ArgumentsPiece("]}")],
         [], [], []]
     assert collect_parts_by_piece(MISTRAL_NAMED_FORMAT, ["[TOOL_CALLS]stop", '[ARGS]{"', 'a"', ": 1}", "</s>"]) == [
-        [], [ToolCallOpening("stop"), ArgumentsPiece('{"')], [ArgumentsPiece('a"')], [ArgumentsPiece(": 1}")], [], []]
+        [], [ToolCallStart("stop"), ArgumentsPiece('{"')], [ArgumentsPiece('a"')], [ArgumentsPiece(": 1}")], [], []]
     assert collect_parts_by_piece(LLAMA_FORMAT, ['{"name": "stop", ', '"parameters": {"a": ', "2}}"])[1:] == [
-        [ToolCallOpening("stop"), ArgumentsPiece('{"a": ')], [ArgumentsPiece("2}")], []]
+        [ToolCallStart("stop"), ArgumentsPiece('{"a": ')], [ArgumentsPiece("2}")], []]
 
 
 def test_call_beyond_the_maximum_never_begins() -> None:
     call = f"<tool_call>{WEATHER_JSON}</tool_call>"
     assert [part for parts in collect_parts_by_piece(HERMES_FORMAT, [*call, *call], max_calls=1) for part in parts
-            if isinstance(part, ToolCallOpening)] == [ToolCallOpening("get_weather")]
+            if isinstance(part, ToolCallStart)] == [ToolCallStart("get_weather")]
 
 
 def test_calls_come_whole_if_they_are_not_to_be_streamed() -> None:
@@ -388,7 +388,7 @@ def test_mark_within_the_json_of_a_call_does_not_close_it(name: str, tries_all: 
 def test_streamed_arguments_go_on_behind_a_mark_in_a_string() -> None:
     assert collect_parts_by_piece(HERMES_FORMAT, [
         '<tool_call>{"name": "stop", "arguments": {"a": "', "</tool_call>", 'b"}}', "</tool_call>"]) == [
-        [ToolCallOpening("stop"), ArgumentsPiece('{"a": "')], [ArgumentsPiece("</tool_call>")],
+        [ToolCallStart("stop"), ArgumentsPiece('{"a": "')], [ArgumentsPiece("</tool_call>")],
         [ArgumentsPiece('b"}')], [], []]
 
 

@@ -42,7 +42,7 @@ from router.text.response_parser import (
     OutputFormatParser,
     ParsedToolCall,
     ReasoningPiece,
-    ToolCallOpening,
+    ToolCallStart,
     join_adjacent_parts,
 )
 from router.validation.validator import ValidatedRequest
@@ -136,7 +136,7 @@ def read_lines(lines):
         if kind in {"text", "reasoning"}:
             parts.append((ContentPiece if kind == "text" else ReasoningPiece)(text))
         elif kind == "call":
-            parts.append(ToolCallOpening(text))
+            parts.append(ToolCallStart(text))
         elif kind == "arguments":
             parts.append(ArgumentsPiece(text))
         else:
