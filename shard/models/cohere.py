@@ -8,7 +8,7 @@ import torch
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_rotary_config
 from shard.models.decoder import Decoder, LayerInputs, ModelLoader, load_decoder
-from shard.models.llama import GatedMlp, SelfAttention, load_attention
+from shard.models.decoder_layers import GatedMlp, SelfAttention, load_attention
 from shard.ops.norm import LayerNorm, ResidualStream
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,

@@ -112,6 +112,13 @@ def parse_sliding_windows(hf_config: JsonConfig, num_layers: int, *, enabled_by_
     return tuple(size if kind == "sliding_attention" else 0 for kind in layer_types)
 
 
+def reject_sliding_windows(hf_config: JsonConfig) -> None:
+    if set(hf_config.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(
+            f"{hf_config.source}: layer_types {sorted(set(hf_config.get('layer_types')))} are not supported; "
+            f"supported: full_attention in every layer")
+
+
 def check_activation(hf_config: JsonConfig, *supported: str) -> None:
     """Reject an activation that is not among `supported`."""
     named = hf_config.get("hidden_activation", "hidden_act", "activation_function") or supported[0]

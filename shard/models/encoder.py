@@ -14,8 +14,8 @@ from shard.json_config import JsonConfig
 from shard.layers.embedding import VocabParallelEmbedding
 from shard.layers.parallel_linear import LinearRows, load_column_parallel_linear, load_row_parallel_linear
 from shard.models.decoder import ModelLoader, check_attention_head_split
+from shard.models.decoder_layers import compute_head_rows
 from shard.models.gpt_layers import GeluMlp, GptConfig
-from shard.models.llama import compute_head_rows
 from shard.ops.norm import LayerNorm, Norm
 from shard.ops.unquantized_linear import Linear, make_linear
 from shard.state.sequence import PoolingText

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config
 from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelLoader, load_decoder
+from shard.models.decoder_layers import PreNormLayer
 from shard.models.gpt_layers import (
     GeluMlp,
     GptConfig,
@@ -15,7 +16,6 @@ from shard.models.gpt_layers import (
     load_layer_norm,
     parse_gelu_approximation,
 )
-from shard.models.llama import PreNormLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

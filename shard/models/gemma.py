@@ -34,7 +34,7 @@ from shard.models.decoder import (
     TokenEmbedding,
     load_decoder,
 )
-from shard.models.llama import GatedMlp, PreNormLayer, SelfAttention, load_attention, load_pre_norm_layer
+from shard.models.decoder_layers import GatedMlp, PreNormLayer, SelfAttention, load_attention, load_pre_norm_layer
 from shard.models.qwen import read_qk_norm_weights
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 

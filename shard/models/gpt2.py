@@ -8,8 +8,8 @@ from shard.layers.parallel_linear import LinearRows, load_row_parallel_linear
 from shard.layers.rotary import NoRotaryEmbedding
 from shard.models.config import parse_common_config
 from shard.models.decoder import Decoder, DecoderNames, ModelLoader, load_decoder
+from shard.models.decoder_layers import PreNormLayer, SelfAttention, compute_head_rows
 from shard.models.gpt_layers import GeluMlp, GptConfig, compute_head_dim, load_layer_norm, parse_gelu_approximation
-from shard.models.llama import PreNormLayer, SelfAttention, compute_head_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows, load_linear_with_gelu, load_row_parallel_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import LayerInputs, ModelLoader, SizedLinear
-from shard.models.llama import SelfAttention, compute_head_rows
+from shard.models.decoder_layers import SelfAttention, compute_head_rows
 from shard.ops.norm import LayerNorm, Norm, ResidualStream
 from shard.parallel.group import RankGroup
 

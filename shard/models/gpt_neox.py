@@ -6,6 +6,7 @@ from dataclasses import replace
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config, parse_rotary_config
 from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelLoader, load_decoder
+from shard.models.decoder_layers import PreNormLayer
 from shard.models.gpt_layers import (
     GeluMlp,
     GptConfig,
@@ -15,7 +16,6 @@ from shard.models.gpt_layers import (
     load_layer_norm,
     parse_gelu_approximation,
 )
-from shard.models.llama import PreNormLayer
 
 HEAD_NAMES = ("lm_head", "embed_out")  # the newer and the older name
 

@@ -16,7 +16,7 @@ from shard.layers.parallel_linear import (
 )
 from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_sliding_windows
 from shard.models.decoder import Decoder, ModelLoader, SizedLinear, load_decoder
-from shard.models.llama import PreNormLayer, load_attention, load_pre_norm_layer
+from shard.models.decoder_layers import PreNormLayer, load_attention, load_pre_norm_layer
 from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, check_activation, parse_common_config
+from shard.models.config import ModelConfig, check_activation, parse_common_config, reject_sliding_windows
 from shard.models.decoder import Decoder, LayerInputs, ModelLoader, load_decoder
-from shard.models.llama import GatedMlp, compute_head_rows, load_attention, reject_sliding_windows
+from shard.models.decoder_layers import GatedMlp, compute_head_rows, load_attention
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
 

@@ -4,7 +4,7 @@ from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows
 from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_rotary_config
 from shard.models.decoder import Decoder, ModelLoader, load_decoder
-from shard.models.llama import GatedMlp, PreNormLayer, compute_head_rows, load_attention, load_pre_norm_layer
+from shard.models.decoder_layers import GatedMlp, PreNormLayer, compute_head_rows, load_attention, load_pre_norm_layer
 from shard.models.mistral import parse_uniform_window
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}

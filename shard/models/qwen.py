@@ -9,7 +9,7 @@ from torch import Tensor
 from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig, check_activation, parse_common_config, parse_sliding_windows
 from shard.models.decoder import Decoder, ModelLoader, load_decoder
-from shard.models.llama import GatedMlp, PreNormLayer, load_attention, load_pre_norm_layer
+from shard.models.decoder_layers import GatedMlp, PreNormLayer, load_attention, load_pre_norm_layer
 from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, mark_not_capturable, parse_moe_config
 from shard.ops.norm import RMSNorm
 

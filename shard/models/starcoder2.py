@@ -3,8 +3,8 @@
 from shard.json_config import JsonConfig
 from shard.models.config import parse_common_config, parse_sliding_windows
 from shard.models.decoder import Decoder, ModelLoader, load_decoder
+from shard.models.decoder_layers import PreNormLayer, load_attention, load_pre_norm_layer
 from shard.models.gpt_layers import GeluMlp, GptConfig, load_layer_norm, parse_gelu_approximation
-from shard.models.llama import PreNormLayer, load_attention, load_pre_norm_layer
 
 
 def parse_starcoder2_config(hf_config: JsonConfig) -> GptConfig:
