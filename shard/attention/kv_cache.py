@@ -14,7 +14,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE
+from shard.state.block_usage import MIN_BLOCK_SIZE
 
 NUM_RESERVED_BLOCKS = 2
 GATHER_UNIT_SLOTS = MIN_BLOCK_SIZE  # slots that are gathered together

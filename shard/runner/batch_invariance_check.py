@@ -15,7 +15,7 @@ from shard.models.config import ModelConfig
 from shard.models.decoder import RunnableModel
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.model_runner import build_model_inputs
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
 

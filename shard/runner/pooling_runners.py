@@ -12,7 +12,7 @@ from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.model_runner import ModelRunner, find_non_finite_sequences, zero_written_blocks
 from shard.runner.pooling import Pooling
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.result_encoding import TokenClassification
 from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.block_reference_counts import BlockReferenceCounts
+from shard.state.block_usage import BlockUsage
 from shard.state.sequence import Sequence, parse_column, parse_distinct_ids, split_by_counts
 from shard.state.step import PrefillChunk, Step
 
@@ -179,7 +179,7 @@ class BatchTransaction:
 class BlockClaimChecker:
     """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
 
-    def __init__(self, block_usage: BlockReferenceCounts) -> None:
+    def __init__(self, block_usage: BlockUsage) -> None:
         self._block_usage = block_usage
         self._num_releases: Counter[int] = Counter()
         self._acquired: set[int] = set()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 MIN_BLOCK_SIZE = 16  # slots; every block size is a multiple of it: the attention gathers so many slots together
 
 
-class BlockReferenceCounts:
+class BlockUsage:
     """How many sequences hold each cache block, and which blocks are full."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.batch_transaction import BatchTransaction, SequencesById
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE, BlockReferenceCounts
+from shard.state.block_usage import MIN_BLOCK_SIZE, BlockUsage
 from shard.state.sequence import (
     PLACEHOLDER_TOKEN,
     ModelLimits,
@@ -33,7 +33,7 @@ class ShardState:
 
     def __init__(self, limits: ModelLimits) -> None:
         self.limits = limits
-        self.block_usage = BlockReferenceCounts(MIN_BLOCK_SIZE, 0)
+        self.block_usage = BlockUsage(MIN_BLOCK_SIZE, 0)
         self.batches: dict[int, SequencesById] = {}
         self.sequences: SequencesById = {}
         self.loaded_ids: dict[int, set[int]] = {pb.KIND_ADAPTER: set(), pb.KIND_GRAMMAR: set()}
@@ -59,11 +59,11 @@ class ShardState:
     def apply_warmup(self, request: pb.WarmupRequest, num_fitting_blocks: int) -> None:
         """Set the size of the cache and the limits of steps; `num_fitting_blocks` is the most that fit."""
         self.check_warmup(request)
-        self.block_usage = BlockReferenceCounts(request.block_size, cap_num_blocks(request, num_fitting_blocks))
+        self.block_usage = BlockUsage(request.block_size, cap_num_blocks(request, num_fitting_blocks))
         self.max_chunk_tokens, self.max_decodes = request.max_prefill_tokens, request.max_batch_size
 
     def reset(self) -> None:
-        self.block_usage = BlockReferenceCounts(self.block_usage.block_size, self.block_usage.num_blocks)
+        self.block_usage = BlockUsage(self.block_usage.block_size, self.block_usage.num_blocks)
         self.batches.clear()
         self.sequences.clear()
 

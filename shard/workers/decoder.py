@@ -20,7 +20,7 @@ from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.model_runner import StepOutputs
 from shard.speculation.draft_planner import DraftPlanner, StepTimePredictor, broadcast_drafts
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,

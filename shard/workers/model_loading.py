@@ -70,7 +70,7 @@ from shard.runner.pooling import load_pooling
 from shard.runner.pooling_runners import DecoderEmbedder, EncoderRunner
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
-from shard.state.block_reference_counts import MIN_BLOCK_SIZE
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress, ignore_progress
 from shard.tls_credentials import load_credentials
 

@@ -42,7 +42,7 @@ class MaxStepSizes(NamedTuple):
         return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
 
 
-class TimedStep(NamedTuple):
+class WarmupStep(NamedTuple):
     """A step of the warm-up, and its sizes."""
 
     run: Callable[[], object]
@@ -51,7 +51,7 @@ class TimedStep(NamedTuple):
     num_context_tokens: int
 
 
-def measure_steps(step_series: Iterable[Iterator[TimedStep]], group: RankGroup, slow_step_seconds: float,
+def measure_steps(step_series: Iterable[Iterator[WarmupStep]], group: RankGroup, slow_step_seconds: float,
                   answer: pb.WarmupAnswer) -> None:
     """Run the steps of each kind, and write their sizes and times to the answer. Once one takes `slow_step_seconds`, no
     larger one of its kind is run."""
@@ -80,7 +80,7 @@ class WarmupTimingCache:
         self.probe_cache.put(self.key, json.dumps({"rows": [*answer.rows], "chunk_tokens": [*answer.chunk_tokens],
                                                    "context": [*answer.context], "seconds": [*answer.seconds]}))
 
-    def restore(self, first_step: TimedStep, group: RankGroup, answer: pb.WarmupAnswer) -> bool:
+    def restore(self, first_step: WarmupStep, group: RankGroup, answer: pb.WarmupAnswer) -> bool:
         """Write what is remembered to the answer and return true. Return false if there is nothing, or if the first
         step is much faster now: the machine was busy then. The ranks must be on one machine, so that all remember the
         same."""
@@ -100,7 +100,7 @@ class WarmupTimingCache:
         return remembered
 
 
-def time_step(step: TimedStep, group: RankGroup) -> float:
+def time_step(step: WarmupStep, group: RankGroup) -> float:
     """Return the time of the slowest rank, so that all ranks continue or stop alike."""
     started_at = perf_counter()
     step.run()
@@ -124,14 +124,14 @@ class DecoderWarmupSteps:
     cache: KVCache
     max_sizes: MaxStepSizes
 
-    def make_series(self) -> list[Iterator[TimedStep]]:
+    def make_series(self) -> list[Iterator[WarmupStep]]:
         """Return the steps of each kind: a growing number of decodes, one decode that grows, one chunk that grows."""
         max_rows, max_chunk_tokens, max_length = self.max_sizes
         return [
-            (self._make_timed_step(count, SHORT_CONTEXT_TOKENS, []) for count in iter_growing_sizes(1, max_rows)),
-            (self._make_timed_step(1, length, [])
+            (self._make_step(count, SHORT_CONTEXT_TOKENS, []) for count in iter_growing_sizes(1, max_rows)),
+            (self._make_step(1, length, [])
              for length in iter_growing_sizes(8 * SHORT_CONTEXT_TOKENS, max_length)),
-            (self._make_timed_step(0, 0, [PrefillChunk(self._make_sequence(0, tokens), 0, tokens)])
+            (self._make_step(0, 0, [PrefillChunk(self._make_sequence(0, tokens), 0, tokens)])
              for tokens in iter_growing_sizes(16, max_chunk_tokens)),
         ]
 
@@ -139,15 +139,15 @@ class DecoderWarmupSteps:
         """Run a step with the end of the longest prompt, which attends to everything before it, beside decodes."""
         max_rows, num_tokens, length = self.max_sizes
         chunk = PrefillChunk(self._make_sequence(max_rows, length), length - num_tokens, num_tokens)
-        self._make_timed_step(max_rows, SHORT_CONTEXT_TOKENS, [chunk]).run()
+        self._make_step(max_rows, SHORT_CONTEXT_TOKENS, [chunk]).run()
 
-    def _make_timed_step(self, num_decodes: int, length: int, chunks: list[PrefillChunk]) -> TimedStep:
+    def _make_step(self, num_decodes: int, length: int, chunks: list[PrefillChunk]) -> WarmupStep:
         length = min(length, self.max_sizes.max_sequence_length)
         step = Step(decodes=[self._make_sequence(sequence_id, length) for sequence_id in range(num_decodes)],
                     chunks=chunks)
-        return TimedStep(lambda: self.runner.run(step, self.cache), num_decodes + len(chunks),
-                         sum(chunk.length for chunk in chunks),
-                         sum(len(sequence.tokens) for sequence in step.sequences))
+        return WarmupStep(lambda: self.runner.run(step, self.cache), num_decodes + len(chunks),
+                          sum(chunk.length for chunk in chunks),
+                          sum(len(sequence.tokens) for sequence in step.sequences))
 
     def _make_sequence(self, sequence_id: int, length: int) -> Sequence:
         blocks = [number % self.cache.num_blocks for number in range(-(-length // self.cache.block_size))]
@@ -155,17 +155,17 @@ class DecoderWarmupSteps:
 
 
 def make_encoder_series(run_texts: Callable[[list[PoolingText]], object],
-                        max_sizes: MaxStepSizes) -> list[Iterator[TimedStep]]:
+                        max_sizes: MaxStepSizes) -> list[Iterator[WarmupStep]]:
     """Return the steps of each kind: one text that grows, a growing number of short texts."""
     longest = min(max_sizes.max_sequence_length, max_sizes.max_chunk_tokens)
     short_length = min(SHORT_CONTEXT_TOKENS, longest)
     max_texts = min(max_sizes.max_rows, max_sizes.max_chunk_tokens // short_length)
 
-    def make_timed_step(count: int, length: int) -> TimedStep:
+    def make_step(count: int, length: int) -> WarmupStep:
         texts = [PoolingText([0] * length)] * count
-        return TimedStep(lambda: run_texts(texts), count, count * length, count * length)
+        return WarmupStep(lambda: run_texts(texts), count, count * length, count * length)
 
     return [
-        (make_timed_step(1, length) for length in iter_growing_sizes(min(MIN_TEXT_TOKENS, longest), longest)),
-        (make_timed_step(count, short_length) for count in iter_growing_sizes(min(2, max_texts), max_texts)),
+        (make_step(1, length) for length in iter_growing_sizes(min(MIN_TEXT_TOKENS, longest), longest)),
+        (make_step(count, short_length) for count in iter_growing_sizes(min(2, max_texts), max_texts)),
     ]

@@ -20,7 +20,7 @@ from support.shards.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, appl
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.batch_transaction import BlockClaimChecker
-from shard.state.block_reference_counts import BlockReferenceCounts
+from shard.state.block_usage import BlockUsage
 from shard.state.shard_state import ShardState
 
 # Messages that a `ShardState` with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
@@ -143,28 +143,28 @@ def test_mixed_steps_are_rejected_if_unsupported() -> None:
 
 
 @pytest.fixture
-def block_usage() -> BlockReferenceCounts:
+def block_usage() -> BlockUsage:
     """Block 0 is full and held twice, block 1 is being written, the others are free."""
-    block_usage = BlockReferenceCounts(16, 4)
+    block_usage = BlockUsage(16, 4)
     block_usage.acquire([0, 1])
     block_usage.mark_full([0])
     block_usage.share([0])
     return block_usage
 
 
-def test_only_free_blocks_can_be_acquired(block_usage: BlockReferenceCounts) -> None:
+def test_only_free_blocks_can_be_acquired(block_usage: BlockUsage) -> None:
     BlockClaimChecker(block_usage).acquire([2, 3])
     with pytest.raises(RejectedMessage, match="block 0 is held"):
         BlockClaimChecker(block_usage).acquire([0])
 
 
-def test_only_full_blocks_can_be_shared(block_usage: BlockReferenceCounts) -> None:
+def test_only_full_blocks_can_be_shared(block_usage: BlockUsage) -> None:
     BlockClaimChecker(block_usage).share([0])
     with pytest.raises(RejectedMessage, match=r"block 1 .* never filled"):
         BlockClaimChecker(block_usage).share([1])
 
 
-def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockReferenceCounts) -> None:
+def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
     claims.release([0])
     with pytest.raises(RejectedMessage):
@@ -173,7 +173,7 @@ def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockReferenc
     claims.acquire([0])
 
 
-def test_message_may_share_a_block_several_times_but_acquire_it_once(block_usage: BlockReferenceCounts) -> None:
+def test_message_may_share_a_block_several_times_but_acquire_it_once(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
     claims.share([0])
     claims.share([0])
@@ -183,7 +183,7 @@ def test_message_may_share_a_block_several_times_but_acquire_it_once(block_usage
             claim()
 
 
-def test_claims_do_not_change_the_block_usage(block_usage: BlockReferenceCounts) -> None:
+def test_claims_do_not_change_the_block_usage(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
     claims.release([0, 1])
     claims.acquire([1, 2])

@@ -15,7 +15,7 @@ from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText
 from shard.workers import warmup
 from shard.workers.decoder import DecoderWorker
-from shard.workers.warmup import MaxStepSizes, TimedStep, WarmupTimingCache, make_encoder_series, measure_steps
+from shard.workers.warmup import MaxStepSizes, WarmupStep, WarmupTimingCache, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
@@ -59,7 +59,7 @@ def test_times_are_remembered_unless_steps_are_much_faster_now(
     """A machine that was busy at the earlier start is measured again; one that is busy now is not."""
     times = iter([9.0, seconds_now])
     monkeypatch.setattr(warmup, "time_step", lambda step, group: next(times))
-    first_step = TimedStep(lambda: None, 1, 0, 32)
+    first_step = WarmupStep(lambda: None, 1, 0, 32)
     timing_cache = WarmupTimingCache(ProbeCache(tmp_path / "memory"), "key")
     measured = pb.WarmupAnswer(rows=[1, 4], chunk_tokens=[0, 0], context=[32, 128], seconds=[1.0, 2.0])
     timing_cache.save(measured)
@@ -72,7 +72,7 @@ def test_nothing_is_recalled_without_a_file_or_under_another_key(tmp_path: Path)
     WarmupTimingCache(ProbeCache(tmp_path / "memory"), "key").save(pb.WarmupAnswer(rows=[1], seconds=[1.0]))
     for timing_cache in (WarmupTimingCache(ProbeCache(tmp_path / "memory"), "other"),
                          WarmupTimingCache(ProbeCache(None), "key")):
-        assert not timing_cache.restore(TimedStep(pytest.fail, 1, 0, 32), SingleRankGroup(), pb.WarmupAnswer())
+        assert not timing_cache.restore(WarmupStep(pytest.fail, 1, 0, 32), SingleRankGroup(), pb.WarmupAnswer())
 
 
 def test_second_start_of_a_model_runs_one_small_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +80,9 @@ def test_second_start_of_a_model_runs_one_small_step(tmp_path: Path, monkeypatch
                            memory=str(tmp_path / "memory"))
     first_answer = DecoderWorker(settings).warmup(WARMUP_REQUEST)
     assert len(first_answer.rows) > 3
-    timed_steps: list[TimedStep] = []
+    timed_steps: list[WarmupStep] = []
 
-    def time_step(step: TimedStep, group: SingleRankGroup) -> float:
+    def time_step(step: WarmupStep, group: SingleRankGroup) -> float:
         timed_steps.append(step)
         step.run()
         return inf  # this machine is busier than it was
