@@ -371,7 +371,8 @@ class EngineMonitor:
 
 def list_row_ids(steps: Iterable[tuple[ObservedStep, str]]) -> set[int]:
     """Return the ids of the sequences that have a row in steps."""
-    return {sequence_id for step, _ in steps for _, sequence_id, _, _ in step.rows}
+    rows_by_list = {id(step.rows): step.rows for step, _ in steps}  # consecutive steps may have the same list
+    return {sequence_id for rows in rows_by_list.values() for _, sequence_id, _, _ in rows}
 
 
 def dump_members(members: Mapping[str, Any]) -> str:

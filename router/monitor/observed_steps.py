@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
-from json import dumps
 from typing import Any
+
+from pydantic_core import to_json
 
 from router.monitor.batch_lanes import LaneAndSequence
 from router.request import LoadableResource, Request, RequestKind
@@ -92,10 +93,10 @@ class StepJsonEncoder:
 
     def encode(self, step: ObservedStep) -> str:
         if step.rows is not self._last_rows:
-            self._last_rows, self._last_rows_text = step.rows, dumps(step.rows, separators=(",", ":"))
+            self._last_rows, self._last_rows_text = step.rows, to_json(step.rows).decode()
         members = step.to_json(self._clock_offset)
         del members["rows"]
-        return f'{dumps(members, separators=(",", ":"))[:-1]},"rows":{self._last_rows_text}}}'
+        return f'{to_json(members).decode()[:-1]},"rows":{self._last_rows_text}}}'
 
 
 def round_seconds(seconds: float) -> float:

@@ -50,9 +50,13 @@ class SteadyBatch:
     rows: list[Row]
     sequences: list[ObservedSequence]
 
-    def is_continued_by(self, plan: StepPlan, token_counts: Mapping[int, int]) -> bool:
-        return (type(plan.messages[-1]) is Decode and plan.member_ids == self.member_ids
-                and len(token_counts) == len(self.member_ids) and {*token_counts.values()} == {1})
+    def is_continued_by(self, answered: AnsweredPlan, plan: StepPlan) -> bool:
+        """Return whether a plan decoded the same members, none of which left or entered, and each got one token."""
+        match plan.messages:
+            case [Decode(keep=None)] if plan.member_ids == self.member_ids:
+                token_counts = get_token_counts(answered.events)
+                return len(token_counts) == len(self.member_ids) and {*token_counts.values()} == {1}
+        return False
 
 
 class StepObserver:
@@ -142,31 +146,33 @@ class StepObserver:
 
     def _observe_plan(self, answered: AnsweredPlan, plan: StepPlan) -> ObservedStep | None:
         """Return the step; None if nothing was computed and no unfinished sequence has left."""
-        new_sequences = get_new_sequences(plan)
-        for sequence_id, new_sequence in new_sequences.items():
+        if (steady := self._steady_batch) is not None and steady.is_continued_by(answered, plan):
+            self.num_steps += 1
+            step = self._make_step(answered, plan, steady.rows)
+            self._continue_steady_batch(step, steady)
+            return step
+        self._steady_batch = None
+        for sequence_id, new_sequence in get_new_sequences(plan).items():
             self._add_new_sequence(new_sequence, answered.new_sequences.get(sequence_id), answered.answered_at)
         changes = self._lanes.apply(plan)
         preempted, cancelled = self._classify_left(changes.left)
         if not plan.member_ids and not preempted and not cancelled:
             return None
         self.num_steps += bool(plan.member_ids)
-        token_counts = next((event.token_counts for event in answered.events if isinstance(event, TokensGenerated)), {})
-        steady = self._steady_batch
-        if steady is not None and (changes.entered or changes.left or not steady.is_continued_by(plan, token_counts)):
-            steady = self._steady_batch = None
-        rows = self._make_rows(plan, token_counts) if steady is None else steady.rows
-        step = ObservedStep(
-            self.num_steps, get_step_kind(plan), answered.answered_at, answered.seconds, answered.wall_seconds,
-            plan.epoch, plan.last_message_number, rows, changes.entered, self._collect_finished(answered.events),
-            preempted, cancelled, len(self._lanes), answered.num_waiting, answered.num_blocks_used)
-        if steady is None:
-            self._update_sequences(step, token_counts)
-            if step.kind == DECODE_STEP and all(count == 1 for _, _, count, _ in rows):
-                self._steady_batch = SteadyBatch(plan.member_ids, rows, [self.sequences[sequence_id]
-                                                                        for _, sequence_id, _, _ in rows])
-        else:
-            self._continue_steady_batch(step, steady)
+        token_counts = get_token_counts(answered.events)
+        step = self._make_step(answered, plan, self._make_rows(plan, token_counts))
+        step.admitted, step.preempted, step.cancelled = changes.entered, preempted, cancelled
+        self._update_sequences(step, token_counts)
+        if step.kind == DECODE_STEP and all(count == 1 for _, _, count, _ in step.rows):
+            self._steady_batch = SteadyBatch(plan.member_ids, step.rows, [self.sequences[sequence_id]
+                                                                         for _, sequence_id, _, _ in step.rows])
         return step
+
+    def _make_step(self, answered: AnsweredPlan, plan: StepPlan, rows: list[Row]) -> ObservedStep:
+        return ObservedStep(
+            self.num_steps, get_step_kind(plan), answered.answered_at, answered.seconds, answered.wall_seconds,
+            plan.epoch, plan.last_message_number, rows, finished=self._collect_finished(answered.events),
+            num_running=len(self._lanes), num_waiting=answered.num_waiting, num_blocks_used=answered.num_blocks_used)
 
     def _add_new_sequence(self, new_sequence: NewSequence, live_sequence: Sequence | None, now: float) -> None:
         sequence_id = new_sequence.sequence_id
@@ -262,6 +268,11 @@ def get_new_sequences(plan: StepPlan) -> dict[int, NewSequence]:
     """Return the sequences that enter with a plan, by id."""
     return {new.sequence_id: new for message in plan.messages if isinstance(message, Prefill | PoolingStep)
             for new in message.new_sequences}
+
+
+def get_token_counts(events: Iterable[SchedulerEvent]) -> Mapping[int, int]:
+    """Return the number of tokens that each sequence got."""
+    return next((event.token_counts for event in events if isinstance(event, TokensGenerated)), {})
 
 
 def get_step_kind(plan: StepPlan) -> str:

@@ -29,6 +29,31 @@ def test_rates_are_those_of_the_last_ten_seconds():
         "step_ms": 20.0}
 
 
+def test_window_reaches_back_to_the_beginning_of_a_slot():
+    window = RateWindow(0.0)
+    for half_second in range(60):
+        window.add_step(make_step(half_second / 2, [(0, 1, 2, "d")]), 2, {0.5: 1}, [])
+    described = window.describe(29.8)
+    assert described["window_seconds"] == 10.3  # since 19.5
+    assert described["tokens_per_second"] == round(2 * 21 / 10.3, 2)
+    assert (described["batch_size"], described["prompt_tokens_per_second"]) == (1.0, 0.0)
+
+
+def test_gaps_are_counted_to_a_hundredth_of_a_millisecond():
+    window = RateWindow(0.0)
+    for gap in (0.010001, 0.010002, 0.020004):
+        window.add_step(make_step(1.0, [(0, 1, 1, "d")]), 1, {gap: 1}, [])
+    assert window.describe(2.0)["gap_ms"] == {"p50": 10.0, "p99": 20.0}
+
+
+def test_steps_without_rows_count_in_no_average():
+    window = RateWindow(0.0)
+    window.add_step(make_step(1.0, [(0, 1, 50, "f")]), 1, {}, [0.5])
+    window.add_step(make_step(1.1, [], [(0, 1, "cancelled")]), 0, {}, [])
+    described = window.describe(2.0)
+    assert (described["batch_size"], described["requests_per_second"]) == (1.0, 0.0)
+
+
 def test_window_begins_when_watching_began():
     window = RateWindow(100.0)
     window.add_step(make_step(101.0, [(0, 1, 50, "f")]), 1, {}, [0.5])
