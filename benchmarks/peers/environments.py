@@ -62,9 +62,12 @@ def build_llama_cpp(folder: Path, requirement: str) -> None:
 
 def keep_tile_config(path: Path) -> None:
     """Repair llama.cpp's source for AMX: GCC takes most of the tiles' configuration for unused, leaves it out, and the
-    first instruction on tiles ends the process (its pull request 26954)."""
-    path.write_text(path.read_text().replace(
-        "_tile_loadconfig(&tc);", '__asm__ volatile("" : : "r"(&tc) : "memory");\n    _tile_loadconfig(&tc);'))
+    first instruction on tiles ends the process (its pull request 26954). Raises ProcessStartError if the source has no
+    such instruction, as that of another version may not."""
+    text, instruction = path.read_text(), "_tile_loadconfig(&tc);"
+    if instruction not in text:
+        raise ProcessStartError(f"{path} has no {instruction}, which is to be repaired")
+    path.write_text(text.replace(instruction, f'__asm__ volatile("" : : "r"(&tc) : "memory");\n    {instruction}'))
 
 
 # Packages that are removed are built for another torch than the one for CPUs, and break its import.

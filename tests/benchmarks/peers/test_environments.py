@@ -54,6 +54,9 @@ def test_configuration_of_tiles_is_kept_from_the_optimizer(tmp_path: Path) -> No
     keep_tile_config(source)
     assert source.read_text().splitlines()[1:3] == ['    __asm__ volatile("" : : "r"(&tc) : "memory");',
                                                     "    _tile_loadconfig(&tc);"]
+    source.write_text("{\n}\n")
+    with pytest.raises(ProcessStartError, match=r"mmq\.cpp has no _tile_loadconfig"):
+        keep_tile_config(source)
 
 
 def test_other_programs_do_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
