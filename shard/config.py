@@ -86,7 +86,7 @@ class ShardConfig:
         "float32 checkpoint, else bfloat16 or float32, whichever a short measurement finds faster.", choices=DTYPES)
     quantize: str = setting(
         "", "Quantize the weights while loading, except the embedding and, without compiled kernels, the head. int8: a "
-        "byte per weight, with a scale per output. int4: half a byte, with a scale for each 32 inputs, on CPU only. "
+        "byte per weight, with a scale per output. int4: half a byte, with a scale for each 64 inputs, on CPU only. "
         "Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need no flag.", choices=QUANTIZATIONS)
     adaptable: bool = setting(False, "Whether adapters can be loaded.")
     embedding_dim: int = setting(

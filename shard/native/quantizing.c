@@ -12,6 +12,7 @@
 
 enum { FLOAT32, BFLOAT16, FLOAT16 }; /* of weights */
 enum { MAX_CODE = 127, NUM_INT4_STEPS = 15 };
+static const float RANGE_FRACTIONS[] = {0.9375f, 0.875f}; /* of a group's range that are tried as well */
 
 typedef struct {
     const void *weight; /* [rows, inputs] */
@@ -73,8 +74,41 @@ TARGET static void quantize_row(const Quantizing *q, ptrdiff_t row) {
     }
 }
 
-/* Quantizes a group to four bits: codes go from its least weight to its largest, and one of them stands for zero. Returns
- * the scale; NaN if a number is not finite. */
+/* The codes of a group: whole multiples of the scale. */
+typedef struct {
+    float scale;
+    VECTOR divisor, least_code, largest_code; /* divisor: the scale in all lanes */
+} GroupCodes;
+
+TARGET static GroupCodes make_group_codes(float least, float largest) {
+    GroupCodes codes = {.scale = (largest - least) / NUM_INT4_STEPS};
+    if (codes.scale == 0.0f) codes.scale = 1.0f;
+    codes.divisor = BROADCAST(codes.scale);
+    codes.least_code = ROUND(DIVIDE(BROADCAST(least), codes.divisor));
+    codes.largest_code = ADD(codes.least_code, BROADCAST((float)NUM_INT4_STEPS));
+    return codes;
+}
+
+TARGET static inline VECTOR round_to_codes(const GroupCodes *codes, VECTOR weights) {
+    return MINIMUM(MAXIMUM(ROUND(DIVIDE(weights, codes->divisor)), codes->least_code), codes->largest_code);
+}
+
+/* Returns the sum of squares of what rounding changes. */
+TARGET static float sum_squared_errors(const Quantizing *q, ptrdiff_t first, const GroupCodes *codes) {
+    VECTOR sums = BROADCAST(0.0f);
+    for (ptrdiff_t i = 0; i < q->group_inputs; i += LANES) {
+        const VECTOR weights = load_weights(q, first + i, LANES);
+        const VECTOR error = SUBTRACT(MULTIPLY(round_to_codes(codes, weights), codes->divisor), weights);
+        sums = ADD(sums, MULTIPLY(error, error));
+    }
+    float lanes[LANES], sum = 0.0f;
+    STORE(lanes, sums);
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return sum;
+}
+
+/* Quantizes a group to four bits: codes go from a fraction of its least weight to that of its largest, whichever fraction
+ * has the least error, and one of them stands for zero. Returns the scale; NaN if a number is not finite. */
 TARGET static float quantize_group(const Quantizing *q, ptrdiff_t first, int8_t *codes) {
     const VECTOR zero = BROADCAST(0.0f);
     VECTOR least = zero, largest = zero, not_finite = zero;
@@ -84,7 +118,7 @@ TARGET static float quantize_group(const Quantizing *q, ptrdiff_t first, int8_t 
         largest = MAXIMUM(largest, weights);
         not_finite = MULTIPLY_ADD(weights, zero, not_finite);
     }
-    float low[LANES], high[LANES], sums[LANES], scale;
+    float low[LANES], high[LANES], sums[LANES];
     STORE(low, least);
     STORE(high, largest);
     STORE(sums, not_finite);
@@ -93,15 +127,19 @@ TARGET static float quantize_group(const Quantizing *q, ptrdiff_t first, int8_t 
         if (low[lane] < low[0]) low[0] = low[lane];
         if (high[lane] > high[0]) high[0] = high[lane];
     }
-    scale = (high[0] - low[0]) / NUM_INT4_STEPS;
-    if (scale == 0.0f) scale = 1.0f;
-    const VECTOR divisor = BROADCAST(scale), least_code = ROUND(DIVIDE(BROADCAST(low[0]), divisor));
-    const VECTOR largest_code = ADD(least_code, BROADCAST((float)NUM_INT4_STEPS));
-    for (ptrdiff_t i = 0; i < q->group_inputs; i += LANES) {
-        const VECTOR rounded = ROUND(DIVIDE(load_weights(q, first + i, LANES), divisor));
-        store_codes(codes + i, MINIMUM(MAXIMUM(rounded, least_code), largest_code), LANES);
+    GroupCodes best = make_group_codes(low[0], high[0]);
+    float least_error = sum_squared_errors(q, first, &best);
+    for (size_t i = 0; i < sizeof RANGE_FRACTIONS / sizeof *RANGE_FRACTIONS; i++) {
+        const GroupCodes narrower = make_group_codes(low[0] * RANGE_FRACTIONS[i], high[0] * RANGE_FRACTIONS[i]);
+        const float error = sum_squared_errors(q, first, &narrower);
+        if (error < least_error) {
+            least_error = error;
+            best = narrower;
+        }
     }
-    return scale;
+    for (ptrdiff_t i = 0; i < q->group_inputs; i += LANES)
+        store_codes(codes + i, round_to_codes(&best, load_weights(q, first + i, LANES)), LANES);
+    return best.scale;
 }
 
 static void quantize_row_in_groups(const Quantizing *q, ptrdiff_t row) {

@@ -22,7 +22,7 @@ from shard.quantization.weight_quantization import find_readable_dtype, quantize
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]
-INT4_GROUP_SIZES = (32, 16, 8)  # inputs with one scale; the first that divides the columns of every rank
+INT4_GROUP_SIZES = (64, 32, 16, 8)  # inputs with one scale; the first that divides the columns of every rank
 
 
 class QuantizedWeightReader:

@@ -5,6 +5,7 @@ is not.
 """
 
 import ctypes
+import functools
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,8 @@ from shard.native.library import NativeLibrary, load_library
 
 MAX_CODE = 127
 NUM_INT4_STEPS = 15  # between the least and the largest code of four bits
+RANGE_FRACTIONS = 0.9375, 0.875  # of a group's range that are tried as well, as in quantizing.c
+NUM_SUMS = 8  # into which the kernel splits a sum
 FORMAT_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quantizing.c
 
 
@@ -51,19 +54,41 @@ def quantize_to_int8(weight: Tensor, columns: range, codes: Tensor, scales: Tens
 
 def quantize_to_int4(weight: Tensor, columns: range, codes: Tensor, scales: Tensor, group_size: int) -> None:
     """Write the codes of some columns of a weight `[rows, in]` to `codes: [rows, columns]`, and the scales of their
-    groups to `scales: [rows, columns / group_size]`. A group's codes go from its least weight to its largest, and one
-    of them stands for zero."""
+    groups to `scales: [rows, columns / group_size]`. A group's codes go from a fraction of its least weight to that of
+    its largest, whichever fraction has the least error, and one of them stands for zero."""
     library = find_library(weight.device)
     if library is not None:
         library.quantize(make_arguments(weight, columns, codes, scales, group_size))
         return
     groups = weight[:, columns.start:columns.stop].float().reshape(len(weight), -1, group_size)
     least, largest = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
+    best_codes, best_scale = round_to_int4(groups, least, largest)
+    least_error = sum_squared_errors(groups, best_codes, best_scale)
+    for fraction in RANGE_FRACTIONS:
+        narrower_codes, scale = round_to_int4(groups, least * fraction, largest * fraction)
+        error = sum_squared_errors(groups, narrower_codes, scale)
+        is_better = error < least_error
+        best_codes, best_scale = narrower_codes.where(is_better, best_codes), scale.where(is_better, best_scale)
+        least_error = error.where(is_better, least_error)
+    codes.copy_(best_codes.view_as(codes))
+    scales.copy_(best_scale[..., 0])
+
+
+def round_to_int4(groups: Tensor, least: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes `[rows, groups, inputs]` that go from the least to the largest value, and scales
+    `[rows, groups, 1]`."""
     scale = (largest - least).div_(NUM_INT4_STEPS)
     scale.masked_fill_(scale == 0, 1.0)  # for a group of zeros
     least_code = (least / scale).round_()
-    codes.copy_((groups / scale).round_().clamp_(least_code, least_code + NUM_INT4_STEPS).view_as(codes))
-    scales.copy_(scale[..., 0])
+    return (groups / scale).round_().clamp_(least_code, least_code + NUM_INT4_STEPS), scale
+
+
+def sum_squared_errors(groups: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """Return the sum of squares of what rounding changes in each group, `[rows, groups, 1]`, added in the kernel's
+    order."""
+    squares = (codes * scale).sub_(groups).square_().unflatten(-1, (-1, NUM_SUMS))
+    sums = functools.reduce(Tensor.add, squares.unbind(-2))
+    return functools.reduce(Tensor.add, sums.unbind(-1)).unsqueeze(-1)
 
 
 def make_arguments(weight: Tensor, columns: range, codes: Tensor, scales: Tensor,

@@ -72,13 +72,14 @@ def compute_quantized_logits(checkpoint: Path, num_ranks: int, dtype: torch.dtyp
     return outcomes[0].logits
 
 
-def compute_rounded_logits(checkpoint: Path, folder: Path, num_ranks: int, round_weight: Callable[[Tensor], Tensor], *,
+def compute_rounded_logits(checkpoint: Path, folder: Path, num_ranks: int,
+                           round_weight: Callable[[str, Tensor], Tensor], *,
                            rounds_head: bool) -> Tensor:
     """Return the logits of a copy of the checkpoint, in `folder`, with rounded weights; the head's are int8."""
     tensors = load_file(checkpoint / "model.safetensors")
     for name, tensor in tensors.items():
         if "_proj" in name:
-            tensors[name] = round_weight(tensor)
+            tensors[name] = round_weight(name, tensor)
         elif name == "lm_head.weight" and rounds_head:
             tensors[name] = round_to_int8(tensor)
     save_file(tensors, folder / "model.safetensors")
@@ -89,7 +90,8 @@ def compute_rounded_logits(checkpoint: Path, folder: Path, num_ranks: int, round
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_logits_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
-    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int8, rounds_head=False)
+    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, lambda _, weight: round_to_int8(weight),
+                                      rounds_head=False)
     largest = float(expected.abs().max())
     with disable_native_kernels():
         torch.testing.assert_close(compute_quantized_logits(checkpoint, num_ranks), expected, rtol=1e-5,
@@ -100,18 +102,29 @@ def test_logits_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_rank
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_logits_of_kernels_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
-    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int8, rounds_head=True)
+    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, lambda _, weight: round_to_int8(weight),
+                                      rounds_head=True)
     torch.testing.assert_close(compute_quantized_logits(checkpoint, num_ranks), expected, rtol=0,
                                atol=KERNEL_ERROR * float(expected.abs().max()))
 
 
-def round_to_int4(weight: Tensor) -> Tensor:
-    """Return the weights after rounding to 16 levels for each 32 inputs."""
-    groups = weight.unflatten(1, (-1, 32))
+def is_split_by_inputs(name: str) -> bool:
+    return "o_proj" in name or "down_proj" in name
+
+
+def round_to_int4(weight: Tensor, num_ranks: int = 1) -> Tensor:
+    """Return the weights after rounding to 16 levels for each 64 inputs, or for as many as divide a rank's part. The
+    levels reach to the ends of the weights, or to 15 or 14 sixteenths of them, whichever rounds them best."""
+    groups = weight.unflatten(1, (-1, min(64, weight.shape[1] // num_ranks)))
     least, largest = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
-    scale = (largest - least) / 15
-    codes = (groups / scale).round().clamp((least / scale).round(), (least / scale).round() + 15)
-    return (codes * scale).flatten(1)
+    candidates = []
+    for sixteenths in (16, 15, 14):
+        scale = (largest - least) * sixteenths / 16 / 15
+        least_code = (least * sixteenths / 16 / scale).round()
+        candidates.append((groups / scale).round().clamp(least_code, least_code + 15) * scale)
+    rounded = torch.stack(candidates)
+    best = (rounded - groups).double().square().sum(-1, keepdim=True).argmin(0, keepdim=True)
+    return rounded.take_along_dim(best, 0)[0].flatten(1)
 
 
 @needs_kernels
@@ -120,17 +133,19 @@ def round_to_int4(weight: Tensor) -> Tensor:
 def test_logits_match_weights_rounded_to_four_bits(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
                                                    num_ranks: int) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", intermediate_size=128)
-    expected = compute_rounded_logits(checkpoint, tmp_path, num_ranks, round_to_int4, rounds_head=True)
+    expected = compute_rounded_logits(
+        checkpoint, tmp_path, num_ranks,
+        lambda name, weight: round_to_int4(weight, num_ranks if is_split_by_inputs(name) else 1), rounds_head=True)
     quantized = compute_quantized_logits(checkpoint, num_ranks, quantize="int4")
     torch.testing.assert_close(quantized, expected, rtol=0, atol=KERNEL_ERROR * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("columns", "num_groups"), [
-    (range(64), 2), (range(32, 64), 1), (range(16, 64), 3), (range(8, 24), 2)])
+    (range(128), 2), (range(64, 128), 1), (range(32, 128), 3), (range(16, 64), 3), (range(8, 24), 2)])
 def test_groups_of_four_bits_divide_the_columns_of_a_rank(tmp_path: Path, columns: range, num_groups: int) -> None:
-    save_file({"x.weight": torch.randn(5, 64)}, tmp_path / "model.safetensors")
+    save_file({"x.weight": torch.randn(5, 128)}, tmp_path / "model.safetensors")
     with CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights:
-        coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 64), range(1, 4), columns))
+        coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 128), range(1, 4), columns))
     assert coded.scales.shape == (3, num_groups)
     assert can_keep_int4([coded])
 

@@ -42,7 +42,8 @@ def quantize(weight: Tensor, columns: range, group_size: int) -> tuple[Tensor, T
 @DTYPES
 @pytest.mark.parametrize(("num_inputs", "columns", "group_size"), [
     (64, range(64), 0), (300, range(300), 0), (300, range(3, 262), 0), (33, range(5, 6), 0), (64, range(64), 8),
-    (96, range(32, 96), 32), (48, range(16, 48), 16)])
+    (96, range(32, 96), 32), (48, range(16, 48), 16),
+    (256, range(64, 256), 64)])
 def test_kernel_gives_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_inputs: int,
                                         columns: range, group_size: int) -> None:
     weight = make_weight(37, num_inputs, dtype)
