@@ -1,30 +1,11 @@
 /* Attention of a step's tokens to the keys and values of their sequences in the paged cache: attention.h. */
 
-#include "phases.h"
-
-#include "rows.h"
+#include "attention_arguments.h"
 
 #include <math.h>
 
-/* KEYS: of a block. COLUMNS: that a tile computes. MAX_ROWS: heads times tokens of a piece. */
-enum { KEYS = 64, COLUMNS = 16, TILE_ROWS = 6, MAX_ROWS = 48, MAX_HEAD_DIM = 256 };
-enum { FLOAT16 = 2 }; /* of the cache, besides FLOAT32 and BFLOAT16 */
-
-typedef struct { /* consecutive tokens of one sequence, or none; rows count from the step's first token */
-    int64_t first_row, start, length, first_block;
-} Piece;
-
-typedef struct {
-    const void *queries;  /* [tokens, kv_heads * group, head_dim] of `activation_format` */
-    const char *keys;     /* [slots, kv_heads, head_dim] of `format`, a slot every `slot_bytes` bytes */
-    const char *values;
-    void *output; /* [tokens, kv_heads * group * head_dim] of `activation_format` */
-    const Piece *pieces;
-    const int32_t *blocks; /* of all pieces' sequences, one after the other */
-    int64_t num_pieces, kv_heads, group, head_dim, block_size, slot_bytes, item_bytes, format, query_stride,
-        output_stride, window, activation_format; /* window: keys that a token attends to, 0: all */
-    float scale, softcap;      /* softcap: 0: none */
-} Attention;
+/* COLUMNS: that a tile computes. */
+enum { COLUMNS = 16, TILE_ROWS = 6 };
 
 /* to[d][row] = from[row][d], for eight rows and eight d. */
 TARGET static inline void transpose_8x8(const float *from, ptrdiff_t stride, float *to) {
@@ -57,11 +38,14 @@ TARGET static void transpose(const float *keys, ptrdiff_t count, ptrdiff_t head_
             to[d * KEYS + key] = key < count ? keys[key * head_dim + d] : 0.0f;
 }
 
+#include "attention_weights.h"
+
 #include "attention.h"
 
 #undef USE_AVX512
 #define USE_AVX512 1
 #include "vectors.h"
+#include "attention_weights.h"
 #include "attention.h"
 
 typedef void (*Attend)(const Attention *, const Piece *, ptrdiff_t);
@@ -74,8 +58,8 @@ static void attend_part(const Phase *phase, ptrdiff_t part) {
 
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_attention(const Attention *attention, int instruction_set, Phase *phases) {
-    static const Attend attend[] = {attend_avx2, attend_avx512};
-    phases[0] = (Phase){attend_part, attention, attend + (instruction_set > 1),
-                        attention->num_pieces * attention->kv_heads};
+    static const Attend attend[] = {attend_avx2, attend_avx512, attend_by_amx};
+    const int kernel = instruction_set <= 1 ? 0 : can_attend_by_amx(attention, instruction_set) ? 2 : 1;
+    phases[0] = (Phase){attend_part, attention, attend + kernel, attention->num_pieces * attention->kv_heads};
     return 1;
 }

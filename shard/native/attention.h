@@ -83,41 +83,6 @@ TARGET static void NAME(copy_rows)(const Attention *a, const char *from, const i
     }
 }
 
-/* Turns scores of one row into weights, and returns their sum. Keys from `first` to `end` - 1 of the block count. */
-TARGET static float NAME(make_weights)(float *scores, ptrdiff_t first, ptrdiff_t end, float softcap, float *maximum) {
-    float mask[KEYS];
-    for (int key = 0; key < KEYS; key++) mask[key] = key >= first && key < end ? 0.0f : -INFINITY;
-    VECTOR largest = BROADCAST(*maximum);
-    for (int key = 0; key < KEYS; key += LANES) {
-        VECTOR score = LOAD(scores + key);
-        if (softcap != 0.0f) { /* softcap * tanh(score / softcap); the queries are divided by it */
-            const VECTOR power = NAME(exponential)(MULTIPLY(score, BROADCAST(2.0f)));
-            const VECTOR tanh = SUBTRACT(BROADCAST(1.0f), DIVIDE(BROADCAST(2.0f), ADD(power, BROADCAST(1.0f))));
-            score = MULTIPLY(tanh, BROADCAST(softcap));
-        }
-        score = ADD(score, LOAD(mask + key));
-        STORE(scores + key, score);
-        largest = MAXIMUM(largest, score);
-    }
-    float lanes[LANES];
-    STORE(lanes, largest);
-    for (int lane = 0; lane < LANES; lane++) *maximum = lanes[lane] > *maximum ? lanes[lane] : *maximum;
-    /* Sums of 16 lanes, whatever the width of a vector, so that all instruction sets give the same bits. */
-    float sums[COLUMNS];
-    for (int part = 0; part < COLUMNS; part += LANES) {
-        VECTOR sum = BROADCAST(0.0f);
-        for (int key = part; key < KEYS; key += COLUMNS) {
-            const VECTOR weight = NAME(exponential)(SUBTRACT(LOAD(scores + key), BROADCAST(*maximum)));
-            STORE(scores + key, weight);
-            sum = ADD(sum, weight);
-        }
-        STORE(sums + part, sum);
-    }
-    for (int width = COLUMNS / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; lane++) sums[lane] += sums[lane + width];
-    return sums[0];
-}
-
 /* Computes the heads of one key/value head for the tokens of one piece. */
 TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_t kv_head) {
     float keys[KEYS * MAX_HEAD_DIM], transposed[MAX_HEAD_DIM * KEYS], values[KEYS * MAX_HEAD_DIM];

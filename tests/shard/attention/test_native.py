@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_runs.attention_inputs import AttentionHarness, AttentionSequence, ChunkRange
+from torch import Tensor
 
 from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.attention.native import MAX_HEAD_DIM, MAX_PIECE_ROWS, NativeAttention, can_use_native_attention
@@ -21,13 +22,15 @@ VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 40))
             AttentionOptions(sliding_windows=(0, 300)), AttentionOptions(scale=0.3, softcap=2.0),
             AttentionOptions(softcap=1.5, sliding_windows=(0, 100))]
 SHAPES = [(1, 1, 64), (2, 7, 64), (1, 8, 128), (2, 24, 32), (1, 48, 16), (3, 2, 80), (1, 3, 100), (2, 2, 256),
-          (1, 1, 5)]
+          (1, 1, 5), (2, 3, 96)]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def make_harness(shape: tuple[int, int, int], seed: int, variant: AttentionOptions, instruction_set: str = "",
-                 backend: str = "native") -> AttentionHarness:
+                 backend: str = "native", *, dtype: torch.dtype = torch.float32) -> AttentionHarness:
     kv_heads, group, head_dim = shape
-    harness = AttentionHarness(backend, kv_heads=kv_heads, group=group, head_dim=head_dim, seed=seed, variant=variant)
+    harness = AttentionHarness(backend, kv_heads=kv_heads, group=group, head_dim=head_dim, seed=seed, variant=variant,
+                               dtype=dtype)
     if instruction_set:
         assert isinstance(harness.attention, NativeAttention)
         assert library is not None
@@ -76,13 +79,13 @@ def draw_other_sequence(draw: st.DrawFn, harness: AttentionHarness) -> Attention
 @pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 2**32), shape=st.sampled_from(SHAPES), variant=st.sampled_from(VARIANTS),
-       border=st.sampled_from([0, 64, 128, 320]), threads=st.sampled_from([1, 2]))
+       dtype=st.sampled_from(DTYPES), border=st.sampled_from([0, 64, 128, 320]), threads=st.sampled_from([1, 2]))
 def test_result_does_not_depend_on_other_rows_or_chunking(  # noqa: PLR0917 - drawn arguments
         instruction_set: str, data: st.DataObject, seed: int, shape: tuple[int, int, int],
-        variant: AttentionOptions, border: int, threads: int) -> None:
+        variant: AttentionOptions, dtype: torch.dtype, border: int, threads: int) -> None:
     """Compare a sequence decoded alone with random steps beside other sequences, some of them non-finite, in a cache
     whose unowned slots are NaN."""
-    harness = make_harness(shape, seed, variant, instruction_set)
+    harness = make_harness(shape, seed, variant, instruction_set, dtype=dtype)
     start = max(0, border - data.draw(st.integers(0, 20)))
     sequence = harness.make_random_sequence(start + data.draw(st.integers(1, 30)))
     harness.write_to_cache(sequence, 0, start)
@@ -125,9 +128,10 @@ def test_queries_of_a_single_head_may_have_any_stride_there() -> None:
 
 
 @pytest.mark.parametrize("where", ["queries", "keys", "values"])
-def test_a_sequence_that_is_not_finite_stays_so(where: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sequence_that_is_not_finite_stays_so(where: str, dtype: torch.dtype) -> None:
     """A step finds failed sequences by their hidden states, so nothing may make them finite again."""
-    harness = make_harness((2, 2, 32), 0, DEFAULT_ATTENTION_OPTIONS)
+    harness = make_harness((2, 2, 32), 0, DEFAULT_ATTENTION_OPTIONS, dtype=dtype)
     sequence = harness.make_random_sequence(100)
     getattr(sequence, where)[99 if where == "queries" else 3] = torch.nan
     harness.write_to_cache(sequence, 0, 99)
@@ -135,12 +139,13 @@ def test_a_sequence_that_is_not_finite_stays_so(where: str) -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64])
-def test_result_does_not_depend_on_the_block_size(block_size: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_result_does_not_depend_on_the_block_size(block_size: int, dtype: torch.dtype) -> None:
     results = []
     for size in (16, block_size):
-        harness = AttentionHarness("native", block_size=size, num_blocks=40)
+        harness = AttentionHarness("native", block_size=size, num_blocks=40, dtype=dtype)
         torch.manual_seed(0)
-        sequence = harness.allocate_sequence(torch.randn(150, 4, 32), torch.randn(150, 64), torch.randn(150, 64))
+        sequence = harness.allocate_sequence(*(torch.randn(150, *heads).to(dtype) for heads in ((4, 32), (64,), (64,))))
         results.append(torch.cat([*harness.run_step(chunks=[(sequence, 0, 149)]),
                                   *harness.run_step([(sequence, 149)])]))
     assert torch.equal(*results)
@@ -159,21 +164,38 @@ def test_cache_of_16_bits_is_read_as_float32(dtype: torch.dtype) -> None:
     assert torch.equal(narrow.attention.run(rounded.queries, narrow.cache, 1, plan), expected)
 
 
+def attend_in_bfloat16_and_float32(shape: tuple[int, int, int], variant: AttentionOptions,
+                                   instruction_set: str) -> tuple[Tensor, Tensor]:
+    """Return what a sequence of bfloat16 gives, in chunks, and the same numbers as float32."""
+    narrow, wide = (make_harness(shape, 0, variant, instruction_set, dtype=dtype)
+                    for dtype in (torch.bfloat16, torch.float32))
+    sequence = narrow.make_random_sequence(200)
+    widened = AttentionSequence(sequence.queries.float(), sequence.keys.float(), sequence.values.float(),
+                                sequence.blocks)
+    (result,), (expected,) = (harness.run_step(chunks=[(one, 0, 200)])
+                              for harness, one in ((narrow, sequence), (wide, widened)))
+    assert torch.equal(narrow.run_step([(sequence, 199)])[0], result[199:])
+    return result, expected
+
+
 @pytest.mark.parametrize("instruction_set", AVAILABLE_SETS)
 @pytest.mark.parametrize("head_dim", [5, 32, 36, 100])
 def test_bfloat16_queries_are_attended_to_in_float32(instruction_set: str, head_dim: int) -> None:
-    assert library is not None
-    narrow, wide = (AttentionHarness("native", head_dim=head_dim, dtype=dtype)
-                    for dtype in (torch.bfloat16, torch.float32))
-    for harness in (narrow, wide):
-        harness.attention.library = replace(library, instruction_set=instruction_set)
-    sequence = narrow.make_random_sequence(100)
-    widened = AttentionSequence(sequence.queries.float(), sequence.keys.float(), sequence.values.float(),
-                                sequence.blocks)
-    (result,), (expected,) = (harness.run_step(chunks=[(one, 0, 100)])
-                              for harness, one in ((narrow, sequence), (wide, widened)))
+    result, expected = attend_in_bfloat16_and_float32((2, 2, head_dim), DEFAULT_ATTENTION_OPTIONS, instruction_set)
+    if instruction_set == "amx" and head_dim % 32 == 0:
+        pytest.skip("AMX sums in another order")
     assert torch.equal(result, expected.bfloat16())
-    assert torch.equal(narrow.run_step([(sequence, 99)])[0], result[99:])
+
+
+@pytest.mark.skipif("amx" not in AVAILABLE_SETS, reason="there is no AMX here")
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[2] % 32 == 0])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tiles_of_amx_are_as_exact_as_the_rounding_of_their_result(shape: tuple[int, int, int],
+                                                                   variant: AttentionOptions) -> None:
+    result, expected = attend_in_bfloat16_and_float32(shape, variant, "amx")
+    rounded = expected.bfloat16().float()
+    assert (result.float() - expected).abs().max() < 1.02 * (rounded - expected).abs().max() + 1e-5
+    assert (result.float() != rounded).float().mean() < 0.02  # few are rounded to the other side
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
