@@ -86,9 +86,10 @@ def round_to_int4(groups: Tensor, least: Tensor, largest: Tensor) -> tuple[Tenso
 def sum_squared_errors(groups: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """Return the sum of squares of what rounding changes in each group, `[rows, groups, 1]`, added in the kernel's
     order."""
-    squares = (codes * scale).sub_(groups).square_().unflatten(-1, (-1, NUM_SUMS))
-    sums = functools.reduce(Tensor.add, squares.unbind(-2))
-    return functools.reduce(Tensor.add, sums.unbind(-1)).unsqueeze(-1)
+    squares = (codes * scale).sub_(groups).square_()
+    sums = squares.view(*squares.shape[:-1], -1, NUM_SUMS).unbind(-2)
+    lanes = functools.reduce(torch.add, sums).unbind(-1)
+    return functools.reduce(torch.add, lanes).unsqueeze(-1)
 
 
 def make_arguments(weight: Tensor, columns: range, codes: Tensor, scales: Tensor,
