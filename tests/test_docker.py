@@ -95,7 +95,7 @@ def test_install_script_installs_the_wheel_with_constraints(tmp_path: Path) -> N
     wheel.touch()
     done = run_script("install.sh", tmp_path, PIP_ARGS="--one 1", **path_variable)
     assert done.stdout.split()[:3] == ["-m", "pip", "install"]
-    assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", f"{wheel}[otel]"]
+    assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", f"{wheel}[otel,s3]"]
 
 
 @pytest.mark.parametrize("wheels", [(), ("weft-1.whl", "weft-2.whl")])

@@ -128,7 +128,10 @@ def main() -> None:
     app.command(run_batching_study, name="batching")
     try:
         app(sys.argv[1:])
-    except (ValueError, AllRequestsFailed, ProcessStartError) as error:
+    except ValueError as error:  # flags or files that must change
+        print(f"benchmarks.study: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (AllRequestsFailed, ProcessStartError) as error:
         raise SystemExit(f"benchmarks.study: {error}") from None
 
 

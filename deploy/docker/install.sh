@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the wheel of a folder, with what it needs, also for traces, in the versions that were tested; PIP_ARGS are
-# options for pip.
+# Installs the wheel of a folder, with what it needs, also for traces and for adapters in buckets, in the versions that
+# were tested; PIP_ARGS are options for pip.
 set -eu
 folder=$1
 set -- "$folder"/weft-*.whl
@@ -10,4 +10,4 @@ if [ $# != 1 ] || [ ! -f "$1" ]; then
 fi
 # Options are several words.
 # shellcheck disable=SC2086
-exec python3 -m pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS:-} -c "$folder/constraints.txt" "$1[otel]"
+exec python3 -m pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS:-} -c "$folder/constraints.txt" "$1[otel,s3]"

@@ -46,7 +46,7 @@ MODEL_FLAGS = (
     *tgi.TGI_FLAG_TABLE.select_flags("trust-remote-code"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
-        make_setting_effect("quantize", "int8"),
+        make_setting_effect("quantize", "int8", "int4"),
         ignored_effect(tgi.REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
         ignored_effect(
             f"{tgi.REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",

@@ -47,7 +47,7 @@ MODEL_FLAGS = (
                 "weft runs no code from a model's folder"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
-        make_setting_effect("quantize", "int8"),
+        make_setting_effect("quantize", "int8", "int4"),
         ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
         refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
         refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),

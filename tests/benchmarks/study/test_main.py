@@ -79,6 +79,15 @@ def test_quick_excludes_size_settings() -> None:
         make_scope(StudySettings(quick=True, pace=3.0))
 
 
+def test_flags_that_exclude_each_other_end_with_exit_code_2(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", "batching", "--quick", "--seeds", "2"])
+    with pytest.raises(SystemExit) as ended:
+        study.main()
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2, "benchmarks.study: --quick sets how much is measured: leave out --seeds\n")
+
+
 def test_missing_matplotlib_is_reported_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'weft\[bench\]'"):

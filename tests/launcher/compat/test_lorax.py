@@ -146,6 +146,7 @@ def test_weft_flags_and_variables_precede_lorax_defaults() -> None:
     (("--preloaded-adapter-ids", "a", "--preloaded-adapter-ids", "b"), {"preloaded_adapter_ids": ["a", "b"]}),
     (("--adapter-memory-fraction", "0"), {}),
     (("--quantize", "int8"), {"quantize": ["int8"]}),
+    (("--quantize", "int4"), {"quantize": ["int4"]}),
     (("--chunked-prefill", "false"), {"prefill_policy": ["pause"]}),
     (("--chunked-prefill", "true"), {}),
     (("--prefix-caching", "false"), {"cache_scope": ["off"]}),

@@ -123,6 +123,7 @@ def test_variable_without_a_flag_is_accepted(name: str) -> None:
     (("--cors-allow-origin", "https://a", "--cors-allow-origin", "https://b"),
      {"cors_allow_origin": ["https://a", "https://b"]}),
     (("--quantize", "int8"), {"quantize": ["int8"]}),
+    (("--quantize", "int4"), {"quantize": ["int4"]}),
     (("--json-output",), {"json_output": ["true"]}),
 ])
 def test_flags_become_settings(words: tuple[str, ...], settings: dict[str, list[str]]) -> None:
