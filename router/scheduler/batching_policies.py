@@ -180,6 +180,10 @@ class StepPolicy:
         """Return whether a waiting sequence may start, if there is room."""
         return True
 
+    def count_admitted(self) -> int:
+        """Return how many waiting sequences `admits` lets start to generate text, and need nothing else but room."""
+        return self.scheduler.waiting.num_runnable_generation
+
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
         if preempted:

@@ -296,6 +296,44 @@ def test_num_fitting_ignores_pooling_and_requests_waiting_for_adapters():
     assert core.num_fitting() == 1
 
 
+def test_num_fitting_ignores_suspended_sequences():
+    core = make_scheduler()
+    for number in range(3):
+        core.suspend(submit(core, now=float(number)), 0.0)
+    submit(core)
+    assert core.num_fitting() == 1
+
+
+def test_num_fitting_counts_only_suspects_while_they_run_apart():
+    core = make_scheduler(look_ahead=1)
+    for number in range(4):
+        submit(core, now=float(number))
+    run_step(core)
+    core.plan(0.0)
+    fail_step(core, 2)
+    submit(core, now=4.0)
+    assert core.num_fitting() == 2
+    run_step(core)
+    assert core.num_fitting() == 2  # the second half
+    run_step(core)
+    assert core.num_fitting() == 1
+
+
+def test_streams_whose_clients_do_not_read_do_not_lengthen_the_chunks_of_others():
+    """Regression: a prompt beside one decode got as much time as if all of them waited for it."""
+    def get_chunk_length(num_suspended):
+        core = make_scheduler(replace(MODEL_INFO, num_blocks=1000), look_ahead=1, max_stall_seconds=0.0,
+                              max_prefill_tokens=4096)
+        submit(core, output=100)
+        run_step(core)
+        for _ in range(num_suspended):
+            core.suspend(submit(core), 0.0)
+        submit(core, prompt=3000)
+        plan, _ = run_step(core)
+        return plan.messages[0].chunks[0].length
+    assert get_chunk_length(num_suspended=20) == get_chunk_length(num_suspended=0) < 3000
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_pause_policy_counts_only_startable_requests_as_waiting(held):
     """Otherwise a few requests that wait for something else would pause the running ones for each newcomer."""
