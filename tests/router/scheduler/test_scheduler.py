@@ -6,6 +6,7 @@ import pytest
 
 from router.model_info import ModelInfo
 from router.request import FinishReason, LoadableResource, Request, RequestKind
+from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.scheduler import Scheduler
@@ -276,6 +277,32 @@ def test_pause_policy_cuts_only_prompts_longer_than_the_budget():
     plan, _ = run_step(core)
     assert [chunk.sequence_id for chunk in plan.messages[0].chunks] == [first]
     assert second not in plan.member_ids
+
+
+class FixedCostModel(CostModel):
+    def observe(self, load, seconds):
+        return 1.0
+
+
+def test_rest_below_a_block_is_kept_for_the_only_prompt():
+    """Regression: while no other prompt waited, what a step earned beyond whole blocks was forgotten."""
+    core = make_scheduler(look_ahead=1, max_stall_seconds=0.0)
+    core.cost_model = FixedCostModel((12.0, 0.0, 1.0, 0.0))  # a step earns 24 seconds, of which a block takes 16
+    submit(core, output=100)
+    run_step(core)
+    submit(core, prompt=640)
+    assert [run_step(core)[0].messages[-1].chunks[0].length for _ in range(8)] == [16, 32, 16, 32, 16, 32, 16, 32]
+
+
+def test_nothing_is_kept_for_the_prompt_after_the_last_one():
+    core = make_scheduler(look_ahead=1, max_stall_seconds=0.0)
+    core.cost_model = FixedCostModel((12.0, 0.0, 1.0, 0.0))
+    submit(core, output=100)
+    run_step(core)
+    submit(core, prompt=24)
+    assert run_step(core)[0].messages[-1].chunks[0].length == 24
+    submit(core, prompt=60)
+    assert run_step(core)[0].messages[-1].chunks[0].length == 16
 
 
 @pytest.mark.parametrize(("batch", "prompt", "expected"), [(64, 16, 20), (8, 16, 7), (64, 160, 6)])
