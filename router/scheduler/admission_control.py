@@ -159,10 +159,11 @@ class AdmissionControl:
         if not self.num_left_waiting:
             return 0.0
         own_sequences = queue.get_runnable_sequences(tenant.name)
-        has_all = len(own_sequences) == len(queue) - queue.num_set_aside and not self._fair_shares.has_competition
+        has_all = (not self._fair_shares.has_competition
+                   and len(own_sequences) == queue.demand.num_sequences - queue.num_set_aside)
         if not has_all and not own_sequences and running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it
-        wait = self._wait_forecast.estimate_raw_wait(queue, queue.demand, running)
+        wait = self._wait_forecast.estimate_raw_wait(queue.iter_unsuspended(), queue.demand, running)
         if has_all:
             return wait
         other_weights = sum(queue.get_runnable_sequences(name)[0].request.tenant.weight

@@ -7,6 +7,7 @@ embeddings or labels belong to no group.
 """
 
 from collections import Counter
+from itertools import islice
 from math import inf
 
 from router.request import RequestKind
@@ -37,8 +38,8 @@ class StaticPolicy(StepPolicy):
             return
         self._member_ids.clear()
         self.num_places_left, self._member_lengths = 0, None
-        waiting = [s for s in self.scheduler.waiting if s.request.kind is RequestKind.GENERATE
-                   and not s.is_suspended and s.missing_resource is None]
+        waiting = [s for s in self.scheduler.waiting.iter_unsuspended()
+                   if s.request.kind is RequestKind.GENERATE and s.missing_resource is None]
         if not waiting:
             return
         settings = self.scheduler.settings
@@ -57,6 +58,13 @@ class StaticPolicy(StepPolicy):
             return True
         return (self.num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
+
+    def count_admitted(self) -> int:
+        """Count the members that wait again, and the others up to the places left: only these are looked for."""
+        scheduler, is_startable = self.scheduler, self.scheduler.selector.is_startable
+        members = [s for number in self._member_ids if (s := scheduler.sequences.get(number)) is not None]
+        others = (s for s in scheduler.waiting.iter_unsuspended() if s.id not in self._member_ids and is_startable(s))
+        return sum(map(is_startable, members)) + len([*islice(others, self.num_places_left)])
 
     def on_sequence_started(self, sequence: Sequence) -> None:
         """Add a member to the group."""

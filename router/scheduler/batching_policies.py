@@ -138,7 +138,7 @@ class PrefillTimeLedger:
         self.kept_seconds = max(0.0, min(self.kept_seconds - budget.spent_seconds, next_block_seconds))
 
     def clear(self) -> None:
-        """Forget what was earned: no prompt was left out of a step for want of time."""
+        """Forget what was earned: no prompt, nor a part of one, was left out of a step for want of time."""
         self.kept_seconds = 0.0
 
 
@@ -180,6 +180,10 @@ class StepPolicy:
         """Return whether a waiting sequence may start, if there is room."""
         return True
 
+    def count_admitted(self) -> int:
+        """Return how many waiting sequences `admits` lets start to generate text, and need nothing else but room."""
+        return self.scheduler.waiting.num_runnable_generation
+
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
         if preempted:
@@ -189,7 +193,7 @@ class StepPolicy:
 
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
                           may_start_next: Callable[[int], bool] = bool) -> bool:
-        """Add chunks to the draft; return whether the budget left out any prompt.
+        """Add chunks to the draft; return whether the budget left out any prompt, or a part of one.
 
         Unfinished prompts go first, except that tenants take turns: one of a tenant that has received less goes before,
         if it is shorter than what is left. `may_start_next` says, given the tokens left in the budget, whether another
@@ -211,7 +215,8 @@ class StepPolicy:
         while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
             if not self._start_candidate(draft, budget, candidate):
                 return True
-        return False
+        return any(sequence.num_scheduled_tokens + length < sequence.num_tokens_to_prefill
+                   for sequence, length in draft.chunks)
 
     def _start_candidate(self, draft: StepDraft, budget: PrefillBudget, candidate: Sequence) -> bool:
         """Start a sequence with a chunk of its prompt, if the budget has room for one."""
@@ -259,8 +264,8 @@ class MixedPolicy(StepPolicy):
         has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
         if has_prompts:
             budget = self._make_budget(draft, draft.batch)
-            left_prompt_out = self.add_prompt_chunks(draft, budget)
-        if not (has_prompts and left_prompt_out and draft.decoding):
+            left_some_out = self.add_prompt_chunks(draft, budget)
+        if not (has_prompts and left_some_out and draft.decoding):
             self._prefill_time_ledger.clear()
         elif draft.chunks:
             self._prefill_time_ledger.settle(budget)

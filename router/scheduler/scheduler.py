@@ -126,7 +126,7 @@ class Scheduler:
     def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """Suspend a sequence whose client does not read: it frees its blocks and waits until `resume`."""
         if (sequence := self.sequences.get(sequence_id)) is not None:
-            sequence.is_suspended = True
+            self.sequences.set_suspended(sequence, is_suspended=True)
             sequence.timeline.enter_phase(RequestPhase.SLOW_CLIENT, now)
             if sequence.state is SequenceState.RUNNING:
                 self.running.remove_sequence(sequence, SequenceState.PREEMPTED)
@@ -135,7 +135,7 @@ class Scheduler:
 
     def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         if (sequence := self.sequences.get(sequence_id)) is not None:
-            sequence.is_suspended = False
+            self.sequences.set_suspended(sequence, is_suspended=False)
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None
                                           else sequence.waiting_phase, now)
         return []
@@ -294,16 +294,17 @@ class Scheduler:
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
-        return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
+        return sum(sequence.request.kind is RequestKind.GENERATE
                    for tenant in self.waiting.tenants for sequence in self.waiting.get_runnable_sequences(tenant))
 
     def num_fitting(self) -> int:
-        """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
+        """Return how many of the waiting sequences that could start fit into the batch and the cache, estimated from
+        the mean length of all."""
         demand, block_pool = self.waiting.demand, self.running.block_pool
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
-        return max(0, min(self.waiting.num_runnable_generation, num_in_cache,
+        return max(0, min(self.selector.count_startable(), num_in_cache,
                           self.settings.max_batch_size - len(self.running)))
 
     def start_sequence(self, candidate: Sequence) -> None:

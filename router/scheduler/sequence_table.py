@@ -164,6 +164,15 @@ class SequenceTable:
         if sequence.state is SequenceState.PREEMPTED and not sequence.num_outputs_in_flight:
             self.requeue(sequence)
 
+    def set_suspended(self, sequence: Sequence, *, is_suspended: bool) -> None:
+        """Suspend or resume the sequence; if it waits, it changes its place in the queue."""
+        if sequence.state is SequenceState.WAITING:
+            self._queue.remove(sequence)
+            sequence.is_suspended = is_suspended
+            self._queue.push(sequence)
+        else:
+            sequence.is_suspended = is_suspended
+
     # -- ends
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> SequenceFinished:

@@ -1,6 +1,7 @@
 """Waiting sequences by tenant, and the tenants' fair shares.
 
-Each tenant's sequences are in priority order. Those that need a resource which is not loaded are set aside.
+Each tenant's sequences are in priority order. Those that need a resource which is not loaded are set aside. Suspended
+ones wait for their clients, not for their turn: they are kept apart and are no demand.
 """
 
 from bisect import insort
@@ -85,7 +86,8 @@ class QueueDemand:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """Queue of one tenant: `runnable` has the sequences whose resources are loaded, `demand` counts all."""
+    """Queue of one tenant: `runnable` has the sequences whose resources are loaded, `demand` counts all but those
+    suspended."""
 
     runnable: list[Sequence] = field(default_factory=list)
     demand: QueueDemand = field(default_factory=QueueDemand)
@@ -93,21 +95,26 @@ class TenantQueue:
 
 @dataclass(slots=True, eq=False, repr=False)
 class WaitingQueue:
-    """All waiting sequences: by tenant, or if they lack a resource (set aside) by that resource."""
+    """All waiting sequences: by tenant, or if they lack a resource (set aside) by that resource, or suspended ones."""
 
     _available_resources: Collection[LoadableResource] = ()  # the live set of loaded resources; its owner changes it
     _tenant_queues: dict[str, TenantQueue] = field(default_factory=dict)  # by tenant; none is empty
-    demand: QueueDemand = field(default_factory=QueueDemand)
-    num_pooling: int = 0  # waiting requests for embeddings or labels; stored because every step reads it
+    demand: QueueDemand = field(default_factory=QueueDemand)  # of all but those suspended
+    num_pooling: int = 0  # requests for embeddings or labels in `demand`; stored because every step reads it
     # Sequences set aside, by the resource that they lack, highest priority first; the longest awaited resource first.
     set_aside_by_resource: dict[LoadableResource, list[Sequence]] = field(default_factory=dict)
     # Loads that are asked for even if no sequence waits: neither fulfilled, nor dropped by a failure or an unload.
     requested_loads: dict[LoadableResource, None] = field(default_factory=dict)
+    _suspended: dict[int, Sequence] = field(default_factory=dict)  # by id; a resource that they lack is not loaded
 
     def __len__(self) -> int:
-        return self.demand.num_sequences
+        return self.demand.num_sequences + len(self._suspended)
 
     def __iter__(self) -> Iterator[Sequence]:
+        yield from self.iter_unsuspended()
+        yield from self._suspended.values()
+
+    def iter_unsuspended(self) -> Iterator[Sequence]:
         """Iterate tenant by tenant, highest priority first, and then over the sequences set aside."""
         for tenant_queue in self._tenant_queues.values():
             yield from tenant_queue.runnable
@@ -125,7 +132,7 @@ class WaitingQueue:
 
     @property
     def num_runnable_generation(self) -> int:
-        """Number of sequences that wait to generate text and are not set aside."""
+        """Number of sequences that wait to generate text and are neither set aside nor suspended."""
         num_generation_set_aside = self.num_set_aside
         if num_generation_set_aside and self.num_pooling:
             num_generation_set_aside = sum(
@@ -134,14 +141,20 @@ class WaitingQueue:
         return self.demand.num_sequences - self.num_pooling - num_generation_set_aside
 
     def get_runnable_sequences(self, tenant: str) -> GenericSequence[Sequence]:
-        """Return the tenant's sequences whose resources are loaded, highest priority first."""
+        """Return the tenant's sequences whose resources are loaded, without those suspended, highest priority first."""
         return self._tenant_queues[tenant].runnable if tenant in self._tenant_queues else ()
 
     def tenant_demand(self, tenant: str) -> QueueDemand:
         return self._tenant_queues[tenant].demand if tenant in self._tenant_queues else QueueDemand()
 
     def push(self, sequence: Sequence) -> None:
-        """Add a sequence. One that returns keeps its arrival time, and with it a position near the front."""
+        """Add a sequence. One that returns keeps its arrival time, and with it a position near the front.
+
+        `is_suspended` must not change while the sequence is in the queue.
+        """
+        if sequence.is_suspended:
+            self._suspended[sequence.id] = sequence
+            return
         tenant_queue = self._tenant_queues.setdefault(sequence.request.tenant.name, TenantQueue())
         self._insert_sequence(sequence, tenant_queue)
         tenant_queue.demand.add(sequence, 1)
@@ -149,6 +162,9 @@ class WaitingQueue:
         self.num_pooling += sequence.request.kind is not RequestKind.GENERATE
 
     def remove(self, sequence: Sequence) -> None:
+        if sequence.is_suspended:
+            del self._suspended[sequence.id]
+            return
         tenant = sequence.request.tenant.name
         tenant_queue = self._tenant_queues[tenant]
         resource = sequence.missing_resource

@@ -87,6 +87,18 @@ class WaitingSequenceSelector:
         """Return whether the sequence waits and could not start even if there was room."""
         return self._why_not_startable(sequence) is not None
 
+    def is_startable(self, sequence: Sequence) -> bool:
+        """Return whether the sequence waits to generate text and could start if there was room."""
+        return (sequence.state is SequenceState.WAITING and sequence.request.kind is RequestKind.GENERATE
+                and not self.needs_more_than_room(sequence))
+
+    def count_startable(self) -> int:
+        """Return how many waiting sequences could start to generate text if there was room."""
+        suspects = self._suspects_allowed_to_start()
+        if suspects is None:
+            return self.policy.count_admitted()
+        return sum(map(self.is_startable, suspects.values()))
+
     # -- turns of tenants
 
     @property
@@ -108,9 +120,13 @@ class WaitingSequenceSelector:
 
     # -- internals
 
+    def _suspects_allowed_to_start(self) -> Mapping[int, Sequence] | None:
+        """Return the suspects that alone may start now, or None if all sequences may."""
+        return (self._fault_isolation.suspects_allowed_to_start(self.needs_more_than_room)
+                if self._fault_isolation.suspect_sets else None)
+
     def _first_candidate(self, kinds: Collection[RequestKind]) -> Sequence | None:
-        suspects = (self._fault_isolation.suspects_allowed_to_start(self.needs_more_than_room)
-                    if self._fault_isolation.suspect_sets else None)
+        suspects = self._suspects_allowed_to_start()
         if suspects is not None:
             self._record_fault_isolation(suspects)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
@@ -135,16 +151,16 @@ class WaitingSequenceSelector:
     def _record_fault_isolation(self, suspects: Mapping[int, Sequence]) -> None:
         """Record for the first sequence of each tenant that it waits for the suspects, unless it is one."""
         for tenant in self._queue.tenants:
-            first = next((s for s in self._queue.get_runnable_sequences(tenant) if not s.is_suspended), None)
-            if first is not None and first.id not in suspects:
+            first = self._queue.get_runnable_sequences(tenant)[0]
+            if first.id not in suspects:
                 self._waiting_for_suspects[first.id] = first
                 first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, self.now)
 
     def _iter_candidates(self, tenant: str, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
-        unsuspended = (sequence for sequence in self._queue.get_runnable_sequences(tenant)
-                       if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
-        for sequence in unsuspended:
+        for sequence in self._queue.get_runnable_sequences(tenant):
+            if sequence.request.kind not in kinds:
+                continue
             phase = self._why_not_startable(sequence) or (
                 RequestPhase.SHARED_PREFIX if self._running.is_waiting_for_prefix(sequence) else None)
             if phase is None:

@@ -46,6 +46,10 @@ class NativeAttentionPlan:
     blocks: "array[int]"
     memory: Tensor  # of the output, [tokens, heads * head_dim] in float32; rows of no span are not written
 
+    @property
+    def num_pieces(self) -> int:
+        return len(self.pieces) // PIECE_INTS
+
     def view_output(self, dtype: torch.dtype) -> Tensor:
         """Return the output in `dtype`, which takes no more memory than float32."""
         return self.memory.view(dtype).flatten()[:self.memory.numel()].view(self.memory.shape)
@@ -109,7 +113,7 @@ class NativeAttention:
         window = self._sliding_windows[layer] if self._sliding_windows else 0
         arguments = AttentionArguments(
             queries.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
-            plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.pieces) // PIECE_INTS,
+            plan.pieces.buffer_info()[0], plan.blocks.buffer_info()[0], plan.num_pieces,
             self._num_kv_heads, self._group, self._head_dim, cache.block_size, cache.slot_bytes_per_layer,
             cache.dtype.itemsize, FORMATS.index(cache.dtype), queries.stride(0), output.stride(0), window,
             ACTIVATION_DTYPES.index(queries.dtype), self._scale, self._softcap)

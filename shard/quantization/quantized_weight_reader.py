@@ -22,7 +22,7 @@ from shard.quantization.weight_quantization import find_readable_dtype, quantize
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]
-INT4_GROUP_SIZES = (64, 32, 16, 8)  # inputs with one scale; the first that divides the columns of every rank
+INT4_GROUP_SIZES = (64, 32, 16, 8)  # inputs with one scale; the first that divides this rank's columns
 
 
 class QuantizedWeightReader:
@@ -112,7 +112,11 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
 
 
 def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
-    """Quantize a weight to four bits while it is loaded, with a scale for each output and group of inputs."""
+    """Quantize a weight to four bits while it is loaded, with a scale for each output and group of inputs.
+
+    The size of groups divides where this rank's columns start and stop, and their number in the whole weight. All ranks
+    choose the same size, so long as they have equally many columns.
+    """
     columns, num_rows = matrix_slice.columns, len(matrix_slice.rows)
     group_size = next((size for size in INT4_GROUP_SIZES
                        if not any(number % size for number in (columns.start, columns.stop, matrix_slice.shape[1]))), 0)

@@ -1,4 +1,5 @@
-"""Quantization of weights while they are loaded: by a compiled kernel on a CPU, else by torch, with the same bits.
+"""Quantization of weights while they are loaded: by a compiled kernel on a CPU, else by torch, which gives the same
+bits on a CPU. On a GPU a quotient may differ in the last bit.
 
 int8 has one scale for each output, int4 one for each output and group of inputs. A scale is not finite where a weight
 is not.

@@ -88,7 +88,7 @@ class CpuGraphRunner:
         static_rows, spans = self._static_rows, layout.spans
         graph = self._graphs.get((padded_rows, has_adapters))
         if graph is None or not self._attention.write_spans(graph.plan, spans):
-            graph = self._record(padded_rows, spans, cache, static_rows, has_adapters=has_adapters)
+            graph = self._record(padded_rows, spans, cache, static_rows, has_adapters=has_adapters, outgrown=graph)
             if graph is None:
                 return None
             self._graphs[padded_rows, has_adapters] = graph
@@ -110,10 +110,15 @@ class CpuGraphRunner:
                           self._attention.allocate_output(MAX_RECORDED_ROWS))
 
     def _record(self, rows: int, spans: list[TokenSpan], cache: KVCache, static_rows: StaticRows, *,
-                has_adapters: bool) -> CpuGraph | None:
+                has_adapters: bool, outgrown: CpuGraph | None) -> CpuGraph | None:
+        """Record the layers with room for these spans, and for what `outgrown` has room for: the recording that this
+        one replaces. Return None if they cannot be recorded."""
         started_at = perf_counter()
         num_pieces = max(MIN_PIECES, 2 * self._attention.count_pieces(spans))
         num_blocks = max(MIN_TABLE_BLOCKS, 2 * sum(len(span.blocks) for span in spans))
+        if outgrown is not None:
+            num_pieces = max(num_pieces, outgrown.plan.num_pieces)
+            num_blocks = max(num_blocks, len(outgrown.plan.blocks))
         plan = self._attention.make_static_plan(static_rows.attention_output[:rows], min(num_pieces, rows), num_blocks)
         tokens, positions, slots = static_rows.columns[:, :rows]
         inputs = ModelInputs(tokens, positions, slots, torch.arange(rows), plan)

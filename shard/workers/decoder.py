@@ -233,16 +233,19 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         return answer
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
-        started_at, recording_seconds_before = perf_counter(), self._loaded_model.runner.recording_seconds
+        started_at = self._read_clock()
         run = (self._loaded_model.runner.run if self._draft_planner is None
                else partial(self._run_speculating, self._draft_planner))
         outputs = (self._run_collective(partial(run, step, self._cache)) if step.sequences
                    else StepOutputs({}, {}, {}))
         self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
-        # The router predicts steps from these seconds, and a step is recorded once.
-        recording_seconds = self._loaded_model.runner.recording_seconds - recording_seconds_before
-        return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at - recording_seconds,
+        return self._make_answer(request, step, outputs.by_sequence, self._read_clock() - started_at,
                                  outputs.prompt_logprobs)
+
+    def _read_clock(self) -> float:
+        """Return seconds that pass while steps run, but not while they are recorded: later steps are predicted from
+        them, and a step is recorded once."""
+        return perf_counter() - self._loaded_model.runner.recording_seconds
 
     def _run_speculating(self, planner: DraftPlanner, step: Step, cache: KVCache) -> StepOutputs:
         loaded = self._loaded_model
@@ -252,10 +255,10 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
             planner.plan(step)
         if loaded.group.size > 1:
             broadcast_drafts(step, planner.max_draft_tokens, loaded.group)
-        started_at = perf_counter()
+        started_at = self._read_clock()
         outputs = loaded.runner.run(step, cache)
         if loaded.group.rank == 0:
-            planner.record(step, outputs.new_tokens, perf_counter() - started_at)
+            planner.record(step, outputs.new_tokens, self._read_clock() - started_at)
         return outputs
 
     def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,

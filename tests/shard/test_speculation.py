@@ -14,6 +14,7 @@ from support.shards.scheduler_with_workers import ScheduledRequest, SchedulerWit
 
 from router.request import LoadableResource, Request, SamplingParams
 from shard.pb import shard_pb2 as pb
+from shard.runner.model_runner import ModelRunner
 from shard.speculation.draft_planner import MIN_GAIN, DraftPlanner, StepTimePredictor
 from shard.speculation.prompt_lookup import PromptLookup
 
@@ -139,6 +140,27 @@ def test_outputs_with_grammars_are_the_same(harnesses: tuple[SchedulerWithWorker
                         end_tokens=frozenset({1}), grammar=grammar,
                         sampling=SamplingParams(temperature=index % 2 * 1.5)) for index in range(6)]
     harnesses[1].run_and_compare([ScheduledRequest(request) for request in requests])
+
+
+def test_time_of_a_recording_is_no_step_s(harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is recorded once, so the planner must not expect that time of the next ones."""
+    worker, now, recording_seconds = harnesses[1].workers[0], 0.0, 0.0
+    runner, step_seconds = worker._loaded_model.runner, list[float]()
+    run = runner.run
+
+    def run_and_record(*arguments: Any) -> Any:
+        nonlocal now, recording_seconds
+        now, recording_seconds = now + 5.0, recording_seconds + 4.0
+        return run(*arguments)
+
+    monkeypatch.setattr(runner, "run", run_and_record)
+    monkeypatch.setattr(ModelRunner, "recording_seconds", property(lambda _: recording_seconds))
+    monkeypatch.setattr("shard.workers.decoder.perf_counter", lambda: now)
+    monkeypatch.setattr(worker._draft_planner, "record", lambda step, tokens, seconds: step_seconds.append(seconds))
+    harnesses[1].run_together([ScheduledRequest(Request("r", (7, 8, 9), 3))])
+    assert step_seconds
+    assert set(step_seconds) == {1.0}
 
 
 def test_guess_that_is_not_finite_fails_no_sequence(harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers],

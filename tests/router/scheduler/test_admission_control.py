@@ -9,7 +9,9 @@ from router.model_info import ModelInfo, StepMeasurement
 from router.request import DEFAULT_TENANT, Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.shard_messages import StepResult, StepResultRow
 
 STEP_MEASUREMENTS = tuple(StepMeasurement(rows, tokens, 16 * rows + tokens, 0.01 + 1e-4 * rows + 1e-4 * tokens)
                           for rows, tokens in ((1, 0), (8, 0), (32, 0), (1, 64), (1, 512)))
@@ -63,6 +65,39 @@ def test_request_that_can_start_with_the_next_step_does_not_count_as_waiting() -
                      MODEL_INFO)
     core.on_shards_ready(MODEL_INFO, 1, 0.0)
     assert all(isinstance(submit(core), RequestAccepted) for _ in range(8))
+
+
+@pytest.mark.parametrize(("policy", "limits"), [
+    ({"max_queue_requests": 1}, {}), ({"max_queue_tokens": 10}, {}), ({"max_queue_seconds": 0.001}, {}),
+    ({}, {"max_queue_requests": 1}), ({}, {"max_queue_tokens": 10})])
+def test_stream_whose_client_does_not_read_is_no_waiting_request(policy: dict[str, float],
+                                                                 limits: dict[str, int]) -> None:
+    """Regression: it counted as one that waits for its turn, so the next request was rejected beside free places."""
+    tenant = Tenant("other", **limits)
+    core = make_full_scheduler(-1, tenant, **policy)
+    core.suspend(1, 0.0)
+    core.complete_step(1, StepResult(1, 0.01, {number: StepResultRow((9,), (0.0,)) for number in (1, 2, 3)}, {}), {},
+                       0.0)
+    core.plan(0.0)
+    assert core.sequences[1].state is SequenceState.WAITING
+    assert predict_wait(core, tenant) == 0.0
+    assert isinstance(submit(core, tenant=tenant), RequestAccepted)
+
+
+def test_streams_whose_clients_do_not_read_do_not_make_others_wait() -> None:
+    core, other = make_full_scheduler(3), make_full_scheduler(7, max_queue_requests=7)
+    for number in (5, 7, 9, 11):
+        other.suspend(number, 0.0)
+    assert predict_wait(other, DEFAULT_TENANT) == predict_wait(core, DEFAULT_TENANT) > 0.0
+    assert all(isinstance(submit(other), RequestAccepted) for _ in range(4))
+    assert "7 requests wait, --max-queue-requests is 7" in get_rejection(other).reason
+
+
+def test_stream_whose_client_reads_again_is_a_waiting_request() -> None:
+    core = make_full_scheduler(max_queue_requests=3)
+    core.suspend(6, 0.0)
+    core.resume(6, 0.0)
+    assert "3 requests wait, --max-queue-requests is 3" in get_rejection(core).reason
 
 
 def test_request_that_cannot_start_in_time_is_rejected_at_once() -> None:

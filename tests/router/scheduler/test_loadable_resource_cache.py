@@ -168,6 +168,17 @@ def test_adapter_of_a_suspended_request_is_unloaded() -> None:
     assert setup.take_commands() == [UnloadResource(ADAPTER_A)]
 
 
+def test_adapter_of_a_suspended_request_is_loaded_once_its_client_reads() -> None:
+    setup = SchedulerWithShards()
+    held = setup.submit(ADAPTER_A)
+    setup.core.suspend(held, 0.0)
+    assert setup.take_commands() == []
+    setup.core.resume(held, 0.0)
+    assert setup.core.get_request_timeline(held).phase is RequestPhase.ADAPTER
+    setup.execute_commands()
+    assert setup.run_step() == (held,)
+
+
 def test_draining_stops_when_nobody_waits_for_the_slot_any_more() -> None:
     setup = SchedulerWithShards(max_active_adapters=1, adapter_cycle_seconds=0.0)
     runs = setup.submit(ADAPTER_A, output=9)

@@ -6,6 +6,7 @@ import pytest
 
 from router.model_info import ModelInfo
 from router.request import FinishReason, LoadableResource, Request, RequestKind
+from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.scheduler import Scheduler
@@ -278,6 +279,32 @@ def test_pause_policy_cuts_only_prompts_longer_than_the_budget():
     assert second not in plan.member_ids
 
 
+class FixedCostModel(CostModel):
+    def observe(self, load, seconds):
+        return 1.0
+
+
+def test_rest_below_a_block_is_kept_for_the_only_prompt():
+    """Regression: while no other prompt waited, what a step earned beyond whole blocks was forgotten."""
+    core = make_scheduler(look_ahead=1, max_stall_seconds=0.0)
+    core.cost_model = FixedCostModel((12.0, 0.0, 1.0, 0.0))  # a step earns 24 seconds, of which a block takes 16
+    submit(core, output=100)
+    run_step(core)
+    submit(core, prompt=640)
+    assert [run_step(core)[0].messages[-1].chunks[0].length for _ in range(8)] == [16, 32, 16, 32, 16, 32, 16, 32]
+
+
+def test_nothing_is_kept_for_the_prompt_after_the_last_one():
+    core = make_scheduler(look_ahead=1, max_stall_seconds=0.0)
+    core.cost_model = FixedCostModel((12.0, 0.0, 1.0, 0.0))
+    submit(core, output=100)
+    run_step(core)
+    submit(core, prompt=24)
+    assert run_step(core)[0].messages[-1].chunks[0].length == 24
+    submit(core, prompt=60)
+    assert run_step(core)[0].messages[-1].chunks[0].length == 16
+
+
 @pytest.mark.parametrize(("batch", "prompt", "expected"), [(64, 16, 20), (8, 16, 7), (64, 160, 6)])
 def test_num_fitting_is_bounded_by_batch_size_and_cache(batch, prompt, expected):
     core = make_scheduler(max_batch_size=batch)
@@ -294,6 +321,44 @@ def test_num_fitting_ignores_pooling_and_requests_waiting_for_adapters():
                    {"kind": RequestKind.EMBED, "adapter": ADAPTER}, {}):
         submit(core, output=0 if "kind" in fields else 8, **fields)
     assert core.num_fitting() == 1
+
+
+def test_num_fitting_ignores_suspended_sequences():
+    core = make_scheduler()
+    for number in range(3):
+        core.suspend(submit(core, now=float(number)), 0.0)
+    submit(core)
+    assert core.num_fitting() == 1
+
+
+def test_num_fitting_counts_only_suspects_while_they_run_apart():
+    core = make_scheduler(look_ahead=1)
+    for number in range(4):
+        submit(core, now=float(number))
+    run_step(core)
+    core.plan(0.0)
+    fail_step(core, 2)
+    submit(core, now=4.0)
+    assert core.num_fitting() == 2
+    run_step(core)
+    assert core.num_fitting() == 2  # the second half
+    run_step(core)
+    assert core.num_fitting() == 1
+
+
+def test_streams_whose_clients_do_not_read_do_not_lengthen_the_chunks_of_others():
+    """Regression: a prompt beside one decode got as much time as if all of them waited for it."""
+    def get_chunk_length(num_suspended):
+        core = make_scheduler(replace(MODEL_INFO, num_blocks=1000), look_ahead=1, max_stall_seconds=0.0,
+                              max_prefill_tokens=4096)
+        submit(core, output=100)
+        run_step(core)
+        for _ in range(num_suspended):
+            core.suspend(submit(core), 0.0)
+        submit(core, prompt=3000)
+        plan, _ = run_step(core)
+        return plan.messages[0].chunks[0].length
+    assert get_chunk_length(num_suspended=20) == get_chunk_length(num_suspended=0) < 3000
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -140,6 +140,38 @@ def test_suspended_sequence_stays_in_its_group() -> None:
     assert run_and_get_groups(core, 0.3, frozenset({first, second})) == [{first, second}, {late}]
 
 
+def test_requests_of_the_next_group_do_not_fit() -> None:
+    """Regression: a long prompt beside one decode got as much time as if all of them waited for it."""
+    core = make_scheduler()
+    submit(core)
+    complete_and_get_finished(core, core.plan(0.0), 0.0)  # type: ignore[arg-type]
+    submit(core, now=0.1)
+    assert core.num_fitting() == 0
+
+
+def test_waiting_members_of_the_group_fit() -> None:
+    core = make_scheduler()
+    numbers = [submit(core, output=9) for _ in range(3)]
+    complete_and_get_finished(core, core.plan(0.0), 0.0)  # type: ignore[arg-type]
+    submit(core, now=0.1)
+    core.suspend(numbers[0], 0.1)
+    complete_and_get_finished(core, core.plan(0.1), 0.1)  # type: ignore[arg-type]
+    assert core.num_fitting() == 0
+    core.resume(numbers[0], 0.2)
+    assert core.num_fitting() == 1
+
+
+def test_requests_that_may_still_join_the_group_fit() -> None:
+    core = make_scheduler(max_batch_size=4)
+    for _ in range(3):
+        submit(core, prompt=40, word=7)
+    complete_and_get_finished(core, core.plan(0.0), 0.0)  # type: ignore[arg-type]
+    for _ in range(5):
+        submit(core, now=0.1)
+    assert core.policy.num_places_left
+    assert core.num_fitting() == 2
+
+
 def test_request_waiting_for_a_shared_prefix_stays_in_its_group() -> None:
     core = make_scheduler()
     numbers = [submit(core, prompt=40, word=7) for _ in range(3)]
@@ -195,5 +227,5 @@ def test_continuous_batching_does_not_scan_the_queue() -> None:
     plan = core.plan(0.0)
     assert plan is not None
     assert get_new_sequences(plan) == {numbers[0]}
-    with patch.object(WaitingQueue, "__iter__", side_effect=AssertionError):
+    with patch.object(WaitingQueue, "iter_unsuspended", side_effect=AssertionError):
         core.policy.prepare(0.0)

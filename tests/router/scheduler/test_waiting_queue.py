@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.request import Request
+from router.request import DEFAULT_TENANT, Request
 from router.scheduler.sequence import SECONDS_PER_PRIORITY_LEVEL, Sequence
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import QueueDemand, WaitingQueue
 
 
 def make_sequence(number, arrival=0.0, priority=0):
@@ -38,6 +38,18 @@ def test_requeued_sequence_keeps_its_place():
     queue.push(make_sequence(2, arrival=1.0))
     queue.push(early)
     assert get_sequence_ids(queue) == [1, 2]
+
+
+def test_suspended_sequence_is_listed_last_and_is_no_demand():
+    queue, held = WaitingQueue(), make_sequence(1)
+    held.is_suspended = True
+    for sequence in (held, make_sequence(2)):
+        queue.push(sequence)
+    assert (get_sequence_ids(queue), len(queue)) == ([2, 1], 2)
+    assert (queue.demand, queue.tenants) == (QueueDemand(1, 1), [DEFAULT_TENANT.name])
+    assert [sequence.id for sequence in queue.get_runnable_sequences(DEFAULT_TENANT.name)] == [2]
+    queue.remove(held)
+    assert (get_sequence_ids(queue), len(queue)) == ([2], 1)
 
 
 class QueueMachine(RuleBasedStateMachine):

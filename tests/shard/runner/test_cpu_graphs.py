@@ -232,6 +232,21 @@ def test_pieces_may_outgrow_the_recording(tmp_path: Path) -> None:
     run_both(loaded, sequences[:72], cache)
 
 
+def test_recording_that_was_outgrown_gives_way_to_one_with_room_for_both_steps(tmp_path: Path) -> None:
+    """Regression: it was sized by the present step alone, so that two steps in turn, one of many pieces and one of many
+    blocks, were recorded every time."""
+    loaded = load(tmp_path, "llama")
+    cache, sequences = prefill(loaded, [*[2] * 72, 80])
+    sequences[-1].blocks += [0] * 300  # none of which is read
+    many_blocks, many_pieces = Step(chunks=[make_chunk(sequences[-1], 0, 72)]), sequences[:72]
+    run_both(loaded, many_pieces, cache)
+    run_both(loaded, many_blocks, cache)
+    recording_seconds = loaded.runner.recording_seconds
+    run_both(loaded, many_pieces, cache)
+    run_both(loaded, many_blocks, cache)
+    assert loaded.runner.recording_seconds == recording_seconds
+
+
 def test_a_kind_of_step_that_cannot_be_recorded_leaves_smaller_ones_recorded(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(tmp_path, "llama")

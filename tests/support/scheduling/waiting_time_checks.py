@@ -77,7 +77,7 @@ class WaitingTimeChecker:
         """Assert that prompts add no more than the stall promise, caution included, or what the step earns, and one
         block more.
 
-        A single chunk may add more if more sequences wait than decode.
+        A single chunk may add more if more sequences could start than decode.
         """
         if not step.includes_decodes:
             return
@@ -89,8 +89,11 @@ class WaitingTimeChecker:
         earned_seconds = EARNED_PER_DECODE_SECOND * costs.predict(decode_load)
         allowed_seconds = max(scheduler.settings.max_stall_seconds / costs.safety_factor, earned_seconds)
         if len(step.chunks) == 1:
+            # A static group may have been closed since the step was drafted.
+            num_waiting = (len(scheduler.waiting) if scheduler.settings.static
+                           else sum(map(scheduler.selector.is_startable, scheduler.waiting)))
             allowed_seconds = max(allowed_seconds, earned_seconds
-                                  * (len(scheduler.running) - num_decodes + len(scheduler.waiting)) / num_decodes)
+                                  * (len(scheduler.running) - num_decodes + num_waiting) / num_decodes)
         first, block_size = step.chunks[0], scheduler.running.block_pool.block_size
         last_block_seconds = predict_chunk_seconds(costs, first.start, first.length)
         if first.length > block_size:
