@@ -223,7 +223,7 @@ def is_valid(body, example):
         parsed = body.model_validate_json(example)
     except ValidationError:
         return False
-    return not (isinstance(parsed, LenientBodyModel) and parsed.list_unknown_fields())
+    return not (isinstance(parsed, LenientBodyModel) and any(parsed.find_unknown_fields()))
 
 
 def test_examples_can_be_sent(serve):
