@@ -1,8 +1,11 @@
 """Catalog of routes, OpenAPI document (its agreement with the bodies that routes accept) and the page at /docs."""
 
+import asyncio
 import json
 import re
+import threading
 from html.parser import HTMLParser
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -194,6 +197,26 @@ def test_docs_page_and_openapi_document_are_served(serve):
         assert (await document.json())["openapi"].startswith("3.1")
         assert await (await client.get("/openapi.json")).json() == await document.json()
     serve(scenario)
+
+
+def test_docs_are_rendered_once_off_the_event_loop(serve, monkeypatch):
+    """Regression: every GET of the document, which needs no key, wrote its JSON anew."""
+    threads = []
+
+    def record_thread(*arguments):
+        threads.append(threading.current_thread())
+        return build_openapi_document(*arguments)
+    monkeypatch.setattr("router.http.docs.build_openapi_document", record_thread)
+    monkeypatch.setattr("router.http.docs.json", json_module := Mock(wraps=json))
+
+    async def scenario(client, _):
+        await asyncio.gather(*(client.get(path) for path in ("/docs", "/openapi.json", "/api-doc/openapi.json") * 3))
+        assert len(threads) == 1
+        num_dumps = json_module.dumps.call_count
+        assert (await client.get("/openapi.json")).status == 200
+        assert json_module.dumps.call_count == num_dumps
+    serve(scenario)
+    assert threads[0] is not threading.main_thread()
 
 
 def test_docs_page_has_a_form_for_every_route_and_its_script_is_served(serve):
