@@ -7,7 +7,7 @@ from typing import Any
 
 MAX_SHOWN_CHARACTERS = 64
 # Parts of locations that name no field or index, but a kind of value that a field may have.
-ALTERNATIVE_PATTERN = re.compile(r"(str|int|float|bool|(list|dict|tuple|function)\b.*)")
+ALTERNATIVE_PATTERN = re.compile(r"(str|int|float|bool|(list|dict|tuple)\b.*|function-.*)")  # `function` is a field
 
 # What must hold, by pydantic's type of error. pydantic's own text is used for the others.
 RULES = {

@@ -5,9 +5,10 @@ The digest of a result is written to the store, so that it is found after a rest
 """
 
 import json
+import logging
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from launcher.hub.cache import replace_atomically
 
 MERGE_TIMEOUT_SECONDS = 600.0  # per merge
 MAX_ERROR_LENGTH = 300  # maximum characters of the child's error
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterMergeRunner:
@@ -61,7 +64,12 @@ class AdapterMergeRunner:
         with self._store.protect_versions(request.digests), self._store.create_incoming_folder() as incoming:
             versions = [self._get_version(digest) for digest in request.digests]
             self._store.make_room(max(part.contents.file_bytes for part in versions))
-            self._run_child(make_merge_argument(request, versions, incoming.folder), incoming)
+            if error_text := self._run_child(make_merge_argument(request, versions, incoming.folder), incoming):
+                logger.warning("adapters could not be merged: %s", error_text)
+                names = {incoming.folder: "the merged adapter"} | {
+                    part.folder: f"adapter {place}" for place, part in enumerate(versions, start=1)}
+                raise AdapterError("invalid", "the adapters could not be merged: "
+                                   f"{replace_folders(error_text, names)[:MAX_ERROR_LENGTH]}")
             if missing_files := [name for name in ADAPTER_FILES if not (incoming.folder / name).is_file()]:
                 raise AdapterError("invalid", f"the adapters could not be merged: no {missing_files[0]} came of it")
             version = self._store.publish_version(incoming.folder)
@@ -73,8 +81,9 @@ class AdapterMergeRunner:
             raise AdapterError("missing", f"there is no version {digest} any more; fetch it again")
         return version
 
-    def _run_child(self, argument: str, incoming: IncomingFolder) -> None:
-        """Run the child, which inherits the lock of the folder.
+    def _run_child(self, argument: str, incoming: IncomingFolder) -> str:
+        """Run the child, which inherits the lock of the folder. Return its error, with the paths of folders; empty
+        without one.
 
         If this process is killed, no other process clears the folder while the child still writes to it.
         """
@@ -86,8 +95,7 @@ class AdapterMergeRunner:
                                                    pass_fds=(incoming.lock_descriptor,))
         with child:
             error_text = wait_and_read_error(child)
-        if child.returncode:
-            raise AdapterError("invalid", f"the adapters could not be merged: {error_text}")
+        return error_text if child.returncode else ""
 
     def _result_digest_file(self, request: MergeRequest) -> Path:
         return self._store.folder / "merged" / request.content_hash
@@ -108,4 +116,11 @@ def wait_and_read_error(child: "subprocess.Popen[bytes]") -> str:
         child.communicate()
         return f"that takes more than {MERGE_TIMEOUT_SECONDS:g} seconds"
     lines = stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:MAX_ERROR_LENGTH] if lines else f"exit code {child.returncode}"
+    return lines[-1] if lines else f"exit code {child.returncode}"
+
+
+def replace_folders(text: str, names: Mapping[Path, str]) -> str:
+    """Return a text for clients, who must not see the paths of folders, with the folders' names instead."""
+    for folder, name in names.items():
+        text = text.replace(str(folder), name)
+    return text

@@ -12,6 +12,7 @@ process that dies leaves incomplete folders only in `create_incoming_folder`, wh
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -29,6 +30,8 @@ from launcher.console_output import format_bytes
 
 ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
 STORE_SUBFOLDERS = ("versions", "incoming", "pins", "merged", "hub")
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterVersion(NamedTuple):
@@ -119,10 +122,10 @@ class AdapterVersionStore:
             pinned = self._read_pins_and_check_budget(bytes_by_digest, num_bytes)
             free_bytes = self._get_free_disk_bytes()
             if num_bytes > free_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() - pinned):
-                raise AdapterError(
-                    "no_room",
-                    f"the disk is too small: {format_bytes(num_bytes)} are to come, and {format_bytes(free_bytes)} are "
-                    f"free in {self.folder}")
+                reason = (f"the disk is too small: {format_bytes(num_bytes)} are to come, and "
+                          f"{format_bytes(free_bytes)} are free")
+                logger.warning("%s in %s", reason, self.folder)
+                raise AdapterError("no_room", reason)
             eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys() - pinned)
             while num_bytes > self._get_free_disk_bytes() and (oldest := next(eviction_candidates, None)):
                 self._delete_version(oldest)

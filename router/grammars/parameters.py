@@ -16,10 +16,10 @@ Grammars that are too large, too deep or only partly supported are rejected here
 import json
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from pydantic_core import from_json
@@ -30,6 +30,7 @@ from router.text.prompt_encoder import check_text
 
 MAX_CHARACTERS = 262_144
 MAX_DEPTH = 64
+MAX_SCHEMA_PARTS = 16_384  # lists and objects of a JSON schema
 MAX_REPETITIONS = 65_536
 ANY_OBJECT_SCHEMA: dict[str, Any] = {"type": "object"}  # schema of `json_object` without a schema
 JSON_GRAMMAR_TYPES = ("json", "json_object", "json_schema")
@@ -41,10 +42,7 @@ MAX_REFERENCE_CHARS_IN_ERROR = 100
 # Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
 UNSUPPORTED_DIRECTIVES = ("%llguidance", "%json")  # of context-free grammars, for the same reason
-REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
-
-
-Keys = tuple[str | int, ...]  # that lead to a part of a schema
+REPETITION_PATTERN = re.compile(r"\\.|\{(\d*+),?(\d*+)\}", re.DOTALL)  # an escaped brace does not open a repetition
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +128,15 @@ def make_json_schema_grammar(path: str, value: object) -> Grammar:
     schema = parse_json_if_string(path, value)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"`{path}` must be a JSON schema: an object, or a string that holds one")
-    check_depth(path, schema)
+    schemas = list_schemas(path, schema)
     try:
         source = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
     check_text(path, source, MAX_CHARACTERS)
-    for keys, subschema in iterate_subschemas((), schema):
-        check_schema_keywords(path, keys, subschema)
-    return Grammar("json_schema", source, find_reference_fault(schema))
+    for part in schemas:
+        check_schema_keywords(path, part)
+    return Grammar("json_schema", source, find_reference_fault(schemas))
 
 
 def parse_json_if_string(path: str, value: object) -> object:
@@ -152,55 +150,84 @@ def parse_json_if_string(path: str, value: object) -> object:
         raise InvalidRequest(f"`{path}` is a string that holds no JSON: {error}") from None
 
 
-def check_depth(path: str, schema: dict[str, Any]) -> None:
-    """Check the nesting level by level: recursion could overflow the stack."""
-    level: list[Any] = [schema]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
+class SchemaPart(NamedTuple):
+    """A list or object in a JSON schema, with the part that holds it. A path of each as text could take gigabytes."""
+
+    value: dict[str, Any] | list[Any]
+    parent: "SchemaPart | None" = None
+    key: str | int = ""  # in the parent
+    depth: int = 1
+    is_schema: bool = True  # if the value is an object; not so for plain ones, and for maps of names to schemas
+    is_plain: bool = False  # whether the value is, or is within, a plain value
+
+    def list_entries(self) -> list[tuple[str | int, dict[str, Any] | list[Any]]]:
+        """Return the lists and objects in the value, with their keys."""
+        entries = self.value.items() if isinstance(self.value, dict) else enumerate(self.value)
+        return [(key, value) for key, value in entries if isinstance(value, dict | list)]
+
+    def make_inner_part(self, key: str | int, value: dict[str, Any] | list[Any]) -> "SchemaPart":
+        if not self.is_schema or isinstance(self.value, list):
+            return SchemaPart(value, self, key, self.depth + 1, not self.is_plain, self.is_plain)
+        is_plain = key in PLAIN_VALUE_KEYWORDS
+        return SchemaPart(value, self, key, self.depth + 1, not is_plain and key not in SCHEMA_MAP_KEYWORDS, is_plain)
+
+    def format_path(self, *last_keys: str) -> str:
+        """Return the keys that lead from the schema to this part, and these."""
+        keys: list[str] = [*reversed(last_keys)]
+        part = self
+        while part.parent is not None:
+            keys.append(str(part.key))
+            part = part.parent
+        return ".".join(reversed(keys))
+
+
+def list_schemas(path: str, schema: dict[str, Any]) -> list[SchemaPart]:
+    """Return the schema and all schemas in it, outer ones first. Raises InvalidRequest for one that is nested too
+    deeply or has too many parts."""
+    schemas: list[SchemaPart] = []
+    num_parts = 0
+    waiting = [SchemaPart(schema)]
+    while waiting:
+        part = waiting.pop()
+        num_parts += 1
+        if part.depth > MAX_DEPTH:
             raise InvalidRequest(f"`{path}` must be nested at most {MAX_DEPTH} levels deep")
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
-                 if isinstance(inner, dict | list)]
+        if part.is_schema and isinstance(part.value, dict):
+            schemas.append(part)
+        entries = part.list_entries()
+        if (num_found := num_parts + len(waiting) + len(entries)) > MAX_SCHEMA_PARTS:
+            raise InvalidRequest(f"`{path}` must hold at most {MAX_SCHEMA_PARTS} lists and objects, got {num_found} "
+                                 "or more")
+        waiting += [part.make_inner_part(key, value) for key, value in reversed(entries)]
+    return schemas
 
 
-def iterate_subschemas(keys: Keys, value: object, *, maps_names: bool = False) -> Iterator[tuple[Keys, dict[str, Any]]]:
-    """Yield all schemas in a value, each with the keys that lead to it: a path of each as text could take gigabytes.
-    With `maps_names` the value maps names to schemas."""
-    if isinstance(value, dict) and not maps_names:
-        yield keys, value
-        for key, item in value.items():
-            if key not in PLAIN_VALUE_KEYWORDS:
-                yield from iterate_subschemas((*keys, key), item, maps_names=key in SCHEMA_MAP_KEYWORDS)
-    elif isinstance(value, dict | list):
-        for name, item in (value.items() if isinstance(value, dict) else enumerate(value)):
-            yield from iterate_subschemas((*keys, name), item)
-
-
-def check_schema_keywords(path: str, keys: Keys, schema: dict[str, Any]) -> None:
+def check_schema_keywords(path: str, part: SchemaPart) -> None:
+    schema = part.value
+    assert isinstance(schema, dict), "a schema is an object"
     for key in UNSUPPORTED_KEYWORDS & schema.keys():
-        place = ".".join(map(str, (path, *keys, key)))
-        raise InvalidRequest(f"`{place}` is not supported, and would be ignored; leave it out")
-    if isinstance(pattern := schema.get("pattern"), str) and "{" in pattern:
-        check_repetitions(".".join(map(str, (path, *keys, "pattern"))), pattern)
-    if isinstance(patterns := schema.get("patternProperties"), dict):
-        for pattern in (pattern for pattern in patterns if "{" in pattern):
-            check_repetitions(".".join(map(str, (path, *keys, "patternProperties"))), pattern)
+        raise InvalidRequest(f"`{path}.{part.format_path(key)}` is not supported, and would be ignored; leave it out")
+    patterns = schema.get("patternProperties")
+    for key, texts in (("pattern", [schema.get("pattern")]),
+                       ("patternProperties", patterns if isinstance(patterns, dict) else ())):
+        for text in texts:
+            if isinstance(text, str) and (digits := find_excessive_repetition(text)):
+                raise make_repetition_error(f"{path}.{part.format_path(key)}", digits)
 
 
-def find_reference_fault(schema: dict[str, Any]) -> str:
-    """Return a description of the first reference that does not lead to a part of the schema; empty if there is none,
-    or if a part has an id of its own, which references may be relative to."""
-    if any("$id" in subschema for _, subschema in iterate_subschemas((), schema)):
+def find_reference_fault(schemas: Sequence[SchemaPart]) -> str:
+    """Return a description of the first reference that does not lead to a part of the whole schema, which is the first
+    of `schemas`; empty if there is none, or if a part has an id of its own, which references may be relative to."""
+    values = [part.value for part in schemas if isinstance(part.value, dict)]
+    if any("$id" in schema for schema in values):
         return ""
-    anchors = {subschema.get(key) for _, subschema in iterate_subschemas((), schema) for key in ANCHOR_KEYWORDS
-               if isinstance(subschema.get(key), str)}
-    for keys, subschema in iterate_subschemas((), schema):
-        reference = subschema.get("$ref")
-        if isinstance(reference, str) and not is_reference_valid(reference, schema, anchors):
-            place = ".".join(map(str, (*keys, "$ref")))  # within the schema: dialects have different names for that
-            return (f"the reference `{reference[:MAX_REFERENCE_CHARS_IN_ERROR]}` at `{place}` leads to no part of the "
-                    "JSON schema")
+    anchors = {schema[key] for schema in values for key in ANCHOR_KEYWORDS if isinstance(schema.get(key), str)}
+    for part, schema in zip(schemas, values, strict=True):
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and not is_reference_valid(reference, values[0], anchors):
+            # the path within the schema: dialects have different names for that
+            return (f"the reference `{reference[:MAX_REFERENCE_CHARS_IN_ERROR]}` at `{part.format_path('$ref')}` leads "
+                    "to no part of the JSON schema")
     return ""
 
 
@@ -221,12 +248,24 @@ def is_reference_valid(reference: str, schema: dict[str, Any], anchors: Collecti
 
 
 def check_repetitions(path: str, pattern: str) -> None:
-    """Check the counts of repetitions by their first nine digits: `int` raises an error for thousands of digits."""
+    if digits := find_excessive_repetition(pattern):
+        raise make_repetition_error(path, digits)
+
+
+def find_excessive_repetition(pattern: str) -> str:
+    """Return the digits of the first count of repetitions above the limit; empty without one. Counts are compared by
+    their first nine digits: `int` raises an error for thousands of digits."""
+    if "{" not in pattern:
+        return ""
     for match in REPETITION_PATTERN.finditer(pattern):
         for digits in match.groups():
             if digits and int(digits.lstrip("0")[:9] or 0) > MAX_REPETITIONS:
-                raise InvalidRequest(f"`{path}` must repeat nothing more than {MAX_REPETITIONS} times, "
-                                     f"got {digits[:40]}")
+                return str(digits)
+    return ""
+
+
+def make_repetition_error(path: str, digits: str) -> InvalidRequest:
+    return InvalidRequest(f"`{path}` must repeat nothing more than {MAX_REPETITIONS} times, got {digits[:40]}")
 
 
 # Constraints by the fields of vLLM's `structured_outputs`; with `guided_` in front, the first four are fields of their

@@ -2,11 +2,11 @@
 models of the bodies. A test compares the catalog with the routes of the application. On the page each route has a form
 that sends a request (`docs_try_it.js`)."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +44,7 @@ from router.http.routes.pooling import ClassifyBatchRequest, ClassifyRequest, Em
 from router.http.routes.scoring import RerankRequest, ScoreRequest
 from router.http.routes.tokenize import DetokenizeRequest, TokenizePromptRequest
 from router.http.tgi.routes import CompatGenerateRequest, GenerateRequest
-from router.http.transport.body import BodyModel, LenientBodyModel, json_response
+from router.http.transport.body import BodyModel, LenientBodyModel
 from router.http.transport.error_responses import (
     AnthropicErrorReply,
     ErrorReply,
@@ -370,33 +370,47 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
                                for code in sorted(error_statuses)}}
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedDocs:
+    """The OpenAPI document and the page, as they are sent."""
+
+    openapi_document: bytes
+    page: bytes
+
+
+def render_docs(compat: str, dialect: str) -> RenderedDocs:
+    document = build_openapi_document(compat, dialect)
+    return RenderedDocs(json.dumps(document).encode(), render_docs_page(document, compat, dialect).encode())
+
+
 class DocsRoutes:
-    """Handlers of `/docs`, its script, and the OpenAPI document. The page and the document are generated on first
-    use."""
+    """Handlers of `/docs`, its script, and the OpenAPI document. The page and the document are rendered once, on first
+    use, in a thread."""
 
     def __init__(self, compat: str, dialect: str) -> None:
         self._compat, self._dialect = compat, dialect
-
-    @cached_property
-    def _openapi_document(self) -> Mapping[str, Any]:
-        return build_openapi_document(self._compat, self._dialect)
-
-    @cached_property
-    def _docs_page(self) -> str:
-        return render_docs_page(self._openapi_document, self._compat, self._dialect)
+        self._rendered: RenderedDocs | None = None
+        self._render_lock = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.get_docs_page), web.get(f"/docs/{SCRIPT_NAME}", self.get_script),
                 *(web.get(path, self.get_openapi_document) for path in ("/api-doc/openapi.json", "/openapi.json"))]
 
     async def get_docs_page(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._docs_page, content_type="text/html", headers=CONTENT_SECURITY_HEADERS)
+        return web.Response(body=(await self._get_rendered()).page, content_type="text/html", charset="utf-8",
+                            headers=CONTENT_SECURITY_HEADERS)
 
     async def get_script(self, _: web.Request) -> web.Response:
         return web.Response(text=SCRIPT, content_type="text/javascript", headers={"Cache-Control": "no-cache"})
 
     async def get_openapi_document(self, _: web.Request) -> web.Response:
-        return json_response(self._openapi_document)
+        return web.Response(body=(await self._get_rendered()).openapi_document, content_type="application/json")
+
+    async def _get_rendered(self) -> RenderedDocs:
+        async with self._render_lock:
+            if self._rendered is None:
+                self._rendered = await asyncio.to_thread(render_docs, self._compat, self._dialect)
+        return self._rendered
 
 
 def render_docs_page(openapi_document: Mapping[str, Any], compat: str = "none", dialect: str = "none") -> str:

@@ -102,19 +102,28 @@ class ConstrainedAnswerParser:
 
 
 class RequiredCallParser(ConstrainedAnswerParser):
-    """Parser of an answer that must be the JSON of one call. The arguments are returned as they come. An answer that is
-    cut off before them is returned as content."""
+    """Parser of an answer that must be the JSON of one call. The arguments are returned as they come, behind a long
+    opening only at the end. An answer that is cut off before them is returned as content."""
 
     def __init__(self, syntax: OutputSyntax | None = None, state: ReasoningState = ReasoningState.CLOSED,
                  opening: str = "") -> None:
         super().__init__(syntax, state, opening)
         self.strips_text = True
         self._arguments: StreamingJsonReader | None = None  # once the arguments have begun
+        self._is_opening_long = False
+
+    def finish(self) -> list[ResponsePart]:
+        parts = self._parse_call() if self._is_opening_long else []
+        return parts + super().finish()
 
     def _parse_answer_text(self) -> list[ResponsePart]:
+        return [] if self._is_opening_long else self._parse_call()
+
+    def _parse_call(self) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
         if self._arguments is None:
             if (match := REQUIRED_CALL_OPENING.match(self._text)) is None:
+                self._is_opening_long = len(self._text) > MAX_OPENING_CHARACTERS
                 return parts
             self._arguments, self._text = StreamingJsonReader(), self._text[match.end():]
             parts.append(ToolCallStart(json.loads(match[1])))

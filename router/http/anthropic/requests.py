@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidTools
 from router.grammars.parameters import make_json_schema_grammar
-from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR
+from router.http.openai.request_tools import MAX_NAME_CHARS_IN_ERROR, FunctionName
 from router.http.openai.requests import REFUSED_FIELDS, ChatRequest, TextPart
 from router.http.transport.body import NOT_GIVEN, Int32, LenientBodyModel, UInt32, UInt64
 from router.text.prompt_encoder import DialectParameterNames
@@ -149,7 +149,7 @@ class AnthropicTool(LenientBodyModel):
     unreported_fields = CACHE_FIELDS | {"strict"}
     type: Annotated[Literal["custom"] | None,
                     BeforeValidator(check_tool_type, json_schema_input_type=Literal["custom"] | None)] = None
-    name: Annotated[str, Field(min_length=1)]
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
 

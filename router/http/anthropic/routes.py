@@ -1,5 +1,6 @@
 """Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
+import asyncio
 from time import monotonic as clock
 
 from aiohttp import web
@@ -18,11 +19,13 @@ from router.http.transport.body import add_ignored_fields, json_response, json_t
 from router.http.transport.request_context_and_middleware import (
     ANSWER_ID,
     RequestContext,
+    has_long_body,
     ignored_fields_headers,
     response_headers,
 )
 from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
+from router.text.chat_template import Conversation
 
 
 class AnthropicRoutes(ServiceRoutes):
@@ -55,8 +58,13 @@ class AnthropicRoutes(ServiceRoutes):
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of the prompt that the model's template makes of the messages."""
-        chat_request = (await read_body(request, AnthropicCountTokensRequest)).to_chat_request()
+        body = await read_body(request, AnthropicCountTokensRequest)
+
+        def make_conversation() -> Conversation:
+            return body.to_chat_request().conversation
+
+        conversation = await asyncio.to_thread(make_conversation) if has_long_body(request) else make_conversation()
         num_tokens = await self._services.validator.prompt_encoder.tokenize_and_call(
-            chat_request.conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids),
+            conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids),
             tenant=request[CLIENT].tenant)
         return json_response({"input_tokens": num_tokens}, ignored_fields_headers(request))

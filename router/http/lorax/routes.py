@@ -357,9 +357,9 @@ class LoraxRoutes(ServiceRoutes):
         for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
                                  validator.limits):
             raise InvalidRequest(fault)  # LoRAX reports the first
+        found_grammar = await context.run_in_thread_if_long(generation_request.find_grammar)
         return await validator.validate(replace(generation_request.parameters.to_generation_input(
-            generation_request.prompt, context, generation_request.find_grammar()),
-            **generation_request.extra_sampling_parameters))
+            generation_request.prompt, context, found_grammar), **generation_request.extra_sampling_parameters))
 
     def _headers(self, request: web.Request, num_characters: int | None,
                  adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:

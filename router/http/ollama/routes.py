@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
 
@@ -137,8 +138,8 @@ async def validate_generation(services: Services, body: OllamaChatOrGenerateRequ
     validator = services.validator
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix or validator.chat_template is None):
         body.check_raw()
-        generation_input = replace(chat_request.to_generation_input(context, body.parameter_names),
-                                   prompt=body.prompt or "")
+        generation_input = replace(await context.run_in_thread_if_long(
+            partial(chat_request.to_generation_input, context, body.parameter_names)), prompt=body.prompt or "")
         if body.suffix:
             infill = require_infill(validator.prompt_encoder.infill)
             generation_input = replace(generation_input.with_end_tokens(infill.end_tokens),

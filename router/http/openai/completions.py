@@ -209,8 +209,9 @@ class CompletionRoutes(ServiceRoutes):
         if len(prompts) > max_prompts:
             raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts with `n` {num_choices}, got "
                                  f"{len(prompts)}")
-        generation_input = completion_request.to_generation_input(
-            context, num_choices, services.validator.prompt_encoder.infill, is_tgi=services.is_tgi)
+        generation_input = await context.run_in_thread_if_long(partial(
+            completion_request.to_generation_input, context, num_choices, services.validator.prompt_encoder.infill,
+            is_tgi=services.is_tgi))
         choices: list[ValidatedRequest] = []
         all_details: list[CompletionOutputOptions | None] = []
         for index, prompt in enumerate(prompts):

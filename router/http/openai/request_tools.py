@@ -21,8 +21,10 @@ from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_
 from router.http.transport.body import BodyModel, LenientBodyModel
 
 MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+MAX_FUNCTION_NAME_CHARACTERS = 256  # OpenAI's API allows 64
 MAX_ARGUMENT_VALUES = 16_384  # in the JSON text of one call's arguments
 TOOL_CHOICE_OPTIONS = ("auto", "none", "required")
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARACTERS)]
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -49,7 +51,7 @@ class TemplatePassthroughBody(BodyModel):
 class Function(TemplatePassthroughBody):
     """Definition of a function that the model may call: its name, description and JSON schema of parameters."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -64,7 +66,7 @@ class Tool(TemplatePassthroughBody):
 class NamedFunction(LenientBodyModel):
     """Name of the function in a `tool_choice`."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: FunctionName
 
 
 class NamedToolChoice(LenientBodyModel):

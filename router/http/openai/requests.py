@@ -341,9 +341,12 @@ class ChatRequest(OpenAIBaseRequest):
 
     def list_unused_formats(self, parameter_names: DialectParameterNames = CHAT_PARAMETER_NAMES) -> list[str]:
         """Return the field with a format for the text if there will be none, since a call is required. As OpenAI's API
-        does, such a request is served."""
-        found = self._find_format() if self.needs_tool_call else None
-        return [] if found is None else [parameter_names.name_format(found[0])]
+        does, such a request is served. To be called once the request is validated: the format is not read again."""
+        if not self.needs_tool_call:
+            return []
+        has_format = isinstance(self.response_format, dict) and self.response_format.get("type") != "text"
+        return [parameter_names.name_format(name)
+                for name in ["response_format"] * has_format + self.list_given_constraints()]
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
         """Return the parameter that constrains the answer, by default that of formats, and its grammar. A required call

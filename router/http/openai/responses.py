@@ -12,7 +12,7 @@ from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
 from router.http.openai.chat import validate_chat
-from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS
+from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS, FunctionName
 from router.http.openai.requests import (
     IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
@@ -63,7 +63,7 @@ class FunctionTool(LenientBodyModel):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -77,7 +77,7 @@ class FunctionToolChoice(LenientBodyModel):
     """A `tool_choice` that requires a call of one function."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
+    name: FunctionName
 
 
 class TextFormat(LenientBodyModel):

@@ -50,6 +50,9 @@ class StructuredOutputRequest(LenientBodyModel):
     guided_choice: Annotated[list[str] | None, FailFast()] = None
     guided_grammar: str | None = None
 
+    def list_given_constraints(self) -> list[str]:
+        return [name for name in CONSTRAINT_FIELDS if getattr(self, name) is not None]
+
     def find_grammar(self, read_response_format: Callable[[str], Grammar | None] | None) -> tuple[str, Grammar] | None:
         """Return the parameter that constrains the output, and its grammar; None without one. `read_response_format`
         reads a `response_format`, if there is one. Raises InvalidRequest."""

@@ -176,7 +176,10 @@ class AdapterRoutes(ServiceRoutes):
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
         adapter_states = self._services.engine.adapter_grammar_controller.adapter_states
-        aliases = self._registry.aliases
+        alias_by_reference: dict[AdapterReference, str] = {}  # the first of each that is not its name
+        for alias, known in self._registry.aliases.items():
+            if alias != known.name:
+                alias_by_reference.setdefault(known, alias)
         for reference, entry in entries:
             version = entry.version
             resource = self._registry.get_resource_in_use(version)
@@ -184,8 +187,7 @@ class AdapterRoutes(ServiceRoutes):
             yield {
                 "id": reference.name,
                 "object": "adapter",
-                "alias": next((alias for alias, known in aliases.items()
-                               if known == reference and alias != reference.name), None),
+                "alias": alias_by_reference.get(reference),
                 "source": reference.source,
                 "digest": version.digest,
                 "base": version.base_model,

@@ -98,4 +98,5 @@ class CloudRoutes(ServiceRoutes):
             generation_input = await context.run_in_thread_if_long(
                 partial(make_chat_input, self._services, instance, context))
             return await validate_with_model_adapter(self._services, instance, generation_input, context)
-        return await self._services.validator.validate(instance.to_generation_input(context))
+        return await self._services.validator.validate(
+            await context.run_in_thread_if_long(partial(instance.to_generation_input, context)))

@@ -3,6 +3,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from time import monotonic as clock
 from typing import Annotated, Any
 
@@ -162,7 +163,8 @@ class TgiRoutes(ServiceRoutes):
                                 context: RequestContext) -> tuple[str, dict[str, str]]:
         services = self._services
         reject_resume_token_ids(generate_request.parameters.resume_token_ids)
-        validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
+        validated_requests = await services.validator.validate(
+            await context.run_in_thread_if_long(partial(generate_request.to_generation_input, context)))
         validated_at = clock()
         best_output, *other_outputs = await generate_best_first(services, validated_requests, context)
         headers = (response_headers(request, services.engine.model_info, len(generate_request.inputs),
@@ -184,7 +186,8 @@ class TgiRoutes(ServiceRoutes):
         async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                         tgi_error_event) as event_stream:
             generate_request.check_streamable()
-            [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
+            [validated_request] = await services.validator.validate(
+                await context.run_in_thread_if_long(partial(generate_request.to_generation_input, context)))
             renderer = GenerateStreamRenderer(validated_request, generate_request.parameters.details,
                                               generate_request.returned_prompt)
             with closing(services.submit(validated_request, context)) as stream:

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
@@ -50,6 +50,26 @@ MAX_ENUM_ENTRIES = 65_536  # of a JSON schema
 MAX_REPORTED_ERRORS = 64  # more are made into messages in a thread
 NUMBERS = frozenset({int, float})
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
+
+
+class UnknownFields(NamedTuple):
+    """Names of a body's unknown fields: of those that `check_refused_fields` does not refuse, and of those that it
+    does; of each kind the first ones, one more than is reported."""
+
+    ignored: list[str]
+    refused: list[str]
+
+    @property
+    def has_enough_ignored(self) -> bool:
+        return len(self.ignored) > MAX_REPORTED_FIELDS
+
+    def add(self, name: str, *, is_refused: bool) -> None:
+        names = self.refused if is_refused else self.ignored
+        if len(names) <= MAX_REPORTED_FIELDS:
+            names.append(name)
+
+
+UNKNOWN_FIELDS = web.RequestKey("unknown_fields", UnknownFields)  # of the body
 
 
 def wrap_single_text(value: object) -> object:
@@ -96,25 +116,26 @@ class LenientBodyModel(BodyModel):
         accepted, given_fields = self.refused_fields.get(name), self.model_extra or {}
         return accepted is not None and given_fields[name] not in accepted
 
-    def list_unknown_fields(self, *, are_refused: bool = False) -> list[str]:
-        """Return the names of unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`,
-        where null counts as absent. `are_refused`: those that `check_refused_fields` refuses, else the others."""
-        names = [name for name in self.model_extra if self._refuses(name) is are_refused] if self.model_extra else []
-        return [*names, *self._iterate_nested_fields(are_refused=are_refused)]
+    def find_unknown_fields(self) -> UnknownFields:
+        """Return the unknown fields, also those of objects in fields and lists, such as `messages.0.NAME`, where null
+        counts as absent."""
+        found = UnknownFields([], [])
+        self._add_unknown_fields(found, "")
+        return found
 
-    def _iterate_nested_fields(self, *, are_refused: bool) -> Iterator[str]:
+    def _add_unknown_fields(self, found: UnknownFields, prefix: str) -> None:
+        extra = self.model_extra
+        if extra and (self.refused_fields or not found.has_enough_ignored):
+            for name, given in extra.items():
+                if not prefix or (given is not None and name not in self.unreported_fields):
+                    found.add(prefix + name, is_refused=self._refuses(name))
         for field, value in self.__dict__.items():
-            places = ((f"{field}.{index}", part) for index, part in enumerate(value)) if isinstance(value, list) else (
-                (field, value),)
-            for place, part in places:
+            parts = enumerate(value) if isinstance(value, list) else ((None, value),)
+            for index, part in parts:
                 if not isinstance(part, LenientBodyModel):
                     break  # parts are of the same kind
-                for name, given in (part.model_extra or {}).items():
-                    if (given is not None and name not in part.unreported_fields
-                        and part._refuses(name) is are_refused):
-                        yield f"{place}.{name}"
-                for name in part._iterate_nested_fields(are_refused=are_refused):
-                    yield f"{place}.{name}"
+                place = f"{prefix}{field}." if index is None else f"{prefix}{field}.{index}."
+                part._add_unknown_fields(found, place)
 
 
 BodyT = TypeVar("BodyT", bound=BodyModel)
@@ -128,24 +149,30 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     content = request.get(DECOMPRESSED_BODY) or await read_decompressed_body(request)
     try:
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
-            body = body_model.model_validate_json(content)
+            body, unknown_fields = parse_body(content, body_model)
         else:
-            body = await asyncio.to_thread(parse_large_body, content, body_model)
+            body, unknown_fields = await asyncio.to_thread(parse_large_body, content, body_model)
     except ValidationError as error:  # report the first fault, without repeating the body
         errors = await list_validation_errors(error)
         if errors[0]["type"] == "json_invalid":
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
         raise BodyValidationError(*describe_first_error(errors)) from None
-    if isinstance(body, LenientBodyModel) and (unknown_fields := body.list_unknown_fields()):
-        add_ignored_fields(request, unknown_fields)
+    request[UNKNOWN_FIELDS] = unknown_fields
+    add_ignored_fields(request, unknown_fields.ignored)
     return body
 
 
-def parse_large_body(content: bytes, body_model: type[BodyT]) -> BodyT:
-    """Return the body. Raises BodyValidationError and pydantic's ValidationError."""
+def parse_large_body(content: bytes, body_model: type[BodyT]) -> tuple[BodyT, UnknownFields]:
+    """Return what `parse_body` does. Raises BodyValidationError and pydantic's ValidationError."""
     check_num_values(content)
-    return body_model.model_validate_json(content)
+    return parse_body(content, body_model)
+
+
+def parse_body(content: bytes, body_model: type[BodyT]) -> tuple[BodyT, UnknownFields]:
+    """Return the body and its unknown fields. Raises pydantic's ValidationError."""
+    body = body_model.model_validate_json(content)
+    return body, body.find_unknown_fields() if isinstance(body, LenientBodyModel) else UnknownFields([], [])
 
 
 def check_num_values(content: bytes) -> None:
@@ -204,10 +231,10 @@ async def list_validation_errors(error: ValidationError) -> Any:
 
 def report_ignored_fields(request: web.Request, body: LenientBodyModel,
                           neutral_values: Mapping[str, Sequence[object]]) -> None:
-    """Report fields that other routes refuse and this one ignores, and known fields that it ignores, too, unless they
-    have one of these values, which change nothing."""
+    """Report fields of a body that was just read which other routes refuse and this one ignores, and known fields that
+    it ignores, too, unless they have one of these values, which change nothing."""
     add_ignored_fields(request, [
-        *body.list_unknown_fields(are_refused=True),
+        *request[UNKNOWN_FIELDS].refused,
         *(name for name, values in neutral_values.items() if getattr(body, name) not in values)])
 
 
@@ -219,7 +246,7 @@ def add_ignored_fields(request: web.Request, names: Sequence[str]) -> None:
 
 def format_field_names(names: Sequence[str]) -> str:
     """Return the names as text for a header or the log: few, short, and with `?` for unusual characters."""
-    shown = ", ".join(UNUSUAL_NAME_CHARACTERS.sub("?", name)[:MAX_FIELD_NAME_LENGTH]
+    shown = ", ".join(UNUSUAL_NAME_CHARACTERS.sub("?", name[:MAX_FIELD_NAME_LENGTH])
                       for name in names[:MAX_REPORTED_FIELDS])
     return shown + ", ..." * (len(names) > MAX_REPORTED_FIELDS)
 

@@ -64,7 +64,7 @@ class RequestContext:
     timeout_ms: str | None  # as the client wrote it
     request_span: RequestTrace | None = None
     source_token: str = field(default="", repr=False)  # the client's token for adapter sources
-    has_long_body: bool = False  # or one of unknown length
+    has_long_body: bool = False
 
     @classmethod
     def from_request(cls, request: web.Request, engine: Engine,
@@ -74,7 +74,6 @@ class RequestContext:
         if not request_id or not engine.can_use_request_id(request_id, client.tenant):
             request_id = new_id
         request[REQUEST_ID], request[ANSWER_ID], request[ARRIVED_AT] = request_id, new_id, arrived_at
-        length = request.headers.get("Content-Length", "")
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
@@ -84,8 +83,7 @@ class RequestContext:
             request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id, trace_context,
                                                                              arrived_at)
         return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
-                   request.get(REQUEST_SPAN), client.source_token,
-                   not length.isdecimal() or int(length) > MAX_INLINE_BYTES or "Content-Encoding" in request.headers)
+                   request.get(REQUEST_SPAN), client.source_token, has_long_body(request))
 
     async def run_in_thread_if_long(self, work: Callable[[], T]) -> T:
         """Return the result of work whose time grows with the body: in a thread if that is long."""
@@ -105,6 +103,12 @@ class RequestContext:
             raise InvalidRequest("the header `x-request-timeout-ms` must be a number of milliseconds above 0, got "
                                  f"{self.timeout_ms[:40]!a}")
         return self.arrived_at + seconds
+
+
+def has_long_body(request: web.Request) -> bool:
+    """Return whether the body is long, or of unknown length."""
+    length = request.headers.get("Content-Length", "")
+    return not length.isdecimal() or int(length) > MAX_INLINE_BYTES or "Content-Encoding" in request.headers
 
 
 def get_client_request_id(request: web.Request) -> str:

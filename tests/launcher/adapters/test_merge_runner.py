@@ -35,6 +35,9 @@ with open(os.path.join(os.path.dirname(os.path.dirname(into)), "calls"), "a") as
 shutil.copy(asked["folders"][0] + "/adapter_model.safetensors", into)
 if strategy == "fail":
     sys.exit("Traceback" + chr(10) + "the adapters have different ranks")
+if strategy == "ranks":
+    first, second = asked["folders"]
+    sys.exit(f"different ranks: 8 in {first}, 16 in {second}; {second}/adapter_config.json, {into}; " + first * 9)
 if strategy == "silent":
     sys.exit(1)
 if strategy == "half":
@@ -141,6 +144,15 @@ def test_failing_merge_is_reported_and_retried(harness: MergerHarness, strategy:
     assert (str(harness.expect_error(strategy)), harness.expect_error(strategy).kind) == (message, "invalid")
     assert len(harness.read_calls()) == 2
     assert list_stored_versions(harness.store.folder) == before
+
+
+def test_error_of_a_merge_has_places_instead_of_folders_which_are_logged(
+        harness: MergerHarness, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: clients saw where the server keeps adapters."""
+    assert str(harness.expect_error("ranks")) == (
+        "the adapters could not be merged: different ranks: 8 in adapter 1, 16 in adapter 2; "
+        f"adapter 2/adapter_config.json, the merged adapter; {'adapter 1' * 9}")
+    assert f"8 in {harness.versions[0].folder}, 16 in {harness.versions[1].folder}" in caplog.text
 
 
 def test_hanging_merge_is_killed(harness: MergerHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,14 +167,16 @@ def test_smaller_budget_applies_at_start(store: AdapterVersionStore) -> None:
         assert list_stored_versions(store.folder) == {versions[-1].digest}
 
 
-def test_too_small_disk_is_reported_before_a_download(store: AdapterVersionStore,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disk_is_reported_before_a_download(
+        store: AdapterVersionStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder, which clients must not see, is only logged."""
     version = add_version(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(AdapterError,
-                       match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free") as refused:
+                       match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free$") as refused:
         store.make_room(100_000_000)
     assert refused.value.kind == "no_room"
+    assert f"5.0 kB are free in {store.folder}" in caplog.text
     assert store.find_version(version.digest)
 
 

@@ -310,6 +310,7 @@ HOSTILE_GRAMMARS = {
     "backtracking": {"type": "regex", "value": "(a|aa)*" * 2000 + "b"},
     "alternatives": {"type": "regex", "value": "|".join(f".*{i}.*" for i in range(20_000))},
     "classes": {"type": "regex", "value": r"(\w|\p{L}|[^a]){0,60000}" * 500},
+    "repetition without an end": {"type": "regex", "value": "{" + "1" * 200_000},
     "references in a circle": {"type": "json", "value": {"$ref": "#"}},
     "references that double": {"type": "json", "value": {"$ref": "#/$defs/d0", "$defs": {
         **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}, "d40": {"type": "null"}}}},

@@ -12,6 +12,7 @@ from router.grammars.parameters import (
     MAX_CHARACTERS,
     MAX_DEPTH,
     MAX_REPETITIONS,
+    MAX_SCHEMA_PARTS,
     Grammar,
     make_json_schema_grammar,
     parse_grammar,
@@ -114,6 +115,25 @@ def test_schema_that_is_too_deep_is_rejected(depth: int) -> None:
 
 def test_schema_of_usual_depth_is_accepted() -> None:
     assert read_schema_grammar(make_nested_schema(MAX_DEPTH // 2 - 1)) is not None
+
+
+def test_schema_of_too_many_parts_is_rejected_however_it_is_sent() -> None:
+    """Regression: a schema in a text escapes the limits of bodies, and the path of each of its 85,000 parts was made
+    several times, which held up the event loop for more than a second."""
+    schema: dict[str, Any] = {"allOf": [{}] * 65_000}
+    for _ in range(58):
+        schema = {"not": schema}
+    for value in (schema, json.dumps(schema)):
+        with pytest.raises(InvalidRequest, match=rf"^`grammar\.value` must hold at most {MAX_SCHEMA_PARTS} lists and "
+                                                 r"objects, got 65060 or more$"):
+            read_schema_grammar(value)
+
+
+@pytest.mark.parametrize("key", ["anyOf", "enum"])
+def test_schema_of_the_most_parts_is_accepted(key: str) -> None:
+    assert read_schema_grammar({key: [{}] * (MAX_SCHEMA_PARTS - 2)}) is not None
+    with pytest.raises(InvalidRequest, match=f"got {MAX_SCHEMA_PARTS + 1} or more"):
+        read_schema_grammar({key: [{}] * (MAX_SCHEMA_PARTS - 1)})
 
 
 @pytest.mark.parametrize(("pattern", "times"), [

@@ -8,6 +8,7 @@ import pytest
 from support.request_fields import BODY_MODELS, VLLM_FIELDS, find_faults, list_treatments
 
 from router.config import RouterConfig
+from router.http.openai.request_tools import MAX_FUNCTION_NAME_CHARACTERS
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}, "/v1/completions": {"prompt": "x"},
@@ -90,4 +91,20 @@ def test_document_lists_ignored_fields(serve):
         schemas = (await answer.json())["components"]["schemas"]
         assert schemas["ThinkingConfig"]["description"].endswith(" Ignored: budget_tokens.")
         assert "verbosity" in schemas["ChatRequest"]["description"]
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("path", "place", "make_tool"), [
+    *((path, "tools.0.function.name", lambda name: {"type": "function", "function": {"name": name}})
+      for path in ("/v1/chat/completions", "/api/chat")),
+    ("/v1/responses", "tools.0.name", lambda name: {"type": "function", "name": name}),
+    *((path, "tools.0.name", lambda name: {"name": name, "input_schema": {}})
+      for path in ("/v1/messages", "/v1/messages/count_tokens"))])
+def test_names_of_functions_are_limited(serve, path, place, make_tool):
+    """Regression: a call of a function with a name of megabytes was parsed from its beginning after each token."""
+    async def scenario(client, _):
+        for length in (MAX_FUNCTION_NAME_CHARACTERS, MAX_FUNCTION_NAME_CHARACTERS + 1):
+            answer = await client.post(path, json=BODIES[path] | {"tools": [make_tool("n" * length)]})
+            is_refused = f"`{place}` must have at most 256 characters, got {length}" in await answer.text()
+            assert is_refused is (length > MAX_FUNCTION_NAME_CHARACTERS), await answer.text()
     serve(scenario)

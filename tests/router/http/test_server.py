@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.output_stream import FailedEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
+from router.grammars import parameters as grammar_parameters
 from router.http.routes.status import ProbeRoutes
 from router.http.server import (
     HttpServer,
@@ -36,6 +38,43 @@ from router.http.transport.connection_limits import ConnectionLimits, Connection
 PAGE_ORIGIN = "https://chat.example.org"
 PREFLIGHT_HEADERS = {"Origin": PAGE_ORIGIN, "Access-Control-Request-Method": "POST",
                      "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}
+
+
+REFUSED_SCHEMA = {"extends": {}}
+MESSAGES = [{"role": "user", "content": "x"}]
+OPENAI_FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"schema": REFUSED_SCHEMA}}}
+TGI_GRAMMAR = {"inputs": "x", "parameters": {"grammar": {"type": "json", "value": json.dumps(REFUSED_SCHEMA)}}}
+LORAX_FORMAT = {"response_format": {"type": "json_object", "schema": json.dumps(REFUSED_SCHEMA)}}
+TOOLS = {"messages": MESSAGES, "max_tokens": 1, "tool_choice": {"type": "any"},
+         "tools": [{"name": "x", "input_schema": REFUSED_SCHEMA}]}
+
+
+@pytest.mark.parametrize(("compat", "path", "body"), [
+    *(("none", path, TGI_GRAMMAR) for path in ("/", "/generate", "/generate_stream")),
+    *(("none", "/vertex", {"instances": [body]}) for body in (TGI_GRAMMAR, {"messages": MESSAGES, **OPENAI_FORMAT})),
+    *((compat, "/v1/completions", {"prompt": "x", **OPENAI_FORMAT}) for compat in ("none", "tgi")),
+    *((compat, "/v1/chat/completions", {"messages": MESSAGES, **OPENAI_FORMAT}) for compat in ("none", "tgi")),
+    ("none", "/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x",
+                                                                 "schema": REFUSED_SCHEMA}}}),
+    *(("none", path, TOOLS) for path in ("/v1/messages", "/v1/messages/count_tokens")),
+    ("none", "/api/generate", {"model": "x", "prompt": "x", "raw": True, "format": REFUSED_SCHEMA}),
+    ("lorax", "/generate", {"inputs": "x", "parameters": LORAX_FORMAT}),
+    ("lorax", "/v1/completions", {"prompt": "x", "guided_json": REFUSED_SCHEMA}),
+    ("lorax", "/v1/chat/completions", {"messages": MESSAGES, **LORAX_FORMAT})])
+def test_schemas_of_long_bodies_are_read_off_the_event_loop(serve, monkeypatch, compat, path, body):
+    list_schemas, threads = grammar_parameters.list_schemas, []
+
+    def record_thread(*arguments):
+        threads.append(threading.current_thread())
+        return list_schemas(*arguments)
+    monkeypatch.setattr(grammar_parameters, "list_schemas", record_thread)
+
+    async def scenario(client, _):
+        answer = await client.post(path, json={"unknown": "x" * 20_000, **body})
+        assert "extends` is not supported" in await answer.text()
+    serve(scenario, config=RouterConfig(compat=compat))
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def get_error_type(text):

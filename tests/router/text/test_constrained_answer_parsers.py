@@ -1,12 +1,15 @@
 """Parsing of answers that a grammar constrains, in pieces of every size."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 
+from router.text import constrained_answer_parsers
 from router.text.constrained_answer_parsers import (
+    REQUIRED_CALL_OPENING,
     CallsOrTextParser,
     ConstrainedAnswerParser,
     RequiredCallParser,
@@ -26,6 +29,7 @@ from router.text.output_formats import (
     without_fields,
 )
 from router.text.response_parser import (
+    MAX_OPENING_CHARACTERS,
     ArgumentsPiece,
     ContentPiece,
     OutputFormatParser,
@@ -63,6 +67,23 @@ def test_arguments_of_a_required_call_are_returned_as_they_come() -> None:
     assert parser.feed(": 1") == [ArgumentsPiece(": 1")]
     assert parser.feed("}}") == [ArgumentsPiece("}")]
     assert [*parser.feed("more"), *parser.finish()] == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_long_opening_is_looked_for_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch, is_whole: bool) -> None:
+    """Regression: it was matched from its beginning after every token of a name without a limit."""
+    name, lengths = "n" * 5_000, []
+
+    class RecordingPattern:
+        def match(self, text: str) -> re.Match[str] | None:
+            lengths.append(len(text))
+            return REQUIRED_CALL_OPENING.match(text)
+    monkeypatch.setattr(constrained_answer_parsers, "REQUIRED_CALL_OPENING", RecordingPattern())
+    text = f'{{"name": "{name}", "arguments": {{"a": 1}}}}' if is_whole else f'{{"name": "{name}'
+    parts = parse_complete_response(RequiredCallParser(), text)
+    assert parts == [ParsedToolCall(name, '{"a": 1}') if is_whole else ContentPiece(text)]
+    assert max(lengths[:-1]) == MAX_OPENING_CHARACTERS + 1
+    assert len(lengths) == MAX_OPENING_CHARACTERS + 2
 
 
 @pytest.mark.parametrize(("state", "text", "parts"), [

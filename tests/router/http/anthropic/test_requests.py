@@ -123,4 +123,5 @@ def test_sampling_fields_are_those_of_the_chat():
 def test_ignored_fields_are_named_also_within_objects():
     body = parse_body(metadata={"user_id": "u"}, thinking={"type": "enabled", "budget_tokens": 1024},
                       output_config={"task_budget": {}}, tools=[PAINT_TOOL])
-    assert body.list_unknown_fields() == ["metadata", "thinking.budget_tokens", "output_config.task_budget"]
+    assert body.find_unknown_fields().ignored == [
+        "metadata", "thinking.budget_tokens", "output_config.task_budget"]

@@ -8,6 +8,7 @@ import pytest
 from router.errors import InvalidRequest, InvalidTools
 from router.grammars.compiler_process import compile_grammar, load_tokenizer
 from router.http.openai.request_tools import (
+    MAX_FUNCTION_NAME_CHARACTERS,
     Function,
     NamedToolChoice,
     Tool,
@@ -97,7 +98,7 @@ def test_invalid_tool_schema_is_rejected_with_its_path() -> None:
 
 def test_long_tool_names_are_shortened_in_errors() -> None:
     with pytest.raises(InvalidTools, match=r"x{100}\), got y{100}$"):
-        select_template_tools([make_tool("x" * 5000)], "y" * 5000)
+        select_template_tools([make_tool("x" * MAX_FUNCTION_NAME_CHARACTERS)], "y" * 5000)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a":' * 100_000])

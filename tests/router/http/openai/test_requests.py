@@ -17,7 +17,13 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
-from router.http.openai.requests import REFUSED_FIELDS, OpenAIBaseRequest, as_list, validate_with_model_adapter
+from router.http.openai.requests import (
+    REFUSED_FIELDS,
+    ChatRequest,
+    OpenAIBaseRequest,
+    as_list,
+    validate_with_model_adapter,
+)
 from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
@@ -90,6 +96,16 @@ def test_null_means_that_the_field_is_not_given(name: str) -> None:
     ({"include_usage": True}, True)], ids=str)
 def test_usage_is_included_only_on_request(options: object, expected: bool) -> None:
     assert parse_request(stream_options=options).should_include_usage == expected
+
+
+@pytest.mark.parametrize(("fields", "names"), [
+    ({"response_format": {"type": "json_object", "value": 7}}, ["response_format"]), ({"guided_regex": ""},
+    ["guided_regex"]), ({"response_format": {"type": "text"}}, []), ({}, [])])
+def test_unused_format_is_named_without_being_read_again(fields: dict[str, Any], names: list[str]) -> None:
+    """Regression: it was read on the event loop, after it had been read in a thread."""
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
+    assert request.list_unused_formats() == []
+    assert request.model_copy(update={"tool_choice": "required"}).list_unused_formats() == names
 
 
 def test_api_token_is_not_in_the_repr() -> None:

@@ -208,6 +208,25 @@ def test_preloaded_adapters_are_listed_and_cannot_be_changed(tmp_path: Path) -> 
     run_scenario(scenario, tmp_path, preloaded_adapter_ids=("mine=org/a",), adapter_id="org/b")
 
 
+def test_aliases_are_looked_through_once_for_all_adapters(tmp_path: Path) -> None:
+    """Regression: they were looked through for each adapter, a third of a second for a thousand."""
+    class CountingAliases(dict[str, AdapterReference]):
+        num_passes = 0
+
+        def items(self) -> Any:
+            self.num_passes += 1
+            return super().items()
+
+    async def scenario(setup: AdapterRoutesSetup) -> None:
+        for name, alias in (("org/a", "looms"), ("org/b", "org/b")):
+            await setup.load_adapter(name, alias=alias)
+        setup.registry.add_alias("later", AdapterReference("org/a", "hub"))
+        aliases = setup.registry.aliases = CountingAliases(setup.registry.aliases)
+        listed = {adapter["id"]: adapter["alias"] for adapter in await setup.list_adapters()}
+        assert (listed, aliases.num_passes) == ({"org/a": "looms", "org/b": None}, 1)
+    run_scenario(scenario, tmp_path)
+
+
 def test_alias_works_as_a_name_of_its_adapter(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         assert (await setup.load_adapter("org/a", alias="looms"))["alias"] == "looms"

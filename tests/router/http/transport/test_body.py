@@ -12,17 +12,22 @@ import pytest
 
 from router.config import RouterConfig
 from router.http.docs import ROUTE_SECTIONS
+from router.http.openai.requests import ChatRequest
 from router.http.transport import body
 from router.http.transport.body import (
     MAX_CONTAINERS,
     MAX_ENTRIES,
+    MAX_FIELD_NAME_LENGTH,
     MAX_STRINGS,
     MAX_VALUES,
     SLICE_BYTES,
+    UNUSUAL_NAME_CHARACTERS,
     BodyValidationError,
+    LenientBodyModel,
     check_num_values,
     decompress,
     decompress_in_slices,
+    format_field_names,
     parse_large_body,
 )
 
@@ -94,6 +99,52 @@ def test_null_and_whole_numbers_are_accepted_where_allowed(post):
 
 def test_unknown_fields_are_ignored(post):
     assert post("/generate", inputs="x", stream=True, parameters={"min_p": 0.1})[0] == 200
+
+
+def test_only_the_first_unknown_fields_are_looked_at(monkeypatch):
+    """Regression: their names were made for each of thousands of messages, on the event loop."""
+    refuses, looked_at = LenientBodyModel._refuses, []
+
+    def record_name(model, name):
+        looked_at.append(name)
+        return refuses(model, name)
+    monkeypatch.setattr(LenientBodyModel, "_refuses", record_name)
+    message = {"role": "user", "content": "x", **{f"x{index}": 1 for index in range(5)}}
+    chat = ChatRequest.model_validate({"messages": [message] * 4000, "suffix_": 1, "echo": True})
+    unknown_fields = chat.find_unknown_fields()
+    assert unknown_fields.ignored == ["suffix_", *(f"messages.0.x{index}" for index in range(5)),
+                                      *(f"messages.1.x{index}" for index in range(3))]
+    assert unknown_fields.refused == ["echo"]
+    assert len(looked_at) == 12
+
+
+@pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
+def test_unknown_fields_of_a_large_body_are_found_once_in_a_thread(post, monkeypatch, compat):
+    find_unknown_fields, threads = ChatRequest.find_unknown_fields, []
+
+    def record_thread(model):
+        threads.append(threading.current_thread())
+        return find_unknown_fields(model)
+    monkeypatch.setattr(ChatRequest, "find_unknown_fields", record_thread)
+    refused_fields = {} if compat == "none" else {"logits_processors": [1]}
+    headers = post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=1,
+                   unknown=[1] * 5000, **refused_fields, config=RouterConfig(compat=compat))[1]
+    assert headers["x-ignored-fields"] == "unknown" + ", logits_processors" * (compat != "none")
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_long_names_of_unknown_fields_are_cut_before_they_are_written(monkeypatch):
+    """Regression: each character of a name of megabytes was looked at, and the name was cut afterwards."""
+    lengths = []
+
+    class RecordingPattern:
+        def sub(self, replacement, name):
+            lengths.append(len(name))
+            return UNUSUAL_NAME_CHARACTERS.sub(replacement, name)
+    monkeypatch.setattr(body, "UNUSUAL_NAME_CHARACTERS", RecordingPattern())
+    assert format_field_names(["x", " " * 2_000_000]) == f"x, {'?' * MAX_FIELD_NAME_LENGTH}"
+    assert lengths == [1, MAX_FIELD_NAME_LENGTH]
 
 
 def test_error_does_not_repeat_the_body(post):
