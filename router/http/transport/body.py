@@ -9,8 +9,9 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from aiohttp import web
@@ -20,8 +21,10 @@ from pydantic_core import from_json
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
 from router.http.transport.connection_limits import find_connection
 from router.pydantic_errors import describe_first_error
+from router.request import FairThreadPool
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -34,6 +37,10 @@ IGNORED_FIELDS = web.RequestKey("ignored_fields", str)  # names of the body's un
 UNUSUAL_NAME_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
 MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
+# Threads in which long bodies are read and converted. Python runs one of them at a time, or the event loop: more
+# threads would only take more of its time.
+LONG_BODY_THREADS = web.AppKey("long_body_threads", FairThreadPool)
+NUM_LONG_BODY_THREADS = 2
 RefusedFields = dict[str, Sequence[object]]  # by name, the values with which a field is accepted, and has no effect
 NOT_GIVEN: Sequence[object] = (None, False, [], {})
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
@@ -41,6 +48,7 @@ BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of t
 BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
 # Limits on what a body holds, checked before objects are made of it.
 MAX_INLINE_VALUES = 2_048  # which are read on the event loop
+MAX_INLINE_BYTES = 16_384  # of a body that is converted there
 MAX_VALUES = 524_288
 MAX_STRINGS, MAX_CONTAINERS = 131_072, 32_768  # names of fields are strings; containers are lists and objects
 MAX_ENTRIES = 4_096  # of a list or an object, but for lists of numbers
@@ -118,6 +126,7 @@ class LenientBodyModel(BodyModel):
 
 
 BodyT = TypeVar("BodyT", bound=BodyModel)
+T = TypeVar("T")
 
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
@@ -130,9 +139,9 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
             body = body_model.model_validate_json(content)
         else:
-            body = await asyncio.to_thread(parse_large_body, content, body_model)
+            body = await run_in_body_thread(request, partial(parse_large_body, content, body_model))
     except ValidationError as error:  # report the first fault, without repeating the body
-        errors = await list_validation_errors(error)
+        errors = await list_validation_errors(request, error)
         if errors[0]["type"] == "json_invalid":
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
@@ -140,6 +149,18 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     if isinstance(body, LenientBodyModel) and (unknown_fields := body.list_unknown_fields()):
         add_ignored_fields(request, unknown_fields)
     return body
+
+
+async def run_in_body_thread(request: web.Request, work: Callable[[], T]) -> T:
+    """Run work on a long body in a thread. Tenants take turns. Raises Overloaded if too much work of the client's
+    tenant waits."""
+    return await request.app[LONG_BODY_THREADS].run(work, request.get(CLIENT, KEYLESS_CLIENT).tenant)
+
+
+async def run_in_thread_if_long_body(request: web.Request, work: Callable[[], T]) -> T:
+    """Return the result of work whose time grows with the body, which has been read: in a thread if that is long."""
+    is_long = len(request[DECOMPRESSED_BODY]) > MAX_INLINE_BYTES
+    return await run_in_body_thread(request, work) if is_long else work()
 
 
 def parse_large_body(content: bytes, body_model: type[BodyT]) -> BodyT:
@@ -195,11 +216,11 @@ def get_max_entries(location: tuple[str | int, ...]) -> int:
     return MAX_ENTRIES_BY_FIELD.get(name, MAX_ENTRIES) if len(location) <= MAX_DEPTH_OF_FIELDS else MAX_ENTRIES
 
 
-async def list_validation_errors(error: ValidationError) -> Any:
+async def list_validation_errors(request: web.Request, error: ValidationError) -> Any:
     """Return pydantic's errors, in a thread if there are many."""
-    if error.error_count() <= MAX_REPORTED_ERRORS:
-        return error.errors(include_url=False)
-    return await asyncio.to_thread(error.errors, include_url=False)
+    list_errors = partial(error.errors, include_url=False)
+    return list_errors() if error.error_count() <= MAX_REPORTED_ERRORS else await run_in_body_thread(
+        request, list_errors)
 
 
 def report_ignored_fields(request: web.Request, body: LenientBodyModel,

@@ -14,10 +14,12 @@ from router.config import RouterConfig
 from router.http.docs import ROUTE_SECTIONS
 from router.http.transport import body
 from router.http.transport.body import (
+    LONG_BODY_THREADS,
     MAX_CONTAINERS,
     MAX_ENTRIES,
     MAX_STRINGS,
     MAX_VALUES,
+    NUM_LONG_BODY_THREADS,
     SLICE_BYTES,
     BodyValidationError,
     check_num_values,
@@ -341,6 +343,47 @@ def test_large_body_is_read_in_a_thread(post, monkeypatch):
         assert post("/generate", inputs="x", parameters={"max_new_tokens": 1}, unknown=[1] * num_unknown)[0] == 200
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+def test_tenants_take_turns_with_their_long_bodies_in_few_threads(serve, monkeypatch, tmp_path):
+    """Regression: each long body was read in a thread of its own, up to 32 at once, or waited behind all those of
+    another tenant."""
+    (tmp_path / "keys").write_text('{"a": {"tenant": "a"}, "b": {"tenant": "b"}}')
+    may_end, num_running, most_running, order = threading.Event(), 0, 0, []
+    lock, check = threading.Lock(), body.check_num_values
+
+    def check_num_values(content):
+        nonlocal num_running, most_running
+        with lock:
+            num_running += 1
+            most_running = max(most_running, num_running)
+        may_end.wait()
+        check(content)
+        with lock:
+            num_running -= 1
+            order.append(b"few" in content)
+
+    async def scenario(client, _):
+        def post(key, name):
+            return asyncio.create_task(client.post(
+                "/generate", json={"inputs": name, "parameters": {"max_new_tokens": 1}, "unknown": [1] * 5000},
+                headers={"Authorization": f"Bearer {key}"}))
+        answers, num_pending = [], client.app[LONG_BODY_THREADS]._semaphore._num_pending
+        try:
+            for key, name, number in (("a", "many", 6 * NUM_LONG_BODY_THREADS), ("b", "few", 1)):
+                answers += [post(key, name) for _ in range(number)]
+                for _ in range(2000):
+                    if num_pending[key] == number:
+                        break
+                    await asyncio.sleep(0.001)
+        finally:
+            may_end.set()
+        assert {answer.status for answer in await asyncio.gather(*answers)} == {200}
+
+    monkeypatch.setattr(body, "check_num_values", check_num_values)
+    serve(scenario, config=RouterConfig(api_keys=str(tmp_path / "keys")))
+    assert most_running == NUM_LONG_BODY_THREADS
+    assert order.index(True) <= 2 * NUM_LONG_BODY_THREADS
 
 
 def test_body_that_is_no_gzip_is_an_error_of_the_client_without_a_traceback(post, caplog):
