@@ -1,5 +1,5 @@
 """Request bodies, decompressed and validated as pydantic models, the parameters of bodies that name adapters (LoRAX's,
-or OpenAI's `model`), and JSON responses. No other module reads bodies.
+or OpenAI's `model`), and JSON responses, of which long ones are sent in pieces. No other module reads bodies.
 
 aiohttp's own decompression is off (`server.PROTOCOL_OPTIONS`): it would also decompress bodies of rejected requests.
 """
@@ -9,10 +9,10 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
@@ -55,6 +55,8 @@ MAX_ENTRIES = 4_096  # of a list or an object, but for lists of numbers
 MAX_ENTRIES_BY_FIELD = {"instances": 512, "tools": 1_024}  # of the body, or of an instance
 MAX_DEPTH_OF_FIELDS = 3
 MAX_ENUM_ENTRIES = 65_536  # of a JSON schema
+MAX_JOINED_BYTES = 262_144  # of an answer that is sent as a whole
+MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; an answer may be far longer
 MAX_REPORTED_ERRORS = 64  # more are made into messages in a thread
 NUMBERS = frozenset({int, float})
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
@@ -321,6 +323,66 @@ def json_text_response(body: str, headers: Mapping[str, str] | None = None) -> w
 
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> web.Response:
     return json_text_response(json.dumps(value), headers)
+
+
+class ListJson(NamedTuple):
+    """JSON of an answer with a list, in ASCII, with that of each item. To join all of a long list, and to send it at
+    once, would hold up other requests."""
+
+    opening: str  # what is before the first item
+    items: Sequence[str]
+    closing: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.opening}{','.join(self.items)}{self.closing}"
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.opening) + sum(map(len, self.items)) + max(len(self.items) - 1, 0) + len(self.closing)
+
+    def iterate_pieces(self) -> Iterator[bytes]:
+        """Yield the JSON in pieces of about MAX_WRITE_BYTES."""
+        text = self.opening
+        for index, item in enumerate(self.items):
+            text += "," * (index > 0)
+            for start in range(0, len(item), MAX_WRITE_BYTES):
+                text += item[start:start + MAX_WRITE_BYTES]
+                if len(text) >= MAX_WRITE_BYTES:
+                    yield text.encode("ascii")
+                    text = ""
+        yield f"{text}{self.closing}".encode("ascii")
+
+
+async def json_list_response(request: web.Request, answer: ListJson, headers: Mapping[str, str],
+                             slow_client_timeout: float) -> web.StreamResponse:
+    """Respond with the answer, in pieces if it is long. Raises ConnectionResetError as `send_json`."""
+    if (num_bytes := answer.num_bytes) <= MAX_JOINED_BYTES:
+        return json_text_response(answer.text, headers)
+    return await send_json(request, answer.iterate_pieces(), num_bytes, slow_client_timeout, headers=headers)
+
+
+async def send_json(request: web.Request, pieces: Iterable[bytes], num_bytes: int, slow_client_timeout: float, *,
+                    headers: Mapping[str, str]) -> web.StreamResponse:
+    """Send pieces with `num_bytes` together as fast as the client reads. Raises ConnectionResetError after
+    `slow_client_timeout` seconds without a read."""
+    response, connection = web.StreamResponse(headers=headers), find_connection(request)
+    response.content_type, response.content_length = "application/json", num_bytes
+    await response.prepare(request)
+    with nullcontext() if connection is None else connection.writing_answer(num_bytes):
+        try:
+            for piece in pieces:
+                for start in range(0, len(piece), MAX_WRITE_BYTES):
+                    written = piece[start:start + MAX_WRITE_BYTES]
+                    if connection is not None:
+                        connection.num_unwritten_bytes -= len(written)
+                    async with asyncio.timeout(slow_client_timeout):
+                        await response.write(written)
+            async with asyncio.timeout(slow_client_timeout):
+                await response.write_eof()
+        except TimeoutError:
+            raise ConnectionResetError(f"the client did not read for {slow_client_timeout} seconds") from None
+    return response
 
 
 class BodyValidationError(web.HTTPUnprocessableEntity):

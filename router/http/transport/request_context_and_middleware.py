@@ -278,7 +278,7 @@ def end_request_span(request: web.Request, response: web.StreamResponse | None,
         attributes["error.type"] = error_label(failure_type)
     if response is not None and attributes.get("error.type") != DROPPED_LABEL:
         attributes["http.response.status_code"] = response.status
-    if response is not None and not isinstance(response, web.Response):
+    if response is not None and response.content_length is None:
         attributes["gen_ai.request.stream"] = True
     # Spans of failures that clients cause are not marked as failed.
     request_span.end_request(attributes, is_server_error=failure_type is not None and not is_client_error(failure_type))
