@@ -8,15 +8,19 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as GenericSequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import TypeVar
 
 from router.errors import Overloaded
 
 DIGEST_SIZE = 16  # bytes of a block hash
 SALT = secrets.token_bytes(16)
+
+T = TypeVar("T")
 
 
 class FinishReason(StrEnum):
@@ -240,3 +244,26 @@ class FairSemaphore:
                     turn.set_result(None)
                     return
         self._num_free += 1
+
+
+class FairThreadPool:
+    """Pool of threads that take work of one tenant after the other. `close` ends them."""
+
+    def __init__(self, num_threads: int, max_per_tenant: int, name: str, description: str) -> None:
+        """`description` says of a number of pieces of work what they wait for, such as `prompts wait to be read`."""
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._semaphore = FairSemaphore(
+            num_threads, max_per_tenant, f"{{}} {description} (--max-concurrent-requests)".format)
+
+    def close(self) -> None:
+        self._semaphore.close()
+        self._executor.shutdown(cancel_futures=True)
+
+    async def run(self, work: Callable[[], T], tenant: Tenant) -> T:
+        """Run `work` in a thread. Raises Overloaded if too much work of the tenant waits."""
+        turn = self._semaphore.request_turn(tenant.name)
+        try:
+            await turn
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._semaphore.give_back(tenant.name, turn)

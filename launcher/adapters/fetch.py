@@ -111,8 +111,8 @@ class AdapterFetcher:
             remote_version.version_stamp) if remote_version.version_stamp is not None else ""
         if known_digest and (version := self._store.find_version(known_digest)):
             return version
-        self._store.make_room(remote_version.num_bytes_to_fetch)
-        with self._store.create_incoming_folder() as incoming:
+        with (self._store.reserve_room(remote_version.num_bytes_to_fetch),
+              self._store.create_incoming_folder() as incoming):
             remote_version.download_files(incoming.folder)
             version = self._store.publish_version(incoming.folder)
         if remote_version.version_stamp is not None:

@@ -63,16 +63,16 @@ class AdapterMergeRunner:
     def _compute_merge(self, request: MergeRequest) -> AdapterVersion:
         with self._store.protect_versions(request.digests), self._store.create_incoming_folder() as incoming:
             versions = [self._get_version(digest) for digest in request.digests]
-            self._store.make_room(max(part.contents.file_bytes for part in versions))
-            if error_text := self._run_child(make_merge_argument(request, versions, incoming.folder), incoming):
-                logger.warning("adapters could not be merged: %s", error_text)
-                names = {incoming.folder: "the merged adapter"} | {
-                    part.folder: f"adapter {place}" for place, part in enumerate(versions, start=1)}
-                raise AdapterError("invalid", "the adapters could not be merged: "
-                                   f"{replace_folders(error_text, names)[:MAX_ERROR_LENGTH]}")
-            if missing_files := [name for name in ADAPTER_FILES if not (incoming.folder / name).is_file()]:
-                raise AdapterError("invalid", f"the adapters could not be merged: no {missing_files[0]} came of it")
-            version = self._store.publish_version(incoming.folder)
+            with self._store.reserve_room(max(part.contents.file_bytes for part in versions)):
+                if error_text := self._run_child(make_merge_argument(request, versions, incoming.folder), incoming):
+                    logger.warning("adapters could not be merged: %s", error_text)
+                    names = {incoming.folder: "the merged adapter"} | {
+                        part.folder: f"adapter {place}" for place, part in enumerate(versions, start=1)}
+                    raise AdapterError("invalid", "the adapters could not be merged: "
+                                       f"{replace_folders(error_text, names)[:MAX_ERROR_LENGTH]}")
+                if missing_files := [name for name in ADAPTER_FILES if not (incoming.folder / name).is_file()]:
+                    raise AdapterError("invalid", f"the adapters could not be merged: no {missing_files[0]} came of it")
+                version = self._store.publish_version(incoming.folder)
         replace_atomically(self._result_digest_file(request), lambda path: path.write_text(version.digest))
         return version
 

@@ -57,6 +57,7 @@ class AdapterVersionStore:
         self._contents_by_digest: dict[str, AdapterFileSummary] = {}
         self._protected_digests: dict[str, tuple[str, ...]] = {}
         self._bytes_by_digest: dict[str, int] = {}  # bytes of versions, each measured once
+        self._reserved_bytes = 0  # of adapters that this process is fetching or merging
         for name in STORE_SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock_store():
@@ -114,21 +115,18 @@ class AdapterVersionStore:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def make_room(self, num_bytes: int) -> None:
-        """Make room on the disk for `num_bytes` more bytes before they are fetched. Raises AdapterError if that is
-        impossible."""
+    @contextmanager
+    def reserve_room(self, num_bytes: int) -> Iterator[None]:
+        """Make room for `num_bytes` more bytes, which are fetched inside the context, beside those for which other
+        threads have made some. Raises AdapterError if that is impossible."""
         with self._lock_store():
-            bytes_by_digest = self._measure_versions()
-            pinned = self._read_pins_and_check_budget(bytes_by_digest, num_bytes)
-            free_bytes = self._get_free_disk_bytes()
-            if num_bytes > free_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() - pinned):
-                reason = (f"the disk is too small: {format_bytes(num_bytes)} are to come, and "
-                          f"{format_bytes(free_bytes)} are free")
-                logger.warning("%s in %s", reason, self.folder)
-                raise AdapterError("no_room", reason)
-            eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys() - pinned)
-            while num_bytes > self._get_free_disk_bytes() and (oldest := next(eviction_candidates, None)):
-                self._delete_version(oldest)
+            self._make_room(num_bytes)
+            self._reserved_bytes += num_bytes
+        try:
+            yield
+        finally:
+            with self._lock_store():
+                self._reserved_bytes -= num_bytes
 
     def publish_version(self, folder: Path) -> AdapterVersion:
         """Move a folder from `incoming` to `versions`, unless that version is stored already.
@@ -149,6 +147,21 @@ class AdapterVersionStore:
         return AdapterVersion(digest, target, contents)
 
     # -- under the lock
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Evict versions until the disk and the budget have room for `num_bytes` more bytes."""
+        bytes_by_digest = self._measure_versions()
+        pinned = self._read_pins_and_check_budget(bytes_by_digest, num_bytes, self._reserved_bytes)
+        free_bytes = self._get_free_disk_bytes()
+        if num_bytes > free_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() - pinned):
+            reason = (f"the disk is too small: {format_bytes(num_bytes)} are to come, and {format_bytes(free_bytes)} "
+                      "are free")
+            logger.warning("%s in %s", reason, self.folder)
+            raise AdapterError("no_room", reason)
+        eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys() - pinned)
+        while num_bytes > self._get_free_disk_bytes() and (oldest := next(eviction_candidates, None)):
+            self._delete_version(oldest)
+        self._evict_to_fit(num_bytes, self._reserved_bytes)
 
     @contextmanager
     def _lock_store(self) -> Iterator[None]:
@@ -171,24 +184,26 @@ class AdapterVersionStore:
         """Yield the candidates for eviction, least recently used first. Lazy: reads no mtime unless one is needed."""
         yield from sorted(digests, key=lambda digest: (self.folder / "versions" / digest).stat().st_mtime_ns)
 
-    def _read_pins_and_check_budget(self, bytes_by_digest: Mapping[str, int], num_bytes: int) -> set[str]:
-        """Return the pinned digests. Raises AdapterError if `num_bytes` do not fit into the budget beside them."""
+    def _read_pins_and_check_budget(self, bytes_by_digest: Mapping[str, int], num_bytes: int,
+                                    num_reserved_bytes: int = 0) -> set[str]:
+        """Return the pinned digests. Raises AdapterError if `num_bytes` do not fit into the budget beside them and the
+        reserved bytes."""
         pinned = self._pin_file.read_pins_of_all_processes()
-        pinned_bytes = sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() & pinned)
-        if num_bytes and pinned_bytes + num_bytes > self._max_bytes:
+        used_bytes = num_reserved_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() & pinned)
+        if num_bytes and used_bytes + num_bytes > self._max_bytes:
             # an adapter above the whole budget need not wait
-            kind: AdapterErrorKind = "no_room" if pinned_bytes else "invalid"
+            kind: AdapterErrorKind = "no_room" if num_bytes <= self._max_bytes else "invalid"
             raise AdapterError(kind, f"an adapter of {format_bytes(num_bytes)} does not fit: adapters may "
                                f"take " f"{format_bytes(self._max_bytes)} on disk (--adapter-disk-gb), and "
-                               f"{format_bytes(pinned_bytes)} are in use")
+                               f"{format_bytes(used_bytes)} are in use or being fetched")
         return pinned
 
-    def _evict_to_fit(self, num_bytes: int) -> None:
-        """Evict versions until `num_bytes` more bytes fit into the budget."""
+    def _evict_to_fit(self, num_bytes: int, num_reserved_bytes: int = 0) -> None:
+        """Evict versions until `num_bytes` more bytes fit into the budget beside the reserved ones."""
         bytes_by_digest = self._measure_versions()
-        excess_bytes = sum(bytes_by_digest.values()) + num_bytes - self._max_bytes
+        excess_bytes = sum(bytes_by_digest.values()) + num_reserved_bytes + num_bytes - self._max_bytes
         eviction_candidates = self._order_eviction_candidates(
-            bytes_by_digest.keys() - self._read_pins_and_check_budget(bytes_by_digest, num_bytes))
+            bytes_by_digest.keys() - self._read_pins_and_check_budget(bytes_by_digest, num_bytes, num_reserved_bytes))
         while excess_bytes > 0 and (oldest := next(eviction_candidates, None)):
             self._delete_version(oldest)
             excess_bytes -= bytes_by_digest[oldest]

@@ -39,6 +39,7 @@ from router.http.routes.status import InfoRoutes, MetricsRoutes, ProbeRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import find_allowed_hosts
+from router.http.transport.body import LONG_BODY_THREADS, NUM_LONG_BODY_THREADS
 from router.http.transport.connection_limits import (
     Connection,
     ConnectionDrain,
@@ -62,6 +63,7 @@ from router.http.transport.request_context_and_middleware import (
 )
 from router.http.transport.services import RequestGroupBudget, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
+from router.request import FairThreadPool
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
 from shard.telemetry.span_export_interface import SpanSender
@@ -95,6 +97,9 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
         *tracing_middlewares,
         create_request_middleware(api_keys, partial(render_failure, compat=config.compat), engine,
                                   logs_requests=config.request_log, allowed_hosts=find_allowed_hosts(config))])
+    app[LONG_BODY_THREADS] = FairThreadPool(NUM_LONG_BODY_THREADS, config.max_concurrent_requests, "bodies",
+                                            "long bodies wait to be read")
+    app.on_cleanup.append(close_long_body_threads)
     services = Services(engine, validator, config, served_model, PumpFlusher(),
                         RequestGroupBudget(max(config.max_client_batch_size, config.max_concurrent_requests // 2)))
     first_routes: dict[tuple[str, str], web.RouteDef] = {}
@@ -112,6 +117,10 @@ def create_app(engine: Engine, validator: RequestValidator, config: RouterConfig
     app.on_response_prepare.append(add_request_id_header)
     allow_cors_origins(app, config.cors_allow_origin)
     return app
+
+
+async def close_long_body_threads(app: web.Application) -> None:
+    app[LONG_BODY_THREADS].close()
 
 
 def create_dialect_routes(services: Services) -> list[web.RouteDef]:

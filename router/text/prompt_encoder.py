@@ -1,9 +1,7 @@
 """Encoding of prompts (texts, conversations or token ids): tokens, length limits, and hashes of the cache blocks.
 Conversations and long prompts are encoded in threads, off the event loop."""
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -11,7 +9,7 @@ from typing import Self, TypeVar
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import DEFAULT_TENANT, FairSemaphore, RequestKind, Tenant, hash_blocks
+from router.request import DEFAULT_TENANT, FairThreadPool, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.infill import InfillEncoder, InfillPrompt, require_infill
 from router.text.output_formats import NO_ANSWER_BEGINNING, AnswerBeginning
@@ -132,28 +130,6 @@ class TokenizedText:
     offsets: Sequence[tuple[int, int]]
 
 
-class FairThreadPool:
-    """Pool of threads that take work of one tenant after the other. `close` ends them."""
-
-    def __init__(self, num_threads: int, max_per_tenant: int) -> None:
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        self._semaphore = FairSemaphore(
-            num_threads, max_per_tenant, "{} prompts wait to be tokenized (--max-concurrent-requests)".format)
-
-    def close(self) -> None:
-        self._semaphore.close()
-        self._executor.shutdown(cancel_futures=True)
-
-    async def run(self, work: Callable[[], T], tenant: Tenant) -> T:
-        """Run `work` in a thread. Raises Overloaded if too much work of the tenant waits."""
-        turn = self._semaphore.request_turn(tenant.name)
-        try:
-            await turn
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        finally:
-            self._semaphore.give_back(tenant.name, turn)
-
-
 class PromptEncoder:
     """Encoder of prompts. `close` ends its threads."""
 
@@ -165,7 +141,8 @@ class PromptEncoder:
         self._chat_template = chat_template
         self._model_info = model_info
         self._pooling_limit = find_pooling_limit(config, model_info)
-        self._thread_pool = FairThreadPool(config.validation_workers, config.max_concurrent_requests)
+        self._thread_pool = FairThreadPool(config.validation_workers, config.max_concurrent_requests,
+                                           "tokenizer", "prompts wait to be tokenized")
 
     def close(self) -> None:
         if self._chat_template is not None:

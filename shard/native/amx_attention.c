@@ -10,12 +10,6 @@
 
 #include "amx_tiles.h"
 
-#undef USE_AVX512
-#define USE_AVX512 1
-#include "vectors.h"
-
-#include "attention_weights.h"
-
 enum { TILE_INPUTS = 32, TILE_NUMBERS = 256, KEY_TILES = KEYS / TILE_ROWS, WEIGHT_TILES = KEYS / TILE_INPUTS };
 enum { MAX_ROW_TILES = MAX_ROWS / TILE_ROWS, MAX_DIM_TILES = MAX_HEAD_DIM / TILE_ROWS };
 enum { AMX = 5 }; /* as in products.c */
@@ -27,6 +21,12 @@ int can_attend_by_amx(const Attention *a, int instruction_set) {
 }
 
 #if HAS_AMX
+
+#undef USE_AVX512
+#define USE_AVX512 1
+#include "vectors.h"
+
+#include "attention_weights.h"
 
 #undef TARGET
 #define TARGET __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")))

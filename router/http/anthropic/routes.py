@@ -1,6 +1,5 @@
 """Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-import asyncio
 from time import monotonic as clock
 
 from aiohttp import web
@@ -11,21 +10,25 @@ from router.http.anthropic.requests import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from router.http.openai.answer_parts import parse_answer, run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import parse_answer, stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.requests import get_echoed_model
 from router.http.transport.auth import CLIENT
-from router.http.transport.body import add_ignored_fields, json_response, json_text_response, read_body
+from router.http.transport.body import (
+    add_ignored_fields,
+    json_response,
+    json_text_response,
+    read_body,
+    run_in_thread_if_long_body,
+)
 from router.http.transport.request_context_and_middleware import (
     ANSWER_ID,
     RequestContext,
-    has_long_body,
     ignored_fields_headers,
     response_headers,
 )
-from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
+from router.http.transport.services import ServiceRoutes, generate_all, run_in_thread_if_long, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
-from router.text.chat_template import Conversation
 
 
 class AnthropicRoutes(ServiceRoutes):
@@ -58,12 +61,8 @@ class AnthropicRoutes(ServiceRoutes):
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of the prompt that the model's template makes of the messages."""
-        body = await read_body(request, AnthropicCountTokensRequest)
-
-        def make_conversation() -> Conversation:
-            return body.to_chat_request().conversation
-
-        conversation = await asyncio.to_thread(make_conversation) if has_long_body(request) else make_conversation()
+        count_request = await read_body(request, AnthropicCountTokensRequest)
+        conversation = await run_in_thread_if_long_body(request, lambda: count_request.to_chat_request().conversation)
         num_tokens = await self._services.validator.prompt_encoder.tokenize_and_call(
             conversation, ANTHROPIC_PARAMETER_NAMES, lambda encoded: len(encoded.token_ids),
             tenant=request[CLIENT].tenant)

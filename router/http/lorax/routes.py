@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
@@ -28,19 +29,22 @@ from router.http.lorax.rendering import (
     lorax_error_event,
     lorax_timing_headers,
 )
-from router.http.openai.answer_parts import raw_token_texts, run_in_thread_if_long
+from router.http.openai.answer_parts import raw_token_texts
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.request_tools import required_call_grammar
 from router.http.openai.requests import ChatRequest, OpenAIBaseRequest
 from router.http.openai.tool_call_rendering import tool_call_json
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
-from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
+from router.http.tgi.rendering import GenerateStreamRenderer
+from router.http.tgi.routes import render_outputs
 from router.http.transport.body import (
     Int32,
     LenientBodyModel,
+    ListJson,
     UInt32,
     adapter_for_stream_headers,
+    json_list_response,
     json_response,
     json_text_response,
     read_body,
@@ -54,6 +58,7 @@ from router.http.transport.services import (
     Services,
     generate_best_first,
     reject_resume_token_ids,
+    run_in_thread_if_long,
 )
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
@@ -222,16 +227,14 @@ class LoraxRoutes(ServiceRoutes):
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        return json_text_response(*await self._response_json(request, await read_body(request, LoraxGenerateRequest),
-                                                             context))
+        return await self._respond_in_full(request, await read_body(request, LoraxGenerateRequest), context)
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
             return await self._stream_tokens(request, generate_body, context)
-        response_json, headers = await self._response_json(request, generate_body, context)
-        return json_text_response(f"[{response_json}]", headers)
+        return await self._respond_in_full(request, generate_body, context, brackets="[]")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
@@ -245,14 +248,15 @@ class LoraxRoutes(ServiceRoutes):
             lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
                                                   generation_request.returned_prompt, LORAX_DIALECT))
 
-    async def _response_json(self, request: web.Request, generate_body: LoraxGenerateRequest,
-                             context: RequestContext) -> tuple[str, dict[str, str]]:
+    async def _respond_in_full(self, request: web.Request, generate_body: LoraxGenerateRequest,
+                               context: RequestContext, brackets: str = "") -> web.StreamResponse:
         generation_request, parameters = generate_body.normalized_request, generate_body.parameters
-        [best_output, *others], headers = await self._generate_in_full(request, generation_request, context)
-        return generate_response_json(best_output, self._services.validator.tokenizer, others,
-                                      generation_request.returned_prompt,
-                                      has_details=parameters.details or parameters.decoder_input_details,
-                                      dialect=LORAX_DIALECT), headers
+        outputs, headers = await self._generate_in_full(request, generation_request, context)
+        rendered = await render_outputs(
+            outputs, self._services.validator.tokenizer, generation_request.returned_prompt,
+            has_details=parameters.details or parameters.decoder_input_details, dialect=LORAX_DIALECT)
+        answer = ListJson(brackets[:1], [rendered], brackets[1:])
+        return await json_list_response(request, answer, headers, self._services.config.slow_client_timeout)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -294,13 +298,15 @@ class LoraxRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, LoraxChatRequest)
         report_ignored_fields(request, chat_request, IGNORED_CHAT_FIELDS)
-        generation_request = chat_request.to_normalized_request(self._services)
+        generation_request = await context.run_in_thread_if_long(
+            partial(chat_request.to_normalized_request, self._services))
         if chat_request.stream:
             return await self._respond_streaming(
                 request, generation_request, context,
                 lambda choice: LoraxOpenAiStreamRenderer(len(choice.request.prompt), LORAX_CHAT_TEMPLATE))
         [output, *_], headers = await self._generate_in_full(request, generation_request, context)
-        parser = await create_response_parser(self._services, chat_request, output.validated_request, is_compat=True)
+        parser = await create_response_parser(self._services, chat_request, output.validated_request, (),
+                                              is_compat=True)
         parts = [] if parser is None else await run_in_thread_if_long(
             output, parse_complete_response, parser, raw_token_texts(output, parser))
         tool_calls = ",".join(tool_call_json(part.name, part.arguments, call_id="0")
@@ -357,9 +363,10 @@ class LoraxRoutes(ServiceRoutes):
         for fault in find_faults(generation_request.parameters, generation_request.prompt, self._services.config,
                                  validator.limits):
             raise InvalidRequest(fault)  # LoRAX reports the first
-        found_grammar = await context.run_in_thread_if_long(generation_request.find_grammar)
-        return await validator.validate(replace(generation_request.parameters.to_generation_input(
-            generation_request.prompt, context, found_grammar), **generation_request.extra_sampling_parameters))
+        grammar = await context.run_in_thread_if_long(generation_request.find_grammar)
+        return await validator.validate(replace(
+            generation_request.parameters.to_generation_input(generation_request.prompt, context, grammar),
+            **generation_request.extra_sampling_parameters))
 
     def _headers(self, request: web.Request, num_characters: int | None,
                  adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:

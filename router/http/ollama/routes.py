@@ -25,7 +25,7 @@ from router.http.ollama.requests import (
     OllamaGenerateRequest,
     OllamaModelRequest,
 )
-from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import stream_answer
 from router.http.openai.chat import ValidatedChat, validate_chat
 from router.http.openai.requests import ChatRequest, validate_with_model_adapter
 from router.http.routes.pooling import (
@@ -36,7 +36,7 @@ from router.http.routes.pooling import (
     truncate_vector,
     vector_json,
 )
-from router.http.transport.body import json_text_response, read_body
+from router.http.transport.body import ListJson, json_list_response, json_text_response, read_body
 from router.http.transport.request_context_and_middleware import (
     RequestContext,
     ignored_fields_headers,
@@ -47,6 +47,7 @@ from router.http.transport.services import (
     ServiceRoutes,
     Services,
     generate_all,
+    run_in_thread_if_long,
     timing_headers,
 )
 from router.telemetry.spans import CHAT_OPERATION, EMBEDDINGS_OPERATION
@@ -72,7 +73,7 @@ class OllamaRoutes(ServiceRoutes):
         body = await read_body(request, OllamaGenerateRequest, any_media_type=True)
         return await self._respond(request, context, body)
 
-    async def embed(self, request: web.Request) -> web.Response:
+    async def embed(self, request: web.Request) -> web.StreamResponse:
         """Return vectors of unit length, as Ollama does."""
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embed_request = await read_body(request, OllamaEmbedRequest, any_media_type=True)
@@ -83,10 +84,10 @@ class OllamaRoutes(ServiceRoutes):
 
         inputs = EmbeddingsRequest(input=embed_request.input).to_pooling_inputs(context)
         vectors, headers, num_tokens = await self._embed(request, context, embed_request, inputs, unit_vector_json)
-        return json_text_response(
-            f'{{"model":{quoted(embed_request.get_echoed_name(self._services))},"embeddings":[{",".join(vectors)}],'
-            f'"total_duration":{to_nanoseconds(clock() - context.arrived_at)},"prompt_eval_count":{num_tokens}}}',
-            headers)
+        answer = ListJson(
+            f'{{"model":{quoted(embed_request.get_echoed_name(self._services))},"embeddings":[', vectors,
+            f'],"total_duration":{to_nanoseconds(clock() - context.arrived_at)},"prompt_eval_count":{num_tokens}}}')
+        return await json_list_response(request, answer, headers, self._services.config.slow_client_timeout)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)

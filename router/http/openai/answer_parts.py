@@ -2,11 +2,9 @@
 them apart. A stream and a whole response have the same parts: both leave out the whitespace around reasoning and, where
 there may be tool calls, around text, which only separated them."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -30,8 +28,6 @@ from router.text.response_parser import (
 )
 from router.validation.validator import ValidatedRequest
 
-T = TypeVar("T")
-MAX_INLINE_TOKENS = 128  # of an output that is parsed on the event loop
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
@@ -97,15 +93,6 @@ class Answer:
     @property
     def tool_calls(self) -> Sequence[ParsedToolCall]:
         return [part for part in self.parts if isinstance(part, ParsedToolCall)]
-
-
-async def run_in_thread_if_long(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
-    the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
-    if len(output.tokens) <= MAX_INLINE_TOKENS:
-        await asyncio.sleep(0)  # a chat may have many choices: other tasks may run between them
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
 
 
 def parse_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,

@@ -2,6 +2,7 @@
 events. Where OpenAI and text-generation-inference differ, responses have a form that clients of both accept. The chats
 of other dialects go through `validate_chat`, too."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from router.config import RouterConfig
 from router.engine.output_stream import RequestStream
-from router.http.openai.answer_parts import run_in_thread_if_long
 from router.http.openai.parser_selection import create_response_parser
 from router.http.openai.rendering import (
     CHAT_CHUNK_TYPE,
@@ -35,7 +35,7 @@ from router.http.openai.requests import (
 )
 from router.http.openai.tool_call_rendering import OpenAIToolChatStreamRenderer, tool_chat_choice_json
 from router.http.openai.whole_answer_grammar import constrain_answer
-from router.http.transport.body import add_ignored_fields, json_text_response, read_body, report_ignored_fields
+from router.http.transport.body import add_ignored_fields, json_list_response, read_body, report_ignored_fields
 from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import (
     RequestGroupThrottle,
@@ -43,10 +43,12 @@ from router.http.transport.services import (
     Services,
     gather_or_cancel,
     generate_all,
+    run_in_thread_if_long,
     timing_headers,
 )
 from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
+from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.response_parser import ResponseParserProtocol
 from router.validation.validator import GenerationInput, ValidatedRequest
@@ -93,8 +95,10 @@ async def validate_chat(services: Services, chat_request: ChatRequest, context: 
     if services.validator.reasoning_format is None and not chat_request.may_call_tool:
         return ValidatedChat(choices, [None] * len(choices))
     is_compat = services.is_tgi and parameter_names is CHAT_PARAMETER_NAMES
-    return ValidatedChat(choices, [await create_response_parser(services, chat_request, choice, is_compat=is_compat)
-                                   for choice in choices])
+    assert isinstance(generation_input.prompt, Conversation)
+    tools = generation_input.prompt.tools
+    return ValidatedChat(choices, [
+        await create_response_parser(services, chat_request, choice, tools, is_compat=is_compat) for choice in choices])
 
 
 def make_chat_input(services: Services, chat_request: ChatRequest, context: RequestContext,
@@ -140,12 +144,15 @@ class ChatRoutes(ServiceRoutes):
             outputs = await generate_all(services, choices, context)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=len(outputs))
-            return json_text_response(chat_completion_json(metadata, outputs, [
+            rendered = [
                 await run_in_thread_if_long(output, text_chat_choice_json, metadata, index, output, output_options)
                 if parser is None else await run_in_thread_if_long(output, tool_chat_choice_json, metadata, index,
                                                                    output, output_options, parser)
-                for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))],
-                returns_token_ids=output_options.returns_token_ids), headers)
+                for index, (output, parser) in enumerate(zip(outputs, chat.parsers, strict=True))]
+            make_answer = partial(chat_completion_json, metadata, outputs, rendered,
+                                  returns_token_ids=output_options.returns_token_ids)
+            answer = await asyncio.to_thread(make_answer) if output_options.returns_token_ids else make_answer()
+            return await json_list_response(request, answer, headers, services.config.slow_client_timeout)
 
         num_prompt_tokens = len(choices[0].request.prompt)
         renderers = [

@@ -16,6 +16,7 @@ from router.http.openai.rendering import (
 )
 from router.http.openai.stop_strings import trim_stop_string
 from router.http.tgi.rendering import float32_json
+from router.http.transport.body import ListJson
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
@@ -95,10 +96,10 @@ class CompletionLogprobsBuilder:
 
 
 def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput], num_choices: int,
-                    choices: Sequence[str]) -> str:
+                    choices: Sequence[str]) -> ListJson:
     """Return the response to one or several prompts, each with `num_choices` outputs, with the JSON of the choices."""
-    return (f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{",".join(choices)}],'
-            f'"usage":{output_usage_json(metadata, outputs, num_choices)}}}')
+    return ListJson(f'{{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[', choices,
+                    f'],"usage":{output_usage_json(metadata, outputs, num_choices)}}}')
 
 
 def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,

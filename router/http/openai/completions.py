@@ -33,7 +33,7 @@ from router.http.openai.requests import (
     get_echoed_model,
     validate_with_model_adapter,
 )
-from router.http.transport.body import TextsOrTokens, UInt32, json_text_response, read_body, report_ignored_fields
+from router.http.transport.body import TextsOrTokens, UInt32, json_list_response, read_body, report_ignored_fields
 from router.http.transport.request_context_and_middleware import RequestContext, response_headers
 from router.http.transport.services import (
     GenerationOutput,
@@ -139,10 +139,11 @@ class CompletionRequest(OpenAIBaseRequest):
         has_ids = bool(self.return_token_ids) and not self.stream  # a stream has them beside the other details
         if not self.echo and self.logprobs is None and not has_ids:
             return None
-        prompt = self.prompt[index]
-        echoed_prompt = EchoedPrompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(token_ids))
-        return CompletionOutputOptions(tokenizer, self.logprobs is not None, echoed_prompt if self.echo else None,
-                                       has_ids)
+        echoed_prompt = None
+        if self.echo:
+            prompt = self.prompt[index]
+            echoed_prompt = EchoedPrompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(token_ids))
+        return CompletionOutputOptions(tokenizer, self.logprobs is not None, echoed_prompt, has_ids)
 
 
 class CompletionRoutes(ServiceRoutes):
@@ -171,9 +172,9 @@ class CompletionRoutes(ServiceRoutes):
         if not completion_request.stream:
             async def render_output(index: int, output: GenerationOutput) -> str:
                 details = all_details[index]
-                if details is None or not details.has_logprobs:
+                if details is None or not (details.has_logprobs or details.has_token_ids):
                     return output_choice_json(metadata, index, output, trimmed_stop_strings, details)
-                # Logprobs of long prompts take a while to render, so they are rendered off the event loop.
+                # Logprobs and ids of long prompts take a while to render, so they are rendered off the event loop.
                 return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
                                                details)
 
@@ -182,7 +183,8 @@ class CompletionRoutes(ServiceRoutes):
                 collect=collect_prompt_only_output if completion_request.has_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
-            return json_text_response(completion_json(metadata, outputs, num_choices, choices_json), headers)
+            return await json_list_response(request, completion_json(metadata, outputs, num_choices, choices_json),
+                                            headers, services.config.slow_client_timeout)
 
         detailed_renderer = (EchoOnlyStreamRenderer if completion_request.has_prompt_only
                              else LogprobsAndEchoStreamRenderer)
@@ -220,8 +222,11 @@ class CompletionRoutes(ServiceRoutes):
             new_choices = await validate_with_model_adapter(services, completion_request, replace(
                 generation_input, prompt=completion_request.make_prompt(prompt),
                 request_id=context.for_prompt(index).request_id), context)
-            details = None if services.is_tgi else completion_request.completion_details(
-                index, new_choices[0].request.prompt, services.validator.tokenizer)
+            make_details = partial(completion_request.completion_details, index, new_choices[0].request.prompt,
+                                   services.validator.tokenizer)
+            decodes_prompt = completion_request.echo and not isinstance(prompt, str)
+            details = (None if services.is_tgi else await context.run_in_thread_if_long(make_details) if decodes_prompt
+                       else make_details())
             choices += new_choices
             all_details += [details] * len(new_choices)
         return choices, all_details

@@ -17,6 +17,7 @@ from router.engine.output_stream import FailedEvent, FinishedEvent, RequestStrea
 from router.errors import Cancelled, RequestError
 from router.http.openai.stop_strings import StopStringHoldback, trim_stop_string
 from router.http.tgi.rendering import float32_json
+from router.http.transport.body import ListJson
 from router.http.transport.error_responses import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
 from router.http.transport.request_context_and_middleware import ANSWER_ID
 from router.http.transport.services import GenerationOutput, Services
@@ -128,14 +129,14 @@ class RenderedChoice:
 
 
 def chat_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput],
-                         choices: Sequence[RenderedChoice], *, returns_token_ids: bool = False) -> str:
+                         choices: Sequence[RenderedChoice], *, returns_token_ids: bool = False) -> ListJson:
     """Return the response to a chat, with its choices."""
     usage = output_usage_json(metadata, outputs, len(outputs),
                               sum_known([choice.num_reasoning_tokens for choice in choices]))
     prompt_field = (f',"prompt_token_ids":{token_ids_json(outputs[0].validated_request.request.prompt)}'
                     if returns_token_ids else "")
-    return (f'{{{metadata.to_json_fields("chat.completion")},"choices":[{",".join(choice.json for choice in choices)}],'
-            f'"usage":{usage}{prompt_field}}}')
+    return ListJson(f'{{{metadata.to_json_fields("chat.completion")},"choices":[', [choice.json for choice in choices],
+                    f'],"usage":{usage}{prompt_field}}}')
 
 
 def token_ids_json(tokens: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 becomes a `ChatRequest`; responses_rendering.py renders the answer."""
 
 import json
+from functools import partial
 from time import monotonic as clock
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import ChatTemplateFailed, InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.openai.answer_parts import run_in_thread_if_long, stream_answer
+from router.http.openai.answer_parts import stream_answer
 from router.http.openai.chat import validate_chat
 from router.http.openai.request_tools import TOOL_CHOICE_OPTIONS, FunctionName
 from router.http.openai.requests import (
@@ -36,7 +37,7 @@ from router.http.transport.body import (
     read_body,
 )
 from router.http.transport.request_context_and_middleware import ANSWER_ID, RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, generate_all, timing_headers
+from router.http.transport.services import ServiceRoutes, generate_all, run_in_thread_if_long, timing_headers
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation import bounds
@@ -268,8 +269,9 @@ class ResponsesRoutes(ServiceRoutes):
             raise
         add_ignored_fields(request, chat_request.list_unused_formats(RESPONSE_PARAMETER_NAMES))
         validated_at, [choice], [parser] = clock(), chat.choices, chat.parsers
-        events = ResponseEvents(f"resp_{request[ANSWER_ID]}",
-                                responses_request.echoed_fields(get_echoed_model(services, chat_request)))
+        echoed_fields = await context.run_in_thread_if_long(
+            partial(responses_request.echoed_fields, get_echoed_model(services, chat_request)))
+        events = ResponseEvents(f"resp_{request[ANSWER_ID]}", echoed_fields)
         renderer = ResponseStreamRenderer(events, len(choice.request.prompt),
                                           chat_request.trimmed_stop_strings(is_tgi=False), parser,
                                           services.validator.tokenizer if responses_request.includes_logprobs

@@ -41,6 +41,8 @@ from router.scheduler.sequence import RequestPhase
 from router.simulation.trace import RequestArrival, parse_plain_arrival
 
 MAX_WAITING_SIMULATIONS = 4  # also of exports
+MAX_TENANT_SIMULATIONS = 2  # that run or wait, also of exports, without an admin key
+MAX_SIMULATED_PROMPT_TOKENS = 4_194_304  # of all requests of a simulation, whose prompts are made
 MAX_TRACE_ROWS = 2048  # of the steps that one call in a thread renders, unless it is a single step
 # Bytes of events that the system holds for a viewer. Its own bound of megabytes would hide for minutes that it does not
 # read.
@@ -86,7 +88,9 @@ class EngineInspectionRoutes(ServiceRoutes):
         self._settings = settings
         # Simulations and pieces of exports run one after the other, so that they leave the engine its time.
         self._thread_lock = asyncio.Lock()
-        self._num_running: Counter[str] = Counter()  # or waiting for their turn, by what they are
+        # What runs or waits for its turn, by what it is; in all, and of each tenant without an admin key.
+        self._num_running: Counter[str] = Counter()
+        self._num_running_of_tenant: Counter[tuple[str, str]] = Counter()
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/v1/engine/state", self.state), web.get("/v1/engine/events", self.events, allow_head=False),
@@ -125,8 +129,8 @@ class EngineInspectionRoutes(ServiceRoutes):
     async def trace(self, request: web.Request) -> web.StreamResponse:
         """Send the buffered steps in Chrome's trace-event format, rendered as fast as the client reads."""
         step_range = self._get_step_range(**parse_query_parameters(request, STEP_RANGE_PARAMETERS))
-        described = self._services.engine.monitor.describe_sequences(step_range.sequences.values(),
-                                                                     self._make_viewer(request))
+        viewer = self._make_viewer(request)
+        described = self._services.engine.monitor.describe_sequences(step_range.sequences.values(), viewer)
         metadata = {"server": f"weft {VERSION}", "model": self._services.served_model.name,
                     "first_step": step_range.steps[0].number, "last_step": step_range.steps[-1].number}
         pieces = iterate_chrome_trace((json.loads(step.json_text) for step in step_range.steps),
@@ -134,7 +138,7 @@ class EngineInspectionRoutes(ServiceRoutes):
         num_steps = max(MAX_TRACE_ROWS // self._services.engine.monitor.settings.max_batch_size, 1)
         response = web.StreamResponse(headers=TRACE_HEADERS)
         response.content_type = "application/json"
-        with self._limit_concurrency("exports"):
+        with self._limit_concurrency("exports", viewer):
             await response.prepare(request)
             while text := await self._run_in_turn(lambda: "".join(islice(pieces, num_steps))):
                 await self._write_with_time_limit(response.write(text.encode()))
@@ -159,14 +163,16 @@ class EngineInspectionRoutes(ServiceRoutes):
         step_range = (engine.monitor.get_buffered_step_range() if given
                       else self._get_step_range(body.since or 0, body.until))
         sequences = [] if given else select_sequences(step_range)[:MAX_SIMULATED_REQUESTS]
-        arrivals = make_given_arrivals(body.requests or ()) if given else make_arrivals(sequences)
+        check_num_prompt_tokens(sum(simulated.prompt_tokens for simulated in body.requests or ())
+                                + sum(sequence.num_prompt_tokens for sequence in sequences))
         settings = BatchingSettings(body.batching, body.max_batch_size, body.static_window_ms).apply(
             self._services.config, engine.model_info)
         coefficients = engine.monitor.cost_coefficients
-        described = (engine.monitor.describe_sequences(sequences, viewer) if sequences
-                     else [describe_given_request(arrival) for arrival in arrivals])
+        described_sequences = engine.monitor.describe_sequences(sequences, viewer)
 
         def run() -> str:
+            arrivals = make_given_arrivals(body.requests or ()) if given else make_arrivals(sequences)
+            described = described_sequences or [*map(describe_given_request, arrivals)]
             steps = parse_steps(step_range)
             simulated = simulate_batching(arrivals, settings, engine.model_info, measure_timing(steps, coefficients))
             submitted_at = {sequence.id: sequence.submitted_at + engine.monitor.clock_offset for sequence in sequences}
@@ -179,20 +185,26 @@ class EngineInspectionRoutes(ServiceRoutes):
                 "summary": simulated.summary, "recorded": None if given else summarize_steps(steps, submitted_at),
                 "sequences": described})
 
-        with self._limit_concurrency("simulations"):
+        with self._limit_concurrency("simulations", viewer):
             text = await self._run_in_turn(run)
         return json_text_response(text, ignored_fields_headers(request))
 
     @contextmanager
-    def _limit_concurrency(self, name: str) -> Iterator[None]:
+    def _limit_concurrency(self, name: str, viewer: Viewer) -> Iterator[None]:
         """Count what is under way by this name. Raises MonitorBusy."""
         if self._num_running[name] > MAX_WAITING_SIMULATIONS:
             raise MonitorBusy(f"{MAX_WAITING_SIMULATIONS} {name} wait already, as many as may")
+        of_tenant = (name, viewer.tenant_name)
+        if not viewer.is_admin and self._num_running_of_tenant[of_tenant] >= MAX_TENANT_SIMULATIONS:
+            raise MonitorBusy(f"{MAX_TENANT_SIMULATIONS} {name} of this tenant run or wait already, as many as may")
         self._num_running[name] += 1
+        self._num_running_of_tenant[of_tenant] += not viewer.is_admin
         try:
             yield
         finally:
             self._num_running[name] -= 1
+            self._num_running_of_tenant[of_tenant] -= not viewer.is_admin
+            self._num_running_of_tenant += Counter()  # without those of 0
 
     async def _run_in_turn(self, run: Callable[[], str]) -> str:
         async with self._thread_lock:
@@ -256,6 +268,14 @@ def limit_send_buffer(transport: asyncio.Transport | None) -> None:
 def render_simulation(steps: Sequence[Mapping[str, Any]], members: Mapping[str, Any]) -> str:
     """Return the JSON of a simulation, made step by step: one call for all would let no other thread run."""
     return f'{dumps(members)[:-1]},"steps":[{",".join([dumps(step) for step in steps])}]}}'
+
+
+def check_num_prompt_tokens(num_tokens: int) -> None:
+    """Raises InvalidRequest for more tokens than a simulation may have."""
+    if num_tokens > MAX_SIMULATED_PROMPT_TOKENS:
+        raise InvalidRequest(f"the prompts of all requests to simulate may have {MAX_SIMULATED_PROMPT_TOKENS} tokens "
+                             f"together, got {num_tokens}; give fewer or shorter ones, or fewer steps by `since` and "
+                             "`until`")
 
 
 def make_given_arrivals(requests: Any) -> list[RequestArrival]:

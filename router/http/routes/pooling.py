@@ -27,9 +27,11 @@ from router.http.transport.body import (
     NOT_GIVEN,
     AdapterParameters,
     LenientBodyModel,
+    ListJson,
     RefusedFields,
     TextsOrTokens,
     UInt32,
+    json_list_response,
     json_response,
     json_text_response,
     read_body,
@@ -213,7 +215,7 @@ class PoolingRoutes(ServiceRoutes):
                                                           lambda _, said: get_output_vector(said))
         return json_text_response(f'{{"embeddings":{vector_json(vector)}}}', headers)
 
-    async def extract_features(self, request: web.Request) -> web.Response:
+    async def extract_features(self, request: web.Request) -> web.StreamResponse:
         """Return a list of vectors, also for a single text."""
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         features_request = await read_body(request, FeatureExtractionRequest)
@@ -222,19 +224,19 @@ class PoolingRoutes(ServiceRoutes):
                                          context)
         rows, headers, _ = await run_pooling_requests(self._services, request, context, inputs,
                                                       features_request.vector_row_json)
-        return json_text_response(f"[{','.join(rows)}]", headers)
+        return await json_list_response(request, ListJson("[", rows, "]"), headers,
+                                        self._services.config.slow_client_timeout)
 
-    async def embeddings(self, request: web.Request) -> web.Response:
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
         results, headers, num_tokens = await run_pooling_requests(self._services, request, context,
                                                                   embeddings_request.to_pooling_inputs(context),
                                                                   embeddings_request.embedding_row_json)
-        rows = ",".join(results)
-        response_json = (f'{{"embeddings":[{rows}]}}' if self._services.is_lorax else
-                         f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
-                         f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
-        return json_text_response(response_json, headers)
+        answer = (ListJson('{"embeddings":[', results, "]}") if self._services.is_lorax else ListJson(
+            '{"object":"list","data":[', results, f'],"model":{quoted(self._services.served_model.name)},'
+            f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}'))
+        return await json_list_response(request, answer, headers, self._services.config.slow_client_timeout)
 
     async def classify(self, request: web.Request) -> web.Response:
         context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)

@@ -2,9 +2,8 @@
 text-generation-inference does, with offsets that count bytes, and to the fields of vLLM as vLLM does. The JSON of a
 token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces."""
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, islice
 from typing import Annotated, Any
 
@@ -14,7 +13,15 @@ from pydantic import FailFast
 from router.http.openai.requests import CHAT_PARAMETER_NAMES, ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.auth import CLIENT
-from router.http.transport.body import BodyModel, LenientBodyModel, UInt32, json_response, read_body
+from router.http.transport.body import (
+    BodyModel,
+    LenientBodyModel,
+    UInt32,
+    json_response,
+    read_body,
+    run_in_thread_if_long_body,
+    send_json,
+)
 from router.http.transport.request_context_and_middleware import ignored_fields_headers
 from router.http.transport.services import ServiceRoutes, Services
 from router.text.chat_template import ChatTemplate, Conversation
@@ -25,7 +32,6 @@ from router.validation import bounds
 PARAMETER_NAMES = DialectParameterNames(truncate="")  # prompts are never truncated
 PROMPT_PARAMETER_NAMES = DialectParameterNames(prompt="prompt", truncate="")
 TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
-MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; a conversation may be far longer
 
 DEFAULT_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, which reads every tokenizer.json
 PATH_FIELDS = frozenset({"name_or_path", "_name_or_path"})  # beside those that end with `_file`
@@ -74,8 +80,7 @@ class TokenizeRoutes(ServiceRoutes):
             chat_request = await self._read_chat(request)
             if self._services.config.compat == "none":
                 chat_request.check_roles(self._services.validator.chat_template)
-            return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
-                                             self._render_token_ids)
+            return await self._respond_to_chat(request, chat_request, self._render_token_ids)
         generate_request = await read_body(request, GenerateRequest)
         return await respond_with_tokens(self._services, request, generate_request.inputs, PARAMETER_NAMES,
                                          render_token_list)
@@ -103,9 +108,12 @@ class TokenizeRoutes(ServiceRoutes):
                                                  self._services.validator.chat_template))
 
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
-        chat_request = await self._read_chat(request)
-        return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_PARAMETER_NAMES,
-                                         render_chat_tokens)
+        return await self._respond_to_chat(request, await self._read_chat(request), render_chat_tokens)
+
+    async def _respond_to_chat(self, request: web.Request, chat_request: ChatRequest,
+                               render_pieces: Callable[[TokenizedText], list[bytes]]) -> web.StreamResponse:
+        conversation = await run_in_thread_if_long_body(request, lambda: chat_request.conversation)
+        return await respond_with_tokens(self._services, request, conversation, CHAT_PARAMETER_NAMES, render_pieces)
 
 
 def make_tokenizer_info(tokenizer: Tokenizer, template: ChatTemplate | None) -> dict[str, Any]:
@@ -127,7 +135,8 @@ async def respond_with_tokens(services: Services, request: web.Request, text: st
     many tokens."""
     pieces = await services.validator.prompt_encoder.tokenize_and_call(
         text, parameter_names, render_pieces, tenant=request[CLIENT].tenant, add_special_tokens=add_special_tokens)
-    return await send_json(request, pieces, services.config.slow_client_timeout)
+    return await send_json(request, pieces, sum(map(len, pieces)), services.config.slow_client_timeout,
+                           headers=ignored_fields_headers(request))
 
 
 def render_token_list(encoded: TokenizedText) -> list[bytes]:
@@ -150,22 +159,3 @@ def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
         yield (opening + json.dumps(piece)[1:-1]).encode()
         opening = ", "
     yield b"[]" if opening == "[" else b"]"
-
-
-async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
-    """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
-    a read."""
-    response = web.StreamResponse(headers=ignored_fields_headers(request))
-    response.content_type = "application/json"
-    response.content_length = sum(map(len, pieces))
-    await response.prepare(request)
-    try:
-        for piece in pieces:
-            for start in range(0, len(piece), MAX_WRITE_BYTES):
-                async with asyncio.timeout(slow_client_timeout):
-                    await response.write(piece[start:start + MAX_WRITE_BYTES])
-        async with asyncio.timeout(slow_client_timeout):
-            await response.write_eof()
-    except TimeoutError:
-        raise ConnectionResetError(f"the client did not read for {slow_client_timeout} seconds") from None
-    return response

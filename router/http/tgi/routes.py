@@ -1,9 +1,11 @@
 """API of text-generation-inference: the routes that generate, their parameters and headers. Parses bodies into
 `GenerationInput`; rendering.py renders the events."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from time import monotonic as clock
 from typing import Annotated, Any
 
@@ -12,21 +14,36 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
+from router.http.tgi.rendering import (
+    TGI_DIALECT,
+    GenerateResponseDialect,
+    GenerateStreamRenderer,
+    generate_response_json,
+    tgi_error_event,
+)
 from router.http.transport.body import (
     AdapterParameters,
     Int32,
     LenientBodyModel,
+    ListJson,
     UInt32,
     UInt64,
     adapter_for_stream_headers,
-    json_text_response,
+    json_list_response,
     read_body,
 )
 from router.http.transport.request_context_and_middleware import RequestContext, response_headers
-from router.http.transport.services import ServiceRoutes, generate_best_first, reject_resume_token_ids, timing_headers
+from router.http.transport.services import (
+    GenerationOutput,
+    ServiceRoutes,
+    generate_best_first,
+    reject_resume_token_ids,
+    run_in_thread_if_long,
+    timing_headers,
+)
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
+from router.text.tokenizer import Tokenizer
 from router.validation import bounds
 from router.validation.validator import GenerationInput
 
@@ -144,37 +161,36 @@ class TgiRoutes(ServiceRoutes):
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        return json_text_response(*await self._generate_in_full(request, await read_body(request, GenerateRequest),
-                                                                context))
+        return await self._generate_in_full(request, await read_body(request, GenerateRequest), context)
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_request = await read_body(request, CompatGenerateRequest)
         if generate_request.stream:
             return await self._respond_streaming(request, generate_request, context)
-        body, headers = await self._generate_in_full(request, generate_request, context)
-        return json_text_response(f"[{body}]", headers)
+        return await self._generate_in_full(request, generate_request, context, brackets="[]")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         return await self._respond_streaming(request, await read_body(request, GenerateRequest), context)
 
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
-                                context: RequestContext) -> tuple[str, dict[str, str]]:
+                                context: RequestContext, brackets: str = "") -> web.StreamResponse:
         services = self._services
         reject_resume_token_ids(generate_request.parameters.resume_token_ids)
         validated_requests = await services.validator.validate(
             await context.run_in_thread_if_long(partial(generate_request.to_generation_input, context)))
         validated_at = clock()
-        best_output, *other_outputs = await generate_best_first(services, validated_requests, context)
+        outputs = await generate_best_first(services, validated_requests, context)
+        best_output = outputs[0]
         headers = (response_headers(request, services.engine.model_info, len(generate_request.inputs),
                                     best_output.validated_request.adapter)
                    | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))
         parameters = generate_request.parameters
-        body = generate_response_json(
-            best_output, services.validator.tokenizer, other_outputs, generate_request.returned_prompt,
-            has_details=parameters.details or parameters.decoder_input_details)
-        return body, headers
+        rendered = await render_outputs(outputs, services.validator.tokenizer, generate_request.returned_prompt,
+                                        has_details=parameters.details or parameters.decoder_input_details)
+        answer = ListJson(brackets[:1], [rendered], brackets[1:])
+        return await json_list_response(request, answer, headers, services.config.slow_client_timeout)
 
     async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
                                  context: RequestContext) -> web.StreamResponse:
@@ -193,3 +209,12 @@ class TgiRoutes(ServiceRoutes):
             with closing(services.submit(validated_request, context)) as stream:
                 await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
         return event_stream.response
+
+
+async def render_outputs(outputs: Sequence[GenerationOutput], tokenizer: Tokenizer, text_prefix: str, *,
+                         has_details: bool, dialect: GenerateResponseDialect = TGI_DIALECT) -> str:
+    """Render a whole response with the best output, which is the first; in a thread if its details are long."""
+    render = partial(generate_response_json, outputs[0], tokenizer, outputs[1:], text_prefix, has_details=has_details,
+                     dialect=dialect)
+    longest = max(outputs, key=attrgetter("num_rendered_tokens"))
+    return await run_in_thread_if_long(longest, render) if has_details else render()

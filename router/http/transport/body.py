@@ -1,5 +1,5 @@
 """Request bodies, decompressed and validated as pydantic models, the parameters of bodies that name adapters (LoRAX's,
-or OpenAI's `model`), and JSON responses. No other module reads bodies.
+or OpenAI's `model`), and JSON responses, of which long ones are sent in pieces. No other module reads bodies.
 
 aiohttp's own decompression is off (`server.PROTOCOL_OPTIONS`): it would also decompress bodies of rejected requests.
 """
@@ -9,8 +9,9 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from aiohttp import web
@@ -20,8 +21,10 @@ from pydantic_core import from_json
 from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
 from router.http.transport.connection_limits import find_connection
 from router.pydantic_errors import describe_first_error
+from router.request import FairThreadPool
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -34,6 +37,10 @@ IGNORED_FIELDS = web.RequestKey("ignored_fields", str)  # names of the body's un
 UNUSUAL_NAME_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
 MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
+# Threads in which long bodies are read and converted. Python runs one of them at a time, or the event loop: more
+# threads would only take more of its time.
+LONG_BODY_THREADS = web.AppKey("long_body_threads", FairThreadPool)
+NUM_LONG_BODY_THREADS = 2
 RefusedFields = dict[str, Sequence[object]]  # by name, the values with which a field is accepted, and has no effect
 NOT_GIVEN: Sequence[object] = (None, False, [], {})
 BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
@@ -41,12 +48,15 @@ BASE_MODEL_ADAPTER_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of t
 BASE_MODEL_NAMES = BASE_MODEL_ADAPTER_IDS | {"tgi", "dummy", "base", "default"}
 # Limits on what a body holds, checked before objects are made of it.
 MAX_INLINE_VALUES = 2_048  # which are read on the event loop
+MAX_INLINE_BYTES = 16_384  # of a body that is converted there
 MAX_VALUES = 524_288
 MAX_STRINGS, MAX_CONTAINERS = 131_072, 32_768  # names of fields are strings; containers are lists and objects
 MAX_ENTRIES = 4_096  # of a list or an object, but for lists of numbers
 MAX_ENTRIES_BY_FIELD = {"instances": 512, "tools": 1_024}  # of the body, or of an instance
 MAX_DEPTH_OF_FIELDS = 3
 MAX_ENUM_ENTRIES = 65_536  # of a JSON schema
+MAX_JOINED_BYTES = 262_144  # of an answer that is sent as a whole
+MAX_WRITE_BYTES = 65_536  # bytes, which a slow client takes within its time limit; an answer may be far longer
 MAX_REPORTED_ERRORS = 64  # more are made into messages in a thread
 NUMBERS = frozenset({int, float})
 URL_PREFIXES = ("http://", "https://")  # some clients send the server's URL as `model`
@@ -139,6 +149,7 @@ class LenientBodyModel(BodyModel):
 
 
 BodyT = TypeVar("BodyT", bound=BodyModel)
+T = TypeVar("T")
 
 
 async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_type: bool = False) -> BodyT:
@@ -151,9 +162,9 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
             body, unknown_fields = parse_body(content, body_model)
         else:
-            body, unknown_fields = await asyncio.to_thread(parse_large_body, content, body_model)
+            body, unknown_fields = await run_in_body_thread(request, partial(parse_large_body, content, body_model))
     except ValidationError as error:  # report the first fault, without repeating the body
-        errors = await list_validation_errors(error)
+        errors = await list_validation_errors(request, error)
         if errors[0]["type"] == "json_invalid":
             reason = errors[0]["msg"].removeprefix("Invalid JSON: ")
             raise web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {reason}") from None
@@ -161,6 +172,18 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     request[UNKNOWN_FIELDS] = unknown_fields
     add_ignored_fields(request, unknown_fields.ignored)
     return body
+
+
+async def run_in_body_thread(request: web.Request, work: Callable[[], T]) -> T:
+    """Run work on a long body in a thread. Tenants take turns. Raises Overloaded if too much work of the client's
+    tenant waits."""
+    return await request.app[LONG_BODY_THREADS].run(work, request.get(CLIENT, KEYLESS_CLIENT).tenant)
+
+
+async def run_in_thread_if_long_body(request: web.Request, work: Callable[[], T]) -> T:
+    """Return the result of work whose time grows with the body, which has been read: in a thread if that is long."""
+    is_long = len(request[DECOMPRESSED_BODY]) > MAX_INLINE_BYTES
+    return await run_in_body_thread(request, work) if is_long else work()
 
 
 def parse_large_body(content: bytes, body_model: type[BodyT]) -> tuple[BodyT, UnknownFields]:
@@ -222,11 +245,11 @@ def get_max_entries(location: tuple[str | int, ...]) -> int:
     return MAX_ENTRIES_BY_FIELD.get(name, MAX_ENTRIES) if len(location) <= MAX_DEPTH_OF_FIELDS else MAX_ENTRIES
 
 
-async def list_validation_errors(error: ValidationError) -> Any:
+async def list_validation_errors(request: web.Request, error: ValidationError) -> Any:
     """Return pydantic's errors, in a thread if there are many."""
-    if error.error_count() <= MAX_REPORTED_ERRORS:
-        return error.errors(include_url=False)
-    return await asyncio.to_thread(error.errors, include_url=False)
+    list_errors = partial(error.errors, include_url=False)
+    return list_errors() if error.error_count() <= MAX_REPORTED_ERRORS else await run_in_body_thread(
+        request, list_errors)
 
 
 def report_ignored_fields(request: web.Request, body: LenientBodyModel,
@@ -327,6 +350,66 @@ def json_text_response(body: str, headers: Mapping[str, str] | None = None) -> w
 
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> web.Response:
     return json_text_response(json.dumps(value), headers)
+
+
+class ListJson(NamedTuple):
+    """JSON of an answer with a list, in ASCII, with that of each item. To join all of a long list, and to send it at
+    once, would hold up other requests."""
+
+    opening: str  # what is before the first item
+    items: Sequence[str]
+    closing: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.opening}{','.join(self.items)}{self.closing}"
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.opening) + sum(map(len, self.items)) + max(len(self.items) - 1, 0) + len(self.closing)
+
+    def iterate_pieces(self) -> Iterator[bytes]:
+        """Yield the JSON in pieces of about MAX_WRITE_BYTES."""
+        text = self.opening
+        for index, item in enumerate(self.items):
+            text += "," * (index > 0)
+            for start in range(0, len(item), MAX_WRITE_BYTES):
+                text += item[start:start + MAX_WRITE_BYTES]
+                if len(text) >= MAX_WRITE_BYTES:
+                    yield text.encode("ascii")
+                    text = ""
+        yield f"{text}{self.closing}".encode("ascii")
+
+
+async def json_list_response(request: web.Request, answer: ListJson, headers: Mapping[str, str],
+                             slow_client_timeout: float) -> web.StreamResponse:
+    """Respond with the answer, in pieces if it is long. Raises ConnectionResetError as `send_json`."""
+    if (num_bytes := answer.num_bytes) <= MAX_JOINED_BYTES:
+        return json_text_response(answer.text, headers)
+    return await send_json(request, answer.iterate_pieces(), num_bytes, slow_client_timeout, headers=headers)
+
+
+async def send_json(request: web.Request, pieces: Iterable[bytes], num_bytes: int, slow_client_timeout: float, *,
+                    headers: Mapping[str, str]) -> web.StreamResponse:
+    """Send pieces with `num_bytes` together as fast as the client reads. Raises ConnectionResetError after
+    `slow_client_timeout` seconds without a read."""
+    response, connection = web.StreamResponse(headers=headers), find_connection(request)
+    response.content_type, response.content_length = "application/json", num_bytes
+    await response.prepare(request)
+    with nullcontext() if connection is None else connection.writing_answer(num_bytes):
+        try:
+            for piece in pieces:
+                for start in range(0, len(piece), MAX_WRITE_BYTES):
+                    written = piece[start:start + MAX_WRITE_BYTES]
+                    if connection is not None:
+                        connection.num_unwritten_bytes -= len(written)
+                    async with asyncio.timeout(slow_client_timeout):
+                        await response.write(written)
+            async with asyncio.timeout(slow_client_timeout):
+                await response.write_eof()
+        except TimeoutError:
+            raise ConnectionResetError(f"the client did not read for {slow_client_timeout} seconds") from None
+    return response
 
 
 class BodyValidationError(web.HTTPUnprocessableEntity):

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network
 from itertools import islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod
@@ -34,6 +34,8 @@ PROBE_HEAD_SECONDS = 1.0  # for the head of a probe on such a connection
 MAX_LINGERING = 64  # connections beyond the limits; further ones are closed at once
 MAX_LATENESS_SECONDS = 1.0  # of a sweep, beyond which this process has stood still
 MAX_REASON_CHARACTERS = 300  # a reason may repeat what the client sent
+MAX_UNREAD_BYTES = 2**30  # of all answers, that this process keeps for clients that have not read them yet
+HEAD_ENDINGS = (b"\n\r\n", b"\n\n")
 DEFAULT_CONFIG = RouterConfig()
 
 EvictableConnections = OrderedDict["Connection", None]
@@ -79,6 +81,14 @@ class ConnectionLimits:
         return in_all, self.max_connections_per_address or max(1, int(in_all * SHARE_PER_ADDRESS))
 
 
+class UnreadAnswer(NamedTuple):
+    """How many bytes a client has not read, since when it is that number, and since when there are any."""
+
+    num_bytes: int
+    unchanged_since: float
+    begun_at: float
+
+
 class Connections:
     """All open connections of one port, at which two servers may listen during start and shutdown. While no more are
     allowed, of an address or in all, a new one takes the place of the one that has been longest without a complete
@@ -93,8 +103,7 @@ class Connections:
         # Those that are not HANDLED, in all and by address, in the order in which they entered their state.
         self._evictable: EvictableConnections = OrderedDict()
         self._evictable_by_address: dict[str, EvictableConnections] = {}
-        # Number of bytes that a client has not read, and since when it is that number.
-        self._unread: dict[Connection, tuple[int, float]] = {}
+        self._unread: dict[Connection, UnreadAnswer] = {}
         self._next_sweep_at = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
 
@@ -138,7 +147,9 @@ class Connections:
 
     def watch_unread(self, connection: "Connection") -> None:
         """Disconnect the client unless it reads what is buffered for it."""
-        self._unread.setdefault(connection, (connection.count_unread_bytes(), asyncio.get_running_loop().time()))
+        if connection not in self._unread:
+            now = asyncio.get_running_loop().time()
+            self._unread[connection] = UnreadAnswer(connection.count_unread_bytes(), now, now)
 
     def _start_sweep_timer(self) -> None:
         if self._sweep_timer is None:
@@ -156,15 +167,31 @@ class Connections:
                     self.watch_unread(connection)
                 else:
                     connection.close_if_late(now)
-            for connection, (num_bytes, since) in [*self._unread.items()]:
-                if not connection.num_buffered_bytes:
+            for connection, unread in [*self._unread.items()]:
+                if not connection.num_unsent_bytes:
                     del self._unread[connection]
-                elif (num_unread_bytes := connection.count_unread_bytes()) != num_bytes:
-                    self._unread[connection] = (num_unread_bytes, now)
-                elif now - since > self.limits.slow_client_timeout:
+                elif (num_unread_bytes := connection.count_unread_bytes()) != unread.num_bytes:
+                    self._unread[connection] = UnreadAnswer(num_unread_bytes, now, unread.begun_at)
+                elif now - unread.unchanged_since > self.limits.slow_client_timeout:
                     connection.abort()
+            self._abort_beyond_unread_limit(now)
         if self._num_connections:
             self._start_sweep_timer()
+
+
+    def _abort_beyond_unread_limit(self, now: float) -> None:
+        """Abort connections until the others' unread answers have at most MAX_UNREAD_BYTES. Each is one of the address
+        with most unread bytes, and of these the one that has had most of them for longest."""
+        num_bytes = {connection: connection.num_unsent_bytes for connection in self._unread}
+        num_by_address: Counter[str] = Counter()
+        for connection, number in num_bytes.items():
+            num_by_address[connection.address] += number
+        while sum(num_by_address.values()) > MAX_UNREAD_BYTES:
+            address = max(num_by_address, key=num_by_address.__getitem__)
+            slowest = max((connection for connection in num_bytes if connection.address == address),
+                          key=lambda connection: num_bytes[connection] * (now - self._unread[connection].begun_at))
+            slowest.abort()
+            num_by_address[address] -= num_bytes.pop(slowest)
 
 
 def evict_idle_connection(evictable: "EvictableConnections") -> bool:
@@ -194,11 +221,18 @@ class Connection(web.RequestHandler):
         self._is_counted = False
         self._deadline = 0.0
         self._has_sent_bytes = False  # since it entered its state
+        self._last_bytes = b""  # of the input
         self._open_transport: asyncio.Transport | None = None  # also while it is closed, but not yet lost
+        self.num_unwritten_bytes = 0  # of a finished answer, that its handler keeps and writes as the client reads
 
     @property
     def num_buffered_bytes(self) -> int:
         return 0 if self._open_transport is None else self._open_transport.get_write_buffer_size()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How much of the response is in this process."""
+        return self.num_buffered_bytes + self.num_unwritten_bytes
 
     def count_unread_bytes(self) -> int:
         """Return how much of the response the client's machine has not taken, the kernel's buffer included."""
@@ -244,6 +278,7 @@ class Connection(web.RequestHandler):
         if self.state is ConnectionState.IDLE:
             self.enter_state(ConnectionState.HEAD)
         self._has_sent_bytes = True
+        self._last_bytes = data[-3:] or self._last_bytes
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -253,7 +288,10 @@ class Connection(web.RequestHandler):
     async def finish_response(self, request: web.BaseRequest, resp: web.StreamResponse,
                               start_time: float | None) -> tuple[web.StreamResponse, bool]:
         finished = await super().finish_response(request, resp, start_time)
-        self.enter_state(ConnectionState.IDLE)
+        # The next head may have begun behind this one. Behind a body, a head cannot be told from what is before it.
+        has_next_head = not request.body_exists and not self._last_bytes.endswith(HEAD_ENDINGS)
+        self.enter_state(ConnectionState.HEAD if has_next_head else ConnectionState.IDLE)
+        self._has_sent_bytes = has_next_head
         return finished
 
     def enter_state(self, state: ConnectionState) -> None:
@@ -274,6 +312,15 @@ class Connection(web.RequestHandler):
             yield
         finally:
             self.enter_state(ConnectionState.HANDLED)
+
+    @contextmanager
+    def writing_answer(self, num_bytes: int) -> Iterator[None]:
+        """Count the bytes of a finished answer, of which the handler subtracts those that it has written."""
+        self.num_unwritten_bytes = num_bytes
+        try:
+            yield
+        finally:
+            self.num_unwritten_bytes = 0
 
     def close_if_late(self, now: float) -> None:
         """Close the connection if the client has taken too long."""

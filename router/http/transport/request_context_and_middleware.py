@@ -2,7 +2,6 @@
 ignored fields, model, adapter), and the middlewares around all handlers: one authenticates, counts and logs requests,
 the other ends the span that `RequestContext.from_request` begins. Only requests that run the model have a span."""
 
-import asyncio
 import logging
 import re
 import secrets
@@ -19,10 +18,10 @@ from router.api_keys import ApiKeys
 from router.engine.engine import Engine
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host
-from router.http.transport.body import IGNORED_FIELDS
+from router.http.transport.body import IGNORED_FIELDS, LONG_BODY_THREADS, MAX_INLINE_BYTES
 from router.http.transport.error_responses import error_label, is_client_error
 from router.model_info import ModelInfo
-from router.request import Tenant
+from router.request import FairThreadPool, Tenant
 from router.telemetry.instruments import Counter
 from router.telemetry.server_metrics import RequestRecord, sum_choices_for_log
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
@@ -43,7 +42,6 @@ MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MAX_KNOWN_HOSTS = 64
 MAX_USER_AGENT_CHARS = 200
-MAX_INLINE_BYTES = 16_384  # of a body
 ANSWER_ID_PATTERN = re.compile("(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 
@@ -64,7 +62,8 @@ class RequestContext:
     timeout_ms: str | None  # as the client wrote it
     request_span: RequestTrace | None = None
     source_token: str = field(default="", repr=False)  # the client's token for adapter sources
-    has_long_body: bool = False
+    # where a long body, or one of unknown length, is converted; None for a short one
+    long_body_threads: FairThreadPool | None = None
 
     @classmethod
     def from_request(cls, request: web.Request, engine: Engine,
@@ -82,12 +81,16 @@ class RequestContext:
             trace_context = {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
             request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id, trace_context,
                                                                              arrived_at)
+        length = request.headers.get("Content-Length", "")
+        is_short = length.isdecimal() and int(length) <= MAX_INLINE_BYTES and "Content-Encoding" not in request.headers
         return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
-                   request.get(REQUEST_SPAN), client.source_token, has_long_body(request))
+                   request.get(REQUEST_SPAN), client.source_token,
+                   None if is_short else request.app.get(LONG_BODY_THREADS))
 
     async def run_in_thread_if_long(self, work: Callable[[], T]) -> T:
-        """Return the result of work whose time grows with the body: in a thread if that is long."""
-        return await asyncio.to_thread(work) if self.has_long_body else work()
+        """Return the result of work whose time grows with the body: in a thread if that is long. Raises Overloaded if
+        too much work of the tenant waits."""
+        return work() if self.long_body_threads is None else await self.long_body_threads.run(work, self.tenant)
 
     def for_prompt(self, index: int) -> "RequestContext":
         """Return the context of the prompt at `index`: each needs an id of its own, and the first has the request's."""
@@ -103,12 +106,6 @@ class RequestContext:
             raise InvalidRequest("the header `x-request-timeout-ms` must be a number of milliseconds above 0, got "
                                  f"{self.timeout_ms[:40]!a}")
         return self.arrived_at + seconds
-
-
-def has_long_body(request: web.Request) -> bool:
-    """Return whether the body is long, or of unknown length."""
-    length = request.headers.get("Content-Length", "")
-    return not length.isdecimal() or int(length) > MAX_INLINE_BYTES or "Content-Encoding" in request.headers
 
 
 def get_client_request_id(request: web.Request) -> str:
@@ -281,7 +278,7 @@ def end_request_span(request: web.Request, response: web.StreamResponse | None,
         attributes["error.type"] = error_label(failure_type)
     if response is not None and attributes.get("error.type") != DROPPED_LABEL:
         attributes["http.response.status_code"] = response.status
-    if response is not None and not isinstance(response, web.Response):
+    if response is not None and response.content_length is None:
         attributes["gen_ai.request.stream"] = True
     # Spans of failures that clients cause are not marked as failed.
     request_span.end_request(attributes, is_server_error=failure_type is not None and not is_client_error(failure_type))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from time import monotonic as clock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.config import RouterConfig
 from router.engine.engine import Engine
@@ -29,6 +29,7 @@ from router.validation.validator import RequestValidator, ValidatedRequest, rema
 T = TypeVar("T")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 MIN_REPORTED_WAIT_SECONDS = 0.001  # a shorter wait gets no `x-wait-reason`
+MAX_INLINE_TOKENS = 128  # of an output that is parsed or rendered on the event loop
 RETRY_SECONDS = 0.05  # between attempts of a request's next group to find room
 
 
@@ -121,8 +122,23 @@ class GenerationOutput:
     prompt_top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
 
     @property
+    def num_rendered_tokens(self) -> int:
+        """The most tokens that an answer shows, with those of the prompt if it shows their logprobs."""
+        request = self.validated_request.request
+        return len(self.tokens) + (len(request.prompt) if request.prompt_logprobs else 0)
+
+    @property
     def mean_logprob(self) -> float:
         return sum(token.logprob for token in self.tokens) / max(len(self.tokens), 1)
+
+
+async def run_in_thread_if_long(output: GenerationOutput, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that parses or renders this output. Parsing takes some ten microseconds per token, and rendering
+    the logprobs of 20 alternatives a hundred, so that of a long output is done in a thread, off the event loop."""
+    if output.num_rendered_tokens <= MAX_INLINE_TOKENS:
+        await asyncio.sleep(0)  # a chat may have many choices: other tasks may run between them
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,8 @@ def test_version_that_does_not_fit_beside_pinned_ones_is_rejected(tmp_path: Path
         with pytest.raises(AdapterError,
                            match=r"may take \d.* on disk \(--adapter-disk-gb\), and .* in use") as refused:
             add_version(store, 3)
-        with pytest.raises(AdapterError, match="does not fit"):
-            store.make_room(1)
+        with pytest.raises(AdapterError, match="does not fit"), store.reserve_room(1):
+            pass
         assert refused.value.kind == "no_room"
         assert (list_stored_versions(tmp_path),
                 list_incomplete_downloads(tmp_path)) == ({first.digest, second.digest}, [])
@@ -173,11 +173,28 @@ def test_too_small_disk_is_reported_before_a_download(
     version = add_version(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(AdapterError,
-                       match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free$") as refused:
-        store.make_room(100_000_000)
+                       match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free$"
+                       ) as refused, store.reserve_room(100_000_000):
+        pass
     assert refused.value.kind == "no_room"
     assert f"5.0 kB are free in {store.folder}" in caplog.text
     assert store.find_version(version.digest)
+
+
+def test_fetches_under_way_do_not_exceed_the_budget_together(tmp_path: Path) -> None:
+    """Regression: each was checked against the budget as if it were the only one."""
+    with closing(AdapterVersionStore(tmp_path, 3 * ADAPTER_BYTES, count(10**18).__next__)) as store:
+        first, second, third = (add_version(store, seed) for seed in range(3))
+        store.replace_pins([first.digest])
+        with store.reserve_room(ADAPTER_BYTES):
+            assert list_stored_versions(tmp_path) == {first.digest, third.digest}
+            with store.reserve_room(ADAPTER_BYTES):
+                assert list_stored_versions(tmp_path) == {first.digest}
+                with pytest.raises(AdapterError, match="does not fit") as refused, store.reserve_room(1):
+                    pass
+                assert refused.value.kind == "no_room"
+        with store.reserve_room(ADAPTER_BYTES):
+            assert store.find_version(second.digest) is None
 
 
 def test_unused_versions_are_evicted_when_the_disk_is_full(store: AdapterVersionStore,
@@ -186,7 +203,8 @@ def test_unused_versions_are_evicted_when_the_disk_is_full(store: AdapterVersion
     store.replace_pins([first.digest])
     monkeypatch.setattr(shutil, "disk_usage",
                         lambda _: SimpleNamespace(free=(3 - len(list_stored_versions(store.folder))) * ADAPTER_BYTES))
-    store.make_room(ADAPTER_BYTES)
+    with store.reserve_room(ADAPTER_BYTES):
+        pass
     assert list_stored_versions(store.folder) == {first.digest, third.digest}
     assert store.find_version(second.digest) is None
 
@@ -197,8 +215,8 @@ def test_stored_sizes_are_measured_once(store: AdapterVersionStore,
     measure_version = store._measure_version
     monkeypatch.setattr(store, "_measure_version", lambda digest: looked_at.append(digest) or measure_version(digest))
     versions = [add_version(store, seed) for seed in range(3)]
-    store.make_room(100)
-    store.make_room(100)
+    with store.reserve_room(100), store.reserve_room(100):
+        pass
     assert sorted(looked_at) == sorted(version.digest for version in versions)
 
 

@@ -10,13 +10,12 @@ import pytest
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind, Tenant, hash_blocks
+from router.request import FairThreadPool, RequestKind, Tenant, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
 from router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
     TGI_PARAMETER_NAMES,
     EncodedPrompt,
-    FairThreadPool,
     PromptEncoder,
     PromptInput,
     TokenLimits,
@@ -141,7 +140,7 @@ def test_prompts_of_tenants_are_tokenized_in_turn():
         await asyncio.gather(blocking, *tasks)
         assert finished == ["first 0", "second 0", "first 2", "second 1", "first 3"]
         assert pool._semaphore.is_unused
-    with closing(FairThreadPool(1, 100)) as pool:
+    with closing(FairThreadPool(1, 100, "tokenizer", "prompts wait")) as pool:
         asyncio.run(scenario(pool))
 
 
@@ -156,7 +155,7 @@ def test_tenant_at_its_limit_does_not_keep_others_out():
         await asyncio.sleep(0)
         may_end.set()
         assert await asyncio.gather(first, second) == [True, True]
-    with closing(FairThreadPool(1, 1)) as pool:
+    with closing(FairThreadPool(1, 1, "tokenizer", "prompts wait")) as pool:
         asyncio.run(scenario(pool))
 
 

@@ -187,7 +187,7 @@ class ChatRendering(OpenAIRendering):
         options, parser = self._create_options(generation), self.answer.create_parser()
         choice = (text_chat_choice_json(self.metadata, 0, generation.output, options) if parser is None
                   else tool_chat_choice_json(self.metadata, 0, generation.output, options, parser))
-        return chat_completion_json(self.metadata, [generation.output], [choice])
+        return chat_completion_json(self.metadata, [generation.output], [choice]).text
 
     def create_renderer(self, generation: Generation, index: int = 0) -> ChoiceStreamRenderer:
         options, parser = self._create_options(generation), self.answer.create_parser()
@@ -222,7 +222,7 @@ class CompletionRendering(OpenAIRendering):
     def render_whole(self, generation: Generation) -> str:
         choice = output_choice_json(self.metadata, 0, generation.output, self.trimmed_stop_strings,
                                     self._create_details(generation))
-        return completion_json(self.metadata, [generation.output], 1, [choice])
+        return completion_json(self.metadata, [generation.output], 1, [choice]).text
 
     def create_renderer(self, generation: Generation, index: int = 0) -> ChoiceStreamRenderer:
         details, output = self._create_details(generation), generation.output

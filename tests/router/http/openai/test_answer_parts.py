@@ -14,13 +14,11 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed
 from router.http.openai.answer_parts import (
-    MAX_INLINE_TOKENS,
     AnswerStreamRenderer,
     AnswerWhitespaceStripper,
     parse_answer,
-    run_in_thread_if_long,
 )
-from router.http.transport.services import GenerationOutput
+from router.http.transport.services import MAX_INLINE_TOKENS, GenerationOutput, run_in_thread_if_long
 from router.request import FinishReason, Request
 from router.text.constrained_answer_parsers import CallsOrTextParser, ConstrainedAnswerParser, RequiredCallParser
 from router.text.output_formats import (

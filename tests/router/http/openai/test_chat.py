@@ -11,9 +11,9 @@ from support.servers.expected_streams import make_finished_timeline, make_text_e
 from router.config import RouterConfig
 from router.engine.output_stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
-from router.http.openai.answer_parts import MAX_INLINE_TOKENS
 from router.http.openai.rendering import text_chat_choice_json
 from router.http.openai.requests import OPENAI_ROLES
+from router.http.transport.services import MAX_INLINE_TOKENS
 from router.request import FinishReason
 from router.text.chat_template import ChatTemplate, simulated_model_template
 

@@ -61,7 +61,7 @@ def make_output(rows, *, with_prompt):
 
 def render_whole(output, details):
     choice = output_choice_json(METADATA, 0, output, (), details)
-    return json.loads(completion_json(METADATA, [output], 1, [choice]))["choices"][0]
+    return json.loads(completion_json(METADATA, [output], 1, [choice]).text)["choices"][0]
 
 
 @given(rows=GENERATED, has_logprobs=st.booleans(), echoes=st.booleans(), size=st.integers(1, 4))

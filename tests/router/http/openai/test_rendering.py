@@ -183,7 +183,7 @@ def test_full_completion_fields_are_in_tgi_order():
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2, 3), 5), None), [TOKEN_EVENT], [],
                               make_final_event("hé", reason=FinishReason.STOP_STRING))
     choice = text_chat_choice_json(METADATA, 0, answer, ChatOutputOptions())
-    completion = json.loads(chat_completion_json(METADATA, [answer], [choice]))
+    completion = json.loads(chat_completion_json(METADATA, [answer], [choice]).text)
     assert list(completion) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert completion == METADATA_JSON | {
         "object": "chat.completion",

@@ -12,7 +12,13 @@ from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.config import RouterConfig
 from router.http.routes import engine_inspection as engine_routes
-from router.http.routes.engine_inspection import CAUSES, MAX_WAITING_SIMULATIONS, VIEWER_BUFFER_BYTES, limit_send_buffer
+from router.http.routes.engine_inspection import (
+    CAUSES,
+    MAX_TENANT_SIMULATIONS,
+    MAX_WAITING_SIMULATIONS,
+    VIEWER_BUFFER_BYTES,
+    limit_send_buffer,
+)
 from router.monitor import chrome_trace
 from router.monitor.batching_simulation import simulate_batching
 from router.monitor.monitor import MAX_TENANT_VIEWERS, MAX_USER_VIEWERS, MAX_VIEWERS, BufferedStep
@@ -318,6 +324,53 @@ def test_admin_key_finds_a_place_that_tenants_cannot_take(tmp_path):
         for answer in viewers:
             answer.close()
     serve_two_tenants(scenario, tmp_path)
+
+
+def test_tenant_cannot_take_the_places_of_others_for_simulations_and_exports(tmp_path, monkeypatch):
+    """Regression: the trace of one that read slowly, or its simulations, kept all others out for hours."""
+    release = threading.Event()
+
+    def simulate_when_released(*arguments):
+        release.wait(20)
+        return simulate_batching(*arguments)
+
+    async def scenario(weft):
+        def simulate_as(key, number):
+            return [asyncio.create_task(weft.http_session.post(
+                "/v1/engine/simulate", json={"requests": GIVEN}, headers=authorize(key))) for _ in range(number)]
+
+        tasks = simulate_as("key-a", MAX_TENANT_SIMULATIONS + 2)
+        while sum(task.done() for task in tasks) < 2:  # those that are refused
+            await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+        others = [*simulate_as("key-b", 1), *simulate_as("key-admin", 1)]
+        release.set()
+        statuses = Counter([(await task).status for task in tasks])
+        assert statuses == {200: MAX_TENANT_SIMULATIONS, 429: 2}
+        refused = next(task.result() for task in tasks if task.result().status == 429)
+        assert f"{MAX_TENANT_SIMULATIONS} simulations of this tenant" in (await refused.json())["error"]["message"]
+        assert [(await task).status for task in others] == [200, 200]
+        assert (await simulate_as("key-a", 1)[0]).status == 200
+    monkeypatch.setattr(engine_routes, "simulate_batching", simulate_when_released)
+    serve_two_tenants(scenario, tmp_path)
+
+
+def test_prompts_of_a_simulation_are_made_in_its_thread_and_bounded_together(serve, monkeypatch):
+    """Regression: they were made on the event loop, 264 MB for 256 long ones, before the simulation had a place."""
+    threads, make_arrivals = [], engine_routes.make_given_arrivals
+
+    def make_and_record_thread(requests):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return make_arrivals(requests)
+
+    async def scenario(client, _):
+        for limit, status in ((29, 200), (28, 400)):
+            monkeypatch.setattr(engine_routes, "MAX_SIMULATED_PROMPT_TOKENS", limit)
+            answer = await client.post("/v1/engine/simulate", json={"requests": GIVEN})
+            assert answer.status == status
+        assert "may have 28 tokens together, got 29" in (await answer.json())["error"]["message"]
+    monkeypatch.setattr(engine_routes, "make_given_arrivals", make_and_record_thread)
+    serve(scenario)
+    assert threads == [False]
 
 
 def test_trace_and_simulation_of_two_tenants(tmp_path):

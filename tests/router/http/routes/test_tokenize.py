@@ -8,8 +8,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.config import RouterConfig
-from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, make_tokenizer_info, send_json
+from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, make_tokenizer_info
 from router.http.server import abort_connection
+from router.http.transport.body import send_json
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
@@ -76,7 +77,7 @@ def test_client_that_does_not_read_is_disconnected(serve):
 
         async def send(request):
             with pytest.raises(ConnectionResetError, match="the client did not read for"):
-                await send_json(request, [bytes(100_000)] * 1000, 0.01)
+                await send_json(request, [bytes(100_000)] * 1000, 100_000_000, 0.01, headers={})
             given_up.set()
             return abort_connection(request)
         app = web.Application()

@@ -12,7 +12,7 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.http.server import PROTOCOL_OPTIONS, HttpServer, create_listening_socket
 from router.http.transport import connection_limits
-from router.http.transport.body import read_decompressed_body
+from router.http.transport.body import read_decompressed_body, send_json
 from router.http.transport.connection_limits import ConnectionLimits, Connections
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -32,7 +32,7 @@ class App:
         self.may_answer.set()
         self.port = 0
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         try:
             await read_decompressed_body(request)
             if request.path != "/live":
@@ -41,6 +41,8 @@ class App:
             self.num_cancelled += 1
             raise
         self.num_answered += 1
+        if request.path == "/pieces":
+            return await send_json(request, [LARGE_BODY], len(LARGE_BODY), 20.0, headers={})
         return web.Response(body=LARGE_BODY if request.path == "/large" else b"{}")
 
     async def connect(self) -> Streams:
@@ -153,6 +155,22 @@ def test_second_head_on_a_connection_has_its_limit_too() -> None:
     run(ConnectionLimits(header_timeout=SHORT), scenario)
 
 
+def test_second_head_in_the_segment_of_the_first_has_its_limit_too() -> None:
+    """Regression: the connection counted as idle, and got the time of one."""
+    async def scenario(app: App) -> None:
+        for behind in (b"", HEAD[:9]):
+            reader, writer = await app.connect()
+            writer.write(b"GET /live HTTP/1.1\r\nHost: weft\r\n\r\n" + behind)
+            assert b"200" in await reader.readuntil(b"{}")
+            if behind:
+                assert (await read_error(reader))[0] == 408
+            else:
+                await asyncio.sleep(2 * SHORT)
+                assert await send((reader, writer)) == b"HTTP/1.1 200 OK"
+            writer.close()
+    run(ConnectionLimits(header_timeout=SHORT), scenario)
+
+
 def test_answer_may_take_any_time() -> None:
     async def scenario(app: App) -> None:
         app.may_answer.clear()
@@ -165,13 +183,13 @@ def test_answer_may_take_any_time() -> None:
     run(ConnectionLimits(header_timeout=SHORT, body_timeout=SHORT, keep_alive_timeout=SHORT), scenario)
 
 
-async def request_large_answer(app: App, reader: socket.socket) -> None:
+async def request_large_answer(app: App, reader: socket.socket, path: bytes = b"/large") -> None:
     """Send a request on a connection whose buffers hold little of the answer."""
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(reader, ("127.0.0.1", app.port))
-    await loop.sock_sendall(reader, HEAD.replace(b" / ", b" /large ") + b"{}")
+    await loop.sock_sendall(reader, HEAD.replace(b" / ", b" %b " % path) + b"{}")
 
 
 async def read_until_end(reader: socket.socket, pause: float) -> int:
@@ -199,6 +217,25 @@ def test_client_that_reads_slowly_gets_its_whole_answer() -> None:
             await request_large_answer(app, reader)
             assert await read_until_end(reader, SHORT / 200) >= len(LARGE_BODY)
     run(ConnectionLimits(slow_client_timeout=4 * SHORT, keep_alive_timeout=SHORT), scenario)
+
+
+@pytest.mark.parametrize("path", [b"/large", b"/pieces"])
+def test_answer_that_is_read_slowest_is_given_up_beyond_a_number_of_unread_bytes(
+        monkeypatch: pytest.MonkeyPatch, path: bytes) -> None:
+    """Regression: hundreds of clients that read a trickle of their answers held as many bytes as they liked."""
+    async def scenario(app: App) -> None:
+        def count_unsent_bytes() -> int:
+            return sum(connection.num_unsent_bytes for connection in app.connections._unread)
+
+        with socket.socket() as slow, socket.socket() as other:
+            await request_large_answer(app, slow, path)
+            await wait_until(lambda: count_unsent_bytes() > 200_000)  # more than is written at a time
+            monkeypatch.setattr(connection_limits, "MAX_UNREAD_BYTES", count_unsent_bytes() * 3 // 2)
+            await request_large_answer(app, other, path)
+            await wait_until(lambda: app.num_answered == 2)
+            assert await read_until_end(other, 0.0) >= len(LARGE_BODY)
+            assert await read_until_end(slow, 0.0) < len(LARGE_BODY)
+    run(ConnectionLimits(), scenario)
 
 
 def test_new_connection_takes_the_place_of_the_one_without_a_request_for_longest() -> None:

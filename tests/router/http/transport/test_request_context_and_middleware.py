@@ -11,6 +11,7 @@ from support.servers.span_sender import RecordingSpanSender
 
 from router.engine.output_stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+from router.http.transport import body as body_module
 from router.http.transport.auth import CLIENT, AuthenticatedClient
 from router.http.transport.request_context_and_middleware import (
     REQUEST_COUNTER,
@@ -185,7 +186,10 @@ def test_stream_span_ends_with_the_stream(send_and_get_span, path, body):
     assert "gen_ai.usage.input_tokens" in span.attributes
 
 
-def test_span_without_streaming_is_not_marked_as_a_stream(send_and_get_span):
+@pytest.mark.parametrize("max_joined_bytes", [1000, 1])
+def test_span_without_streaming_is_not_marked_as_a_stream(send_and_get_span, monkeypatch, max_joined_bytes):
+    """Also where the answer is long, and sent in pieces."""
+    monkeypatch.setattr(body_module, "MAX_JOINED_BYTES", max_joined_bytes)
     assert "gen_ai.request.stream" not in send_and_get_span("/generate", SECRET_BODY)[0].attributes
 
 
