@@ -178,7 +178,6 @@ class Connections:
         if self._num_connections:
             self._start_sweep_timer()
 
-
     def _abort_beyond_unread_limit(self, now: float) -> None:
         """Abort connections until the others' unread answers have at most MAX_UNREAD_BYTES. Each is one of the address
         with most unread bytes, and of these the one that has had most of them for longest."""
@@ -278,7 +277,7 @@ class Connection(web.RequestHandler):
         if self.state is ConnectionState.IDLE:
             self.enter_state(ConnectionState.HEAD)
         self._has_sent_bytes = True
-        self._last_bytes = data[-3:] or self._last_bytes
+        self._last_bytes = (self._last_bytes + data[-3:])[-3:]
         super().data_received(data)
 
     def pause_writing(self) -> None:

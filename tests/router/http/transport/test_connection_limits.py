@@ -171,6 +171,22 @@ def test_second_head_in_the_segment_of_the_first_has_its_limit_too() -> None:
     run(ConnectionLimits(header_timeout=SHORT), scenario)
 
 
+def test_connection_whose_head_ended_byte_by_byte_is_kept_as_any_other() -> None:
+    async def scenario(app: App) -> None:
+        streams = await app.connect()
+        head = b"GET /live HTTP/1.1\r\nHost: weft\r\n\r\n"
+        streams[1].write(head[:-3])
+        for byte in head[-3:-1]:
+            await asyncio.sleep(SHORT / 20)
+            streams[1].write(bytes([byte]))
+        await asyncio.sleep(SHORT / 20)
+        assert await send(streams, head[-1:]) == b"HTTP/1.1 200 OK"
+        await asyncio.sleep(2 * SHORT)  # longer than a head may take
+        assert await send(streams) == b"HTTP/1.1 200 OK"
+        streams[1].close()
+    run(ConnectionLimits(header_timeout=SHORT), scenario)
+
+
 def test_answer_may_take_any_time() -> None:
     async def scenario(app: App) -> None:
         app.may_answer.clear()
