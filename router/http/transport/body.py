@@ -373,7 +373,7 @@ class ListJson(NamedTuple):
         text = self.opening
         for index, item in enumerate(self.items):
             text += "," * (index > 0)
-            for start in range(0, len(item), MAX_WRITE_BYTES):
+            for start in range(0, max(len(item), 1), MAX_WRITE_BYTES):
                 text += item[start:start + MAX_WRITE_BYTES]
                 if len(text) >= MAX_WRITE_BYTES:
                     yield text.encode("ascii")
