@@ -8,9 +8,9 @@ is less than the cost of a block.
 
 from router.request import RequestKind
 from router.scheduler.batching_policies import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
-from router.scheduler.cost_model import StepLoad
+from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.shard_messages import Decode, Prefill, StepPlan
+from router.scheduler.shard_messages import Decode, Prefill, PrefillChunk, StepPlan
 
 ROUNDING_SECONDS = 1e-9
 
@@ -75,9 +75,9 @@ class WaitingTimeChecker:
 
     def _check_added_seconds(self, scheduler: Scheduler, step: Prefill) -> None:
         """Assert that prompts add no more than the stall promise, caution included, or what the step earns, and one
-        block more.
+        block more: of any chunk, or a chunk of its own.
 
-        A single chunk may add more if more sequences could start than decode.
+        A single chunk, without the block more, may add more if more sequences could start than decode.
         """
         if not step.includes_decodes:
             return
@@ -88,15 +88,20 @@ class WaitingTimeChecker:
                                step_load.context - sum(chunk.start + chunk.length for chunk in step.chunks))
         earned_seconds = EARNED_PER_DECODE_SECOND * costs.predict(decode_load)
         allowed_seconds = max(scheduler.settings.max_stall_seconds / costs.safety_factor, earned_seconds)
-        if len(step.chunks) == 1:
+        block_size = scheduler.running.block_pool.block_size
+        if len(step.chunks) == 1 or (len(step.chunks) == 2 and step.chunks[1].length <= block_size):
             # A static group may have been closed since the step was drafted.
             num_waiting = (len(scheduler.waiting) if scheduler.settings.static
                            else sum(map(scheduler.selector.is_startable, scheduler.waiting)))
             allowed_seconds = max(allowed_seconds, earned_seconds
                                   * (len(scheduler.running) - num_decodes + num_waiting) / num_decodes)
-        first, block_size = step.chunks[0], scheduler.running.block_pool.block_size
-        last_block_seconds = predict_chunk_seconds(costs, first.start, first.length)
-        if first.length > block_size:
-            last_block_seconds -= predict_chunk_seconds(costs, first.start, first.length - block_size)
-        assert added_seconds - last_block_seconds <= allowed_seconds + ROUNDING_SECONDS, \
+        one_block_seconds = max(predict_last_block_seconds(costs, chunk, block_size) for chunk in step.chunks)
+        assert added_seconds - one_block_seconds <= allowed_seconds + ROUNDING_SECONDS, \
             f"L5: prompts add {added_seconds} seconds to {decode_load}, where {allowed_seconds} and one block may"
+
+
+def predict_last_block_seconds(cost_model: CostModel, chunk: PrefillChunk, block_size: int) -> float:
+    """Return the seconds that the last block of a chunk adds to a step, or the whole chunk if it is no longer."""
+    chunk_seconds = predict_chunk_seconds(cost_model, chunk.start, chunk.length)
+    return chunk_seconds - (predict_chunk_seconds(cost_model, chunk.start, chunk.length - block_size)
+                            if chunk.length > block_size else 0.0)
