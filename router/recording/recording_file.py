@@ -22,7 +22,7 @@ from router.model_info import ModelInfo, StepMeasurement
 from router.recording.recording_scheduler import CallEntry, SnapshotWithCalls
 from router.recording.scheduler_snapshot import StateTable, redacted_request_to_json, table_to_json
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAX_RECORDINGS = 20  # in a folder
 MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
 

@@ -74,7 +74,7 @@ def test_secret_settings_are_left_out():
 @pytest.mark.parametrize(("text", "message"), [
     ("", "is empty"), ("no\n", "line 1 is not JSON"), ("[1]\n", "line 1 is no JSON object"),
     ("{}\n", "is no recording: its first line does not say so"),
-    ('{"weft_recording": 7}\n', "has format 7, this weft reads 4"),
+    ('{"weft_recording": 7}\n', "has format 7, this weft reads 5"),
 ])
 def test_invalid_recording_is_reported_in_one_line(tmp_path, text, message):
     (tmp_path / "file").write_text(text)
@@ -92,13 +92,13 @@ def test_missing_file_is_reported_in_one_line(tmp_path):
     ('{"at": 1, "names": [5]}', "line 2 is no event of a recording"),
 ])
 def test_invalid_line_is_named(tmp_path, line, message):
-    (tmp_path / "file").write_text(json.dumps({"weft_recording": 4}) + f"\n{line}\n")
+    (tmp_path / "file").write_text(json.dumps({"weft_recording": 5}) + f"\n{line}\n")
     with pytest.raises(BadRecording, match=message):
         list(Recording(tmp_path / "file"))
 
 
 def test_truncated_last_line_is_ignored(tmp_path):
-    (tmp_path / "file").write_text(json.dumps({"weft_recording": 4}) + '\n{"at": 1.0}\n{"at": 2')
+    (tmp_path / "file").write_text(json.dumps({"weft_recording": 5}) + '\n{"at": 1.0}\n{"at": 2')
     recording = Recording(tmp_path / "file")
     assert list(recording) == [RecordedCall("plan", 1.0)]
     assert recording.is_truncated
