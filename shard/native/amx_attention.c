@@ -1,5 +1,5 @@
-/* Attention of bfloat16 queries to a bfloat16 cache by the tiles of AMX. It differs from attention.h in how it multiplies:
- * scores are the queries as they are stored times the keys where they lie in the cache, in float32, and are scaled then.
+/* Attention of bfloat16 queries to a bfloat16 cache by the tiles of AMX. It differs from attention.h in how it
+ * multiplies: scores are the queries as they are stored times the keys where they lie in the cache, and scaled then.
  * A weight is the sum of two numbers of bfloat16, which keeps 16 bits of it, and values are multiplied by both.
  *
  * A row's bits depend on nothing but the row itself and the keys and values it attends to: a tile computes each row and
@@ -33,10 +33,11 @@ int can_attend_by_amx(const Attention *a, int instruction_set) {
 /* What follows is loaded by tiles: gcc must have written it. */
 #define WRITE_MEMORY() __asm__ volatile("" : : : "memory")
 
-typedef struct {
-    float query_tiles[MAX_ROW_TILES][MAX_HEAD_DIM / TILE_INPUTS][TILE_NUMBERS]; /* pairs of dimensions by rows */
-    float value_tiles[WEIGHT_TILES][MAX_DIM_TILES][TILE_NUMBERS];               /* pairs of keys by dimensions */
-    float weight_tiles[MAX_ROW_TILES][WEIGHT_TILES][2][TILE_NUMBERS];           /* rows by pairs of keys; both parts */
+typedef struct { /* each row of a tile is in one cache line */
+    /* pairs of dimensions by rows */
+    _Alignas(LINE_BYTES) float query_tiles[MAX_ROW_TILES][MAX_HEAD_DIM / TILE_INPUTS][TILE_NUMBERS];
+    float value_tiles[WEIGHT_TILES][MAX_DIM_TILES][TILE_NUMBERS];     /* pairs of keys by dimensions */
+    float weight_tiles[MAX_ROW_TILES][WEIGHT_TILES][2][TILE_NUMBERS]; /* rows by pairs of keys; both parts */
     float scores[MAX_ROWS * KEYS];
     float outputs[MAX_ROWS * MAX_HEAD_DIM];
     float maxima[MAX_ROWS], totals[MAX_ROWS];
@@ -118,7 +119,8 @@ TARGET static void make_value_tiles(const Attention *a, const char *cache, const
 }
 
 /* Reads the keys, or values, of the positions before `end` ahead: at most KEYS, a multiple of 16 from `position` on. */
-static void read_ahead(const Attention *a, const char *cache, const int32_t *blocks, ptrdiff_t position, ptrdiff_t end) {
+static void read_ahead(const Attention *a, const char *cache, const int32_t *blocks, ptrdiff_t position,
+                       ptrdiff_t end) {
     for (ptrdiff_t first = position; first < end && first < position + KEYS; first += TILE_ROWS) {
         const char *slot = find_slot(a, cache, blocks, first);
         for (ptrdiff_t key = 0; key < TILE_ROWS; key++, slot += a->slot_bytes)
@@ -130,7 +132,7 @@ static void read_ahead(const Attention *a, const char *cache, const int32_t *blo
 /* Writes the scores of 16 rows for the keys from `position` on; for keys past `count` they are zeros. */
 TARGET static void compute_scores(const Attention *a, const char *cache, const int32_t *blocks, ptrdiff_t position,
                                   ptrdiff_t count, float (*query_tiles)[TILE_NUMBERS], float *scores) {
-    float scores_by_key[KEYS * TILE_ROWS];
+    _Alignas(LINE_BYTES) float scores_by_key[KEYS * TILE_ROWS];
     const char *keys[KEY_TILES];
     for (ptrdiff_t tile = 0; tile < KEY_TILES; tile++) /* past `count` any keys will do */
         keys[tile] = find_slot(a, cache, blocks, position + (tile * TILE_ROWS < count ? tile * TILE_ROWS : 0));
@@ -203,8 +205,8 @@ TARGET static void split_weights(const float *weights, float (*tiles)[2][TILE_NU
 
 /* Adds the weighted values of 32 dimensions, or 64, to the outputs of 16 rows. */
 TARGET static inline __attribute__((always_inline)) void add_values(float (*weight_tiles)[2][TILE_NUMBERS],
-                                                                    const Work *work, ptrdiff_t first_tile, int has_four,
-                                                                    float *outputs, ptrdiff_t stride) {
+                                                                    const Work *work, ptrdiff_t first_tile,
+                                                                    int has_four, float *outputs, ptrdiff_t stride) {
     _tile_loadd(0, outputs, stride);
     _tile_loadd(1, outputs + TILE_ROWS, stride);
     if (has_four) {
