@@ -43,7 +43,7 @@ typedef struct { /* each row of a tile is in one cache line */
     float maxima[MAX_ROWS], totals[MAX_ROWS];
 } Work;
 
-/* to[column][row] = factor * from[row][column], for 16 rows and columns. */
+/* to[column][row] = from[row][column], for 16 rows and columns. */
 TARGET static inline void transpose_16x16(const float *from, ptrdiff_t from_stride, float *to, ptrdiff_t to_stride) {
     __m512 a[16], b[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * from_stride);
@@ -156,37 +156,13 @@ TARGET static void compute_scores(const Attention *a, const char *cache, const i
     _tile_stored(1, scores_by_key + TILE_NUMBERS, TILE_ROW_BYTES);
     _tile_stored(2, scores_by_key + 2 * TILE_NUMBERS, TILE_ROW_BYTES);
     _tile_stored(3, scores_by_key + 3 * TILE_NUMBERS, TILE_ROW_BYTES);
+    const VECTOR factor = BROADCAST(find_score_factor(a));
+    for (ptrdiff_t i = 0; i < count * TILE_ROWS; i += LANES)
+        STORE(scores_by_key + i, MULTIPLY(LOAD(scores_by_key + i), factor));
     if (count < KEYS)
         memset(scores_by_key + count * TILE_ROWS, 0, (size_t)((KEYS - count) * TILE_ROWS) * sizeof(float));
     for (ptrdiff_t tile = 0; tile < KEY_TILES; tile++)
         transpose_16x16(scores_by_key + tile * TILE_NUMBERS, TILE_ROWS, scores + tile * TILE_ROWS, KEYS);
-}
-
-/* Turns the scores of all rows into weights, and shrinks what was summed where a maximum grows. */
-TARGET static void weigh_keys(const Attention *a, const Piece *piece, ptrdiff_t position, Work *work) {
-    const VECTOR factor = BROADCAST(a->softcap != 0.0f ? a->scale / a->softcap : a->scale);
-    for (ptrdiff_t row = 0; row < piece->length * a->group; row++) {
-        const ptrdiff_t own = piece->start + row / a->group; /* the token's position */
-        const ptrdiff_t seen = own + 1 - position < KEYS ? own + 1 - position : KEYS;
-        const ptrdiff_t first = a->window != 0 && own - a->window + 1 > position ? own - a->window + 1 - position : 0;
-        float *scores = work->scores + row * KEYS;
-        if (seen <= first) { /* it sees none of these keys */
-            memset(scores, 0, KEYS * sizeof(float));
-            continue;
-        }
-        for (ptrdiff_t key = 0; key < KEYS; key += LANES) STORE(scores + key, MULTIPLY(LOAD(scores + key), factor));
-        const float before = work->maxima[row];
-        const float total = NAME(make_weights)(scores, first, seen, a->softcap, &work->maxima[row]);
-        if (work->maxima[row] != before) {
-            float shrink[LANES];
-            STORE(shrink, NAME(exponential)(BROADCAST(before - work->maxima[row])));
-            work->totals[row] *= shrink[0];
-            float *outputs = work->outputs + row * a->head_dim;
-            for (ptrdiff_t d = 0; d < a->head_dim; d += LANES)
-                STORE(outputs + d, MULTIPLY(LOAD(outputs + d), BROADCAST(shrink[0])));
-        }
-        work->totals[row] += total;
-    }
 }
 
 /* Splits the weights of one row tile: what bfloat16 keeps of them, and of the rest. */
@@ -256,6 +232,7 @@ TARGET void attend_by_amx(const Attention *a, const Piece *piece, ptrdiff_t kv_h
     const char *key_cache = a->keys + kv_head * a->head_dim * a->item_bytes;
     const char *value_cache = a->values + kv_head * a->head_dim * a->item_bytes;
     const int32_t *blocks = a->blocks + piece->first_block;
+    const RowSums sums = {work.scores, work.outputs, work.maxima, work.totals, a->head_dim};
     make_query_tiles(a, piece, kv_head, &work);
     memset(work.outputs, 0, (size_t)(row_tiles * TILE_ROWS * a->head_dim) * sizeof(float));
     for (ptrdiff_t row = 0; row < rows; row++) {
@@ -274,20 +251,14 @@ TARGET void attend_by_amx(const Attention *a, const Piece *piece, ptrdiff_t kv_h
                            work.scores + tile * TILE_ROWS * KEYS);
         read_ahead(a, key_cache, blocks, position + KEYS, end);
         read_ahead(a, value_cache, blocks, position + KEYS, end);
-        weigh_keys(a, piece, position, &work);
+        NAME(weigh_keys)(a, piece, position, &sums);
         for (ptrdiff_t tile = 0; tile < row_tiles; tile++)
             split_weights(work.scores + tile * TILE_ROWS * KEYS, work.weight_tiles[tile]);
         WRITE_MEMORY();
         for (ptrdiff_t tile = 0; tile < row_tiles; tile++) add_all_values(a, tile, &work);
     }
     _tile_release();
-    for (ptrdiff_t row = 0; row < rows; row++) {
-        float *output = work.outputs + row * a->head_dim;
-        for (ptrdiff_t d = 0; d < a->head_dim; d++) output[d] /= work.totals[row];
-        store_numbers(output, a->output, (piece->first_row + row / a->group) * a->output_stride
-                                             + (kv_head * a->group + row % a->group) * a->head_dim,
-                      a->head_dim, a->activation_format);
-    }
+    NAME(store_outputs)(a, piece, kv_head, &sums);
 }
 
 #else

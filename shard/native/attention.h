@@ -90,10 +90,11 @@ TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_
     float maxima[MAX_ROWS], totals[MAX_ROWS];
     const ptrdiff_t head_dim = a->head_dim, columns = (head_dim + COLUMNS - 1) / COLUMNS * COLUMNS;
     const ptrdiff_t rows = piece->length * a->group;
+    const RowSums sums = {scores, outputs, maxima, totals, columns};
     const char *key_cache = a->keys + kv_head * head_dim * a->item_bytes;
     const char *value_cache = a->values + kv_head * head_dim * a->item_bytes;
     const int32_t *blocks = a->blocks + piece->first_block;
-    const float factor = a->softcap != 0.0f ? a->scale / a->softcap : a->scale;
+    const float factor = find_score_factor(a);
     for (ptrdiff_t row = 0; row < rows; row++) {
         float *query = queries + row * head_dim;
         load_numbers(a->queries, (piece->first_row + row / a->group) * a->query_stride
@@ -114,33 +115,8 @@ TARGET static void NAME(attend)(const Attention *a, const Piece *piece, ptrdiff_
         transpose(keys, count, head_dim, transposed);
         memset(scores, 0, (size_t)(rows * KEYS) * sizeof(float));
         NAME(add_product)(queries, head_dim, transposed, KEYS, head_dim, scores, KEYS, rows, KEYS);
-        for (ptrdiff_t row = 0; row < rows; row++) {
-            const ptrdiff_t own = piece->start + row / a->group; /* the token's position */
-            const ptrdiff_t seen = own + 1 - position < KEYS ? own + 1 - position : KEYS;
-            const ptrdiff_t first = a->window != 0 && own - a->window + 1 > position ? own - a->window + 1 - position : 0;
-            float *weights = scores + row * KEYS;
-            if (seen <= first) { /* it sees none of these keys */
-                memset(weights, 0, KEYS * sizeof(float));
-                continue;
-            }
-            const float before = maxima[row];
-            const float total = NAME(make_weights)(weights, first, seen, a->softcap, &maxima[row]);
-            if (maxima[row] != before) {
-                float shrink[LANES];
-                STORE(shrink, NAME(exponential)(BROADCAST(before - maxima[row])));
-                totals[row] *= shrink[0];
-                for (ptrdiff_t d = 0; d < columns; d += LANES)
-                    STORE(outputs + row * columns + d, MULTIPLY(LOAD(outputs + row * columns + d), BROADCAST(shrink[0])));
-            }
-            totals[row] += total;
-        }
+        NAME(weigh_keys)(a, piece, position, &sums);
         NAME(add_product)(scores, KEYS, values, columns, count, outputs, columns, rows, columns);
     }
-    for (ptrdiff_t row = 0; row < rows; row++) {
-        float *output = outputs + row * columns;
-        for (ptrdiff_t d = 0; d < head_dim; d++) output[d] /= totals[row];
-        store_numbers(output, a->output, (piece->first_row + row / a->group) * a->output_stride
-                                             + (kv_head * a->group + row % a->group) * head_dim,
-                      head_dim, a->activation_format);
-    }
+    NAME(store_outputs)(a, piece, kv_head, &sums);
 }

@@ -26,6 +26,19 @@ typedef struct {
     float scale, softcap;      /* softcap: 0: none */
 } Attention;
 
+/* What is summed for the rows of a piece. */
+typedef struct {
+    float *scores;           /* [rows, KEYS] */
+    float *outputs;          /* [rows, width] */
+    float *maxima, *totals;  /* [rows]: of the scores so far, and of the weights */
+    ptrdiff_t width;         /* a multiple of 16 */
+} RowSums;
+
+/* Returns what scores are multiplied by, which divides them by the soft cap if there is one. */
+static inline float find_score_factor(const Attention *a) {
+    return a->softcap != 0.0f ? a->scale / a->softcap : a->scale;
+}
+
 /* Whether `attend_by_amx` computes it. */
 int can_attend_by_amx(const Attention *attention, int instruction_set);
 

@@ -1,4 +1,5 @@
-/* Weights of attention, for one kind of vectors: included after vectors.h, once for each instruction set. */
+/* Weights of attention, and the sums that they are part of, for one kind of vectors: included after vectors.h, once for
+ * each instruction set. */
 
 /* Returns the sum of sixteen numbers: of halves, until one is left. All instruction sets give the same bits. */
 TARGET static inline float NAME(sum_sixteen)(const float *numbers) {
@@ -47,4 +48,40 @@ TARGET static float NAME(make_weights)(float *scores, ptrdiff_t first, ptrdiff_t
         STORE(sums + part, sum);
     }
     return NAME(sum_sixteen)(sums);
+}
+
+/* Turns the scores of a piece's rows for the keys from `position` on into weights, adds these to the totals, and shrinks
+ * what was summed where a maximum grows. */
+TARGET static void NAME(weigh_keys)(const Attention *a, const Piece *piece, ptrdiff_t position, const RowSums *sums) {
+    for (ptrdiff_t row = 0; row < piece->length * a->group; row++) {
+        const ptrdiff_t own = piece->start + row / a->group; /* the token's position */
+        const ptrdiff_t seen = own + 1 - position < KEYS ? own + 1 - position : KEYS;
+        const ptrdiff_t first = a->window != 0 && own - a->window + 1 > position ? own - a->window + 1 - position : 0;
+        float *scores = sums->scores + row * KEYS, *outputs = sums->outputs + row * sums->width;
+        if (seen <= first) { /* it sees none of these keys */
+            memset(scores, 0, KEYS * sizeof(float));
+            continue;
+        }
+        const float before = sums->maxima[row];
+        const float total = NAME(make_weights)(scores, first, seen, a->softcap, &sums->maxima[row]);
+        if (sums->maxima[row] != before) {
+            float shrink[LANES];
+            STORE(shrink, NAME(exponential)(BROADCAST(before - sums->maxima[row])));
+            sums->totals[row] *= shrink[0];
+            for (ptrdiff_t d = 0; d < sums->width; d += LANES)
+                STORE(outputs + d, MULTIPLY(LOAD(outputs + d), BROADCAST(shrink[0])));
+        }
+        sums->totals[row] += total;
+    }
+}
+
+/* Writes the outputs of a piece's rows, which are sums of weighted values over the totals. */
+TARGET static void NAME(store_outputs)(const Attention *a, const Piece *piece, ptrdiff_t kv_head, const RowSums *sums) {
+    for (ptrdiff_t row = 0; row < piece->length * a->group; row++) {
+        float *output = sums->outputs + row * sums->width;
+        for (ptrdiff_t d = 0; d < a->head_dim; d++) output[d] /= sums->totals[row];
+        store_numbers(output, a->output, (piece->first_row + row / a->group) * a->output_stride
+                                             + (kv_head * a->group + row % a->group) * a->head_dim,
+                      a->head_dim, a->activation_format);
+    }
 }
