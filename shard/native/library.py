@@ -117,6 +117,14 @@ class NativeLibrary:
         """Compute an `Attention` (attention.c)."""
         self._execute(self.functions.weft_prepare_attention, arguments, self._set_number)
 
+    def normalize(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Normalizing` (normalizing.c)."""
+        self._execute(self.functions.weft_prepare_normalizing, arguments, self._set_number, num_results=num_results)
+
+    def select_candidates(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+        """Compute a `Selection` (candidates.c)."""
+        self._execute(self.functions.weft_prepare_selection, arguments, num_results=num_results)
+
     def add_lora_update(self, arguments: ctypes.Structure) -> None:
         """Compute a `LoraUpdate` (lora.c)."""
         self._execute(self.functions.weft_prepare_lora_update, arguments)

@@ -95,7 +95,7 @@ class CudaGraphRunner:
         self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWorkList(max_rows, cache.device)
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
-        self._sampler = CudaGraphSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
+        self._sampler = CudaGraphSampler(max_rows, cache.device)
         self._captured_steps: dict[int, CapturedDecodeStep] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)

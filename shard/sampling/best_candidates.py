@@ -1,8 +1,8 @@
 """The best candidates of every row of logits, found on the logits' device without sorting the vocabulary.
 
 Best means the highest logit, and the lowest id among equal ones (docs/concepts/exactness.md, "Each row is sampled by
-itself"). The largest logits are in the blocks of ids with the largest maxima, so after one fast pass over all logits
-only a few blocks are searched.
+itself"). The largest logits are in the blocks of ids with the largest maxima, which are known already, so only a few
+blocks are searched.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES = 65, 4097  # candidates per row; the last one only bounds all others
-IDS_PER_BLOCK = 128
+from shard.sampling.normalized_logits import (
+    NormalizedLogits,
+    get_kernels,
+    list_ids_in_blocks,
+    select_with_kernels,
+)
+
+# Candidates per row, and how many a row gets that is not decided by those; the last one only bounds all others.
+NUM_FEW_CANDIDATES, LARGER_CANDIDATE_COUNTS = 65, (1025, 4097)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +32,18 @@ class Candidates:
     token_ids: Tensor  # [rows, width] int64
     logits: Tensor  # [rows, width]
     logprobs: Tensor  # [rows, width], normalized over the whole vocabulary
-    all_logprobs: Tensor  # [rows, vocabulary], the logprobs of all tokens, by id
+    all_logits: NormalizedLogits  # of these rows
     is_whole_vocabulary: bool
 
     def take_best(self, num_candidates: int) -> "Candidates":
         if num_candidates >= self.token_ids.shape[-1]:
             return self
         return Candidates(self.token_ids[:, :num_candidates], self.logits[:, :num_candidates],
-                          self.logprobs[:, :num_candidates], self.all_logprobs, is_whole_vocabulary=False)
+                          self.logprobs[:, :num_candidates], self.all_logits, is_whole_vocabulary=False)
 
     def select_rows(self, rows: Tensor) -> "Candidates":
-        return Candidates(self.token_ids[rows], self.logits[rows], self.logprobs[rows], self.all_logprobs[rows],
-                          self.is_whole_vocabulary)
+        return Candidates(self.token_ids[rows], self.logits[rows], self.logprobs[rows],
+                          self.all_logits.select_rows(rows), self.is_whole_vocabulary)
 
     @property
     def is_certain(self) -> Tensor:  # [rows, width] bool
@@ -48,53 +55,43 @@ class Candidates:
         return (self.is_certain.sum(-1) >= counts) | (self.logits[:, -1] == -torch.inf) | self.is_whole_vocabulary
 
 
-class CandidateFinder:
-    """Finder of candidates in rows of one vocabulary size."""
-
-    def __init__(self, vocabulary_size: int) -> None:
-        self._vocabulary_size = vocabulary_size
-        self._num_blocks = vocabulary_size // IDS_PER_BLOCK
-
-    def find_best(self, logits: Tensor) -> Tensor:  # [rows] int64
-        if not self._num_blocks:
-            return logits.argmax(-1)
-        ids = self._list_ids_in_blocks(self._compute_block_maxima(logits).argmax(-1, keepdim=True))
-        return ids.gather(-1, logits.gather(-1, ids).argmax(-1, keepdim=True))[:, 0]
-
-    def find_candidates(self, logits: Tensor, logprobs: Tensor, num_candidates: int) -> Candidates:
-        """Return `num_candidates` candidates per row, or the whole vocabulary if that is smaller."""
-        num_candidates = min(num_candidates, self._vocabulary_size)
-        if self._num_blocks > num_candidates:
-            # For each block left out there are `num_candidates` others whose peaks are at least as high as all of its
-            # logits.
-            ids = self._list_ids_in_blocks(
-                self._compute_block_maxima(logits).topk(num_candidates, sorted=False).indices)
-            ids = ids.gather(-1, logits.gather(-1, ids).topk(num_candidates, sorted=False).indices)
-        else:
-            ids = logits.topk(num_candidates, sorted=False).indices
-        order = ((to_sortable_int32(logits.gather(-1, ids)).long() << 32) - ids).argsort(-1, descending=True)
-        ids = ids.gather(-1, order)
-        return Candidates(ids, logits.gather(-1, ids), logprobs.gather(-1, ids), logprobs,
-                          is_whole_vocabulary=num_candidates == self._vocabulary_size)
-
-    def _compute_block_maxima(self, logits: Tensor) -> Tensor:  # [rows, blocks]
-        return logits[:, :self._num_blocks * IDS_PER_BLOCK].view(-1, self._num_blocks, IDS_PER_BLOCK).amax(-1)
-
-    def _list_ids_in_blocks(self, blocks: Tensor) -> Tensor:
-        """Return all ids in these blocks [rows, blocks], and the ids at the end that fill no block."""
-        ids = (blocks[..., None] * IDS_PER_BLOCK + torch.arange(IDS_PER_BLOCK, device=blocks.device)).flatten(1)
-        if self._vocabulary_size % IDS_PER_BLOCK == 0:
-            return ids
-        rest = torch.arange(self._num_blocks * IDS_PER_BLOCK, self._vocabulary_size, device=blocks.device)
-        return torch.cat([ids, rest.expand(len(blocks), -1)], -1)
+def find_candidates(normalized: NormalizedLogits, num_candidates: int) -> Candidates:
+    """Return `num_candidates` candidates per row, or the whole vocabulary if that is smaller."""
+    vocabulary_size = normalized.logits.shape[-1]
+    num_candidates = min(num_candidates, vocabulary_size)
+    library = get_kernels(normalized.logits)
+    if library is None:
+        ids = find_with_torch(normalized.logits, normalized.block_maxima, num_candidates)
+        logits = normalized.logits.gather(-1, ids)
+    else:
+        ids, logits = select_with_kernels(library, normalized, num_candidates)
+    return Candidates(ids, logits, normalized.compute_logprobs(logits), normalized,
+                      is_whole_vocabulary=num_candidates == vocabulary_size)
 
 
-def sort_whole_vocabulary(logits: Tensor, logprobs: Tensor) -> Candidates:
-    """Return all tokens of a single row [vocabulary] as candidates, on the host."""
-    logits, logprobs = logits.cpu(), logprobs.cpu()
-    # torch sorts 32-bit integers by radix sort, ten times as fast as floats.
-    order = (~to_sortable_int32(logits)).sort(stable=True).indices
-    return Candidates(order[None], logits[order][None], logprobs[order][None], logprobs[None], is_whole_vocabulary=True)
+def find_with_torch(logits: Tensor, block_maxima: Tensor, num_candidates: int) -> Tensor:  # [rows, candidates] ids
+    if block_maxima.shape[-1] > num_candidates:
+        # For each block left out there are `num_candidates` others whose peaks are at least as high as all of its
+        # logits.
+        ids = list_ids_in_blocks(block_maxima.topk(num_candidates, sorted=False).indices, logits.shape[-1])
+        ids = ids.gather(-1, logits.gather(-1, ids).topk(num_candidates, sorted=False).indices)
+    else:
+        ids = logits.topk(num_candidates, sorted=False).indices
+    order = ((to_sortable_int32(logits.gather(-1, ids)).long() << 32) - ids).argsort(-1, descending=True)
+    return ids.gather(-1, order)
+
+
+def sort_whole_vocabulary(normalized: NormalizedLogits) -> Candidates:
+    """Return all tokens of a single row as candidates, on the host."""
+    normalized = normalized.copy_to_host()
+    library = get_kernels(normalized.logits)
+    if library is None:
+        # torch sorts 32-bit integers by radix sort, ten times as fast as floats.
+        ids = (~to_sortable_int32(normalized.logits)).sort(stable=True).indices
+        logits = normalized.logits.gather(-1, ids)
+    else:
+        ids, logits = select_with_kernels(library, normalized, normalized.logits.shape[-1])
+    return Candidates(ids, logits, normalized.compute_logprobs(logits), normalized, is_whole_vocabulary=True)
 
 
 def to_sortable_int32(values: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from shard.hardware.device_transfers import StaticDeviceBuffers
-from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, find_candidates
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
+from shard.sampling.normalized_logits import normalize_logits
 from shard.sampling.sampler import changes_logits, compute_logit_divisor
 from shard.sampling.token_selection import draw_uniforms, list_filter_columns, select_tokens
 from shard.state.sequence import Sequence
@@ -43,8 +44,7 @@ def can_sample_in_cuda_graph(sequence: Sequence) -> bool:
 class CudaGraphSampler:
     """Sampler for captured steps of up to `max_rows` rows. Sampling parameters are in columns with fixed addresses."""
 
-    def __init__(self, max_rows: int, vocabulary_size: int, device: torch.device) -> None:
-        self._candidate_finder = CandidateFinder(vocabulary_size)
+    def __init__(self, max_rows: int, device: torch.device) -> None:
         self._parameter_columns = StaticDeviceBuffers([max_rows] * len(PADDING_VALUES), torch.float64, device,
                                                       PADDING_VALUES)
 
@@ -58,16 +58,14 @@ class CudaGraphSampler:
 
     def sample_greedy(self, logits: Tensor) -> CudaGraphSamples:
         """Pick the best token of every row. The logits are not changed."""
-        tokens = self._candidate_finder.find_best(logits)
-        logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        return CudaGraphSamples(tokens, logprobs, are_finite(logits, logprobs))
+        normalized = normalize_logits(logits)
+        logprobs = normalized.gather_logprobs(normalized.best_tokens)
+        return CudaGraphSamples(normalized.best_tokens, logprobs, are_finite(logits, logprobs))
 
     def sample_random(self, logits: Tensor) -> CudaGraphSamples:
         """Draw a token for every row. The logits are not changed."""
         *filters, uniforms, raw, divisors = [column[:len(logits)] for column in self._parameter_columns.device_lists]
-        scaled_logits = logits / divisors.float()[:, None]
-        candidates = self._candidate_finder.find_candidates(scaled_logits, scaled_logits.log_softmax(-1),
-                                                            NUM_FEW_CANDIDATES)
+        candidates = find_candidates(normalize_logits(logits / divisors.float()[:, None]), NUM_FEW_CANDIDATES)
         selection = select_tokens(candidates, uniforms, raw.bool(), {
             name: column.float() for name, column in zip(FILTERS, filters, strict=True)}, is_captured=True)
         return CudaGraphSamples(selection.tokens, selection.logprobs,

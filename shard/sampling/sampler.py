@@ -1,8 +1,9 @@
 """The sampler: from logits to tokens, logprobs and the best candidates, for all rows of a step.
 
 Rows are sampled by docs/concepts/exactness.md, "Each row is sampled by itself". The order is penalties and masks
-(`logits_processors.py`), grammars (`grammar.py`), temperature, the best candidates (`best_candidates.py`), filters
-(`filters.py`), draw and logprobs (`token_selection.py`). Temperature 0 takes the best candidate and ignores filters.
+(`logits_processors.py`), grammars (`grammar.py`), temperature, what turns logits into logprobs
+(`normalized_logits.py`), the best candidates (`best_candidates.py`), filters (`filters.py`), draw and logprobs
+(`token_selection.py`). Temperature 0 takes the best token and ignores filters.
 """
 
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
+    LARGER_CANDIDATE_COUNTS,
     NUM_FEW_CANDIDATES,
-    NUM_MANY_CANDIDATES,
-    CandidateFinder,
+    find_candidates,
     sort_whole_vocabulary,
 )
 from shard.sampling.grammar import GrammarRegistry
 from shard.sampling.logits_processors import needs_processing, process_logits
+from shard.sampling.normalized_logits import NormalizedLogits, normalize_logits
 from shard.sampling.token_selection import SampledToken, draw_uniforms, sample_from_candidates
 from shard.state.sequence import SamplingParams, Sequence
 
@@ -47,10 +49,8 @@ class Sampler:
                  grammars: GrammarRegistry | None = None) -> None:
         """Create a sampler; without `grammars` no sequence may have one."""
         self._grammars = grammars
-        self._candidate_finder = CandidateFinder(vocabulary_size)
-        # Kept, since allocating this much memory takes longer than filling it.
-        self._logprob_buffer = torch.empty(MAX_ROWS_AT_ONCE, vocabulary_size, device=device)
-        self._raw_logprob_buffer = torch.empty_like(self._logprob_buffer)
+        # What torch writes to. Kept, since allocating this much memory takes longer than filling it.
+        self._buffer = torch.empty(MAX_ROWS_AT_ONCE, vocabulary_size, device=device)
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> SamplerOutput:
         """Choose a token for each row. The logits [rows, vocabulary] are float32 and are overwritten."""
@@ -69,12 +69,10 @@ class Sampler:
         for start in range(0, len(target_tokens), MAX_ROWS_AT_ONCE):
             rows = slice(start, start + MAX_ROWS_AT_ONCE)
             ids = torch.tensor(target_tokens[rows], device=logits.device)
-            row_logprobs = torch.log_softmax(logits[rows], -1, out=self._logprob_buffer[:len(ids)])
-            logprobs += gather_by_id(row_logprobs, ids)
+            normalized = self._normalize(logits[rows])
+            logprobs += normalized.gather_logprobs(ids).tolist()
             if num_top_tokens:
-                samples += self._sample_from_candidates(
-                    logits[rows], row_logprobs, [SamplingParams(top_n_tokens=num_top_tokens)] * len(ids),
-                    torch.zeros(len(ids)))
+                samples += list_top_tokens(normalized, [num_top_tokens] * len(ids))
         return logprobs, [sample.top_tokens for sample in samples], [sample.top_logprobs for sample in samples]
 
     def _sample_rows(self, logits: Tensor, sequences: list[Sequence], output: SamplerOutput) -> None:
@@ -89,63 +87,81 @@ class Sampler:
             needs_candidates = needs_candidates or bool(sampling.temperature or sampling.top_n_tokens)
             if sampling.raw_logprobs and changes_logits(sequence):
                 raw_rows.append(row)
-        raw_samples = self._sample_raw_greedy(logits, sequences, raw_rows) if raw_rows else None
+        raw_logits = self._normalize(logits[raw_rows]) if raw_rows else None  # of copies of the rows
         process_logits(logits, sequences)
         grammars = self._grammars if has_grammar else None
         dead_rows = set() if grammars is None else grammars.mask_logits(logits, sequences)
         if not UNSCALED_TEMPERATURES.issuperset(temperatures):
             logits /= torch.tensor(list(map(compute_logit_divisor, temperatures)), device=logits.device)[:, None]
-        logprobs = torch.log_softmax(logits, -1, out=self._logprob_buffer[:len(logits)])
+        normalized = self._normalize(logits)
         if needs_candidates:
-            sampled_tokens = self._sample_from_candidates(logits, logprobs, [s.sampling for s in sequences],
-                                                          draw_uniforms([s.sampling_key for s in sequences],
-                                                                        [len(s.tokens) for s in sequences]))
+            sampled_tokens = sample_normalized(normalized, [s.sampling for s in sequences],
+                                               draw_uniforms([s.sampling_key for s in sequences],
+                                                             [len(s.tokens) for s in sequences]))
         else:
-            best_tokens = self._candidate_finder.find_best(logits)
-            sampled_tokens = list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
-        raw_logprobs: list[float] = []
-        if raw_rows:
-            tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens], device=logits.device)
-            raw_logprobs = gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
+            best_tokens = normalized.best_tokens
+            sampled_tokens = list(map(SampledToken, best_tokens.tolist(),
+                                      normalized.gather_logprobs(best_tokens).tolist()))
+        # If no token is left to choose from, the logprob is not finite.
+        are_finite = [isfinite(total) and isfinite(sampled_token.logprob)
+                      for total, sampled_token in zip(sums, sampled_tokens, strict=True)]
+        if raw_logits is not None:
+            report_raw_logprobs(raw_logits, [sampled_tokens[row] for row in raw_rows],
+                                [sequences[row].sampling.top_n_tokens for row in raw_rows])
         for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
-            # If no token is left to choose from, the logprob is not finite.
-            is_finite, fits_grammar = isfinite(sums[row]) and isfinite(sampled_token.logprob), row not in dead_rows
-            if grammars is not None and sequence.grammar_id and is_finite and fits_grammar:
+            fits_grammar = row not in dead_rows
+            if grammars is not None and sequence.grammar_id and are_finite[row] and fits_grammar:
                 fits_grammar = grammars.advance(sequence, sampled_token.token)
-            is_raw = row in raw_rows
-            tops = raw_samples[row] if is_raw and raw_samples is not None else sampled_token
             output.tokens.append(sampled_token.token)
-            output.logprobs.append(raw_logprobs[row] if is_raw else sampled_token.logprob)
-            output.top_tokens.append(tops.top_tokens)
-            output.top_logprobs.append(tops.top_logprobs)
-            output.is_finite.append(is_finite)
+            output.logprobs.append(sampled_token.logprob)
+            output.top_tokens.append(sampled_token.top_tokens)
+            output.top_logprobs.append(sampled_token.top_logprobs)
             output.fits_grammar.append(fits_grammar)
+        output.is_finite += are_finite
 
-    def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
-                                uniforms: Tensor) -> list[SampledToken]:
-        """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
-        sampled_tokens, decided = sample_from_candidates(
-            self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params, uniforms)
-        for row in (row for row, is_decided in enumerate(decided) if not is_decided):
-            rows = slice(row, row + 1)  # alone: which other rows are not decided must not matter
-            (sampled_tokens[row],), (is_enough,) = sample_from_candidates(
-                self._candidate_finder.find_candidates(logits[rows], logprobs[rows], NUM_MANY_CANDIDATES),
-                sampling_params[rows], uniforms[rows])
-            if not is_enough:
-                (sampled_tokens[row],), _ = sample_from_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
-                                                                   sampling_params[rows], uniforms[rows])
-        return sampled_tokens
+    def _normalize(self, logits: Tensor) -> NormalizedLogits:
+        return normalize_logits(logits, self._buffer[:len(logits)])
 
-    def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence],
-                           raw_rows: list[int]) -> list[SampledToken] | None:
-        """Keep the raw logprobs in their buffer. Return samples with the best tokens by the raw logits, or
-        None if no row wants these."""
-        logprobs = torch.log_softmax(logits, -1, out=self._raw_logprob_buffer[:len(logits)])
-        top_counts = [sequence.sampling.top_n_tokens if row in raw_rows else 0
-                      for row, sequence in enumerate(sequences)]
-        return self._sample_from_candidates(
-            logits, logprobs, [SamplingParams(top_n_tokens=count) for count in top_counts],
-            torch.zeros(len(sequences))) if any(top_counts) else None
+
+def sample_normalized(normalized: NormalizedLogits, sampling_params: list[SamplingParams],
+                      uniforms: Tensor) -> list[SampledToken]:
+    """Choose from few candidates; where those are not enough from more, and at last from the whole vocabulary."""
+    sampled_tokens, decided = sample_from_candidates(find_candidates(normalized, NUM_FEW_CANDIDATES), sampling_params,
+                                                     uniforms)
+    for row, is_decided in enumerate(decided):
+        if not is_decided:  # alone: which other rows are not decided must not matter
+            rows = slice(row, row + 1)
+            sampled_tokens[row] = sample_single_row(normalized.select_rows(rows), sampling_params[rows], uniforms[rows])
+    return sampled_tokens
+
+
+def sample_single_row(normalized: NormalizedLogits, sampling_params: list[SamplingParams],
+                      uniforms: Tensor) -> SampledToken:
+    for num_candidates in LARGER_CANDIDATE_COUNTS:
+        (sampled_token,), (is_decided,) = sample_from_candidates(find_candidates(normalized, num_candidates),
+                                                                 sampling_params, uniforms)
+        if is_decided:
+            return sampled_token
+    (sampled_token,), _ = sample_from_candidates(sort_whole_vocabulary(normalized), sampling_params, uniforms)
+    return sampled_token
+
+
+def list_top_tokens(normalized: NormalizedLogits, counts: list[int]) -> list[SampledToken]:
+    """Return the best token of each row, with its `counts` best tokens."""
+    return sample_normalized(normalized, [SamplingParams(top_n_tokens=count) for count in counts],
+                             torch.zeros(len(counts)))
+
+
+def report_raw_logprobs(raw_logits: NormalizedLogits, sampled_tokens: list[SampledToken],
+                        top_counts: list[int]) -> None:
+    """Replace the logprobs of sampled tokens, and the best candidates, by those of the raw logits."""
+    tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
+                          device=raw_logits.best_tokens.device)
+    tops = list_top_tokens(raw_logits, top_counts) if any(top_counts) else [SampledToken(0, 0.0)] * len(top_counts)
+    for sampled_token, logprob, top in zip(sampled_tokens, raw_logits.gather_logprobs(tokens).tolist(), tops,
+                                           strict=True):
+        sampled_token.logprob = logprob
+        sampled_token.top_tokens, sampled_token.top_logprobs = top.top_tokens, top.top_logprobs
 
 
 def changes_logits(sequence: Sequence) -> bool:
@@ -157,9 +173,3 @@ def changes_logits(sequence: Sequence) -> bool:
 def compute_logit_divisor(temperature: float) -> float:
     """Return the divisor of a row's logits; 1 keeps their bits."""
     return max(temperature, MIN_TEMPERATURE) if temperature else 1.0
-
-
-def gather_by_id(values: Tensor, ids: Tensor) -> list[float]:
-    """Return the value of each row at its id."""
-    gathered: list[float] = values.gather(-1, ids[:, None])[:, 0].tolist()
-    return gathered

@@ -7,22 +7,23 @@ is. Sums follow docs/concepts/exactness.md, "Sums in a fixed order". `select_tok
 it never waits for the device of the candidates.
 """
 
-from array import array
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shard.sampling.best_candidates import IDS_PER_BLOCK, NUM_FEW_CANDIDATES, Candidates
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, Candidates
 from shard.sampling.filters import FILTERS, RemainingCandidates, compute_running_sums, search_running_sums
+from shard.sampling.normalized_logits import IDS_PER_BLOCK
 from shard.state.sequence import SamplingParams
 
-# The increment and the two multipliers of the splitmix64 generator, as signed words.
-SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
-SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+# Of the splitmix64 generator.
+SPLITMIX_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+SPLITMIX_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ def select_tokens(candidates: Candidates, uniforms: Tensor, uses_raw_logprobs: T
         drawn = draw_unfiltered(candidates.take_best(NUM_FEW_CANDIDATES), uniforms, is_unfiltered,
                                 is_captured=is_captured)
         tokens = torch.where(is_unfiltered, drawn, tokens)
-        logprobs = torch.where(is_unfiltered, candidates.all_logprobs.gather(-1, drawn[:, None])[:, 0], logprobs)
+        logprobs = torch.where(is_unfiltered, candidates.all_logits.gather_logprobs(drawn), logprobs)
     return SelectedTokens(tokens, logprobs, remaining.is_decided | is_unfiltered, candidate_logprobs)
 
 
@@ -122,7 +123,7 @@ def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Ten
 def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
     certain_probabilities = compute_certain_probabilities(candidates)
-    probabilities = candidates.all_logprobs.exp()
+    probabilities = candidates.all_logits.logits.softmax(-1)
     probabilities.scatter_(-1, candidates.token_ids,
                            probabilities.gather(-1, candidates.token_ids).masked_fill(certain_probabilities > 0, 0.0))
     share = uniforms - compute_running_sums(certain_probabilities)[:, -1]
@@ -155,16 +156,8 @@ def sum_by_halves(values: Tensor) -> Tensor:
 
 
 def draw_uniforms(sampling_keys: list[int], token_indices: list[int]) -> Tensor:  # [rows] float64, from 0 to below 1
-    """Return the splitmix64 generator's number of each key and index. Words are signed, as torch has no others;
-    products are modulo 2**64."""
-    keys, indices = (torch.frombuffer(array("Q", numbers), dtype=torch.int64)
-                     for numbers in (sampling_keys, token_indices))
-    words = keys + indices * SPLITMIX_INCREMENT
-    words = (words ^ shift_right_unsigned(words, 30)) * SPLITMIX_MULTIPLIERS[0]
-    words = (words ^ shift_right_unsigned(words, 27)) * SPLITMIX_MULTIPLIERS[1]
-    return shift_right_unsigned(words ^ shift_right_unsigned(words, 31), 11).double() * 2.0**-53
-
-
-def shift_right_unsigned(words: Tensor, num_bits: int) -> Tensor:
-    """Shift right and fill with zeros, whereas `>>` fills with the sign."""
-    return torch.bitwise_and(words >> num_bits, 2**(64 - num_bits) - 1)
+    """Return the splitmix64 generator's number of each key and index. Sums and products are modulo 2**64."""
+    words = np.array(sampling_keys, np.uint64) + np.array(token_indices, np.uint64) * SPLITMIX_INCREMENT
+    words = (words ^ (words >> 30)) * SPLITMIX_MULTIPLIERS[0]
+    words = (words ^ (words >> 27)) * SPLITMIX_MULTIPLIERS[1]
+    return torch.from_numpy(((words ^ (words >> 31)) >> 11) * 2.0**-53)

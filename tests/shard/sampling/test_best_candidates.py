@@ -8,12 +8,15 @@ from support.model_runs.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
+    LARGER_CANDIDATE_COUNTS,
     NUM_FEW_CANDIDATES,
-    NUM_MANY_CANDIDATES,
-    CandidateFinder,
     Candidates,
+    find_candidates,
     sort_whole_vocabulary,
 )
+from shard.sampling.normalized_logits import normalize_logits
+
+pytestmark = pytest.mark.usefixtures("kernels_or_torch")
 
 # Fewer tokens than candidates, one more, too few blocks to choose from, whole blocks, and a remainder.
 VOCABULARY_SIZES = [50, 66, 1000, 128 * 70, 128 * 70 + 40]
@@ -40,17 +43,17 @@ def get_certain_ids(candidates: Candidates, row: int) -> list[int]:
 @given(seed=some.integers(0, 99), step=rounding_steps)
 def test_best_token_is_the_lowest_id_of_the_highest_logit(size: int, seed: int, step: float) -> None:
     logits = make_rounded_logits(3, size, seed, step)
-    assert CandidateFinder(size).find_best(logits).tolist() == [sort_ids(row)[0] for row in logits]
+    assert normalize_logits(logits).best_tokens.tolist() == [sort_ids(row)[0] for row in logits]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", VOCABULARY_SIZES)
 @settings(max_examples=30)
 @given(seed=some.integers(0, 99), step=rounding_steps,
-       width=some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
+       width=some.sampled_from([NUM_FEW_CANDIDATES, *LARGER_CANDIDATE_COUNTS]))
 def test_certain_candidates_are_the_first_of_the_vocabulary(size: int, seed: int, step: float, width: int) -> None:
     logits = make_rounded_logits(2, size, seed, step)
-    candidates = CandidateFinder(size).find_candidates(logits, logits.log_softmax(-1), width)
+    candidates = find_candidates(normalize_logits(logits), width)
     for row in range(2):
         ids = get_certain_ids(candidates, row)
         assert ids == sort_ids(logits[row])[:len(ids)]
@@ -61,26 +64,27 @@ def test_certain_candidates_are_the_first_of_the_vocabulary(size: int, seed: int
 @settings(max_examples=30)
 @given(seed=some.integers(0, 99), step=rounding_steps)
 def test_whole_vocabulary_is_sorted(seed: int, step: float) -> None:
-    logits = make_rounded_logits(1, 500, seed, step)[0]
-    candidates = sort_whole_vocabulary(logits, logits.log_softmax(-1))
-    assert get_certain_ids(candidates, 0) == sort_ids(logits)
-    assert torch.equal(candidates.logprobs[0], logits.log_softmax(-1)[candidates.token_ids[0]])
+    logits = make_rounded_logits(1, 500, seed, step)
+    candidates = sort_whole_vocabulary(normalize_logits(logits))
+    assert get_certain_ids(candidates, 0) == sort_ids(logits[0])
+    torch.testing.assert_close(candidates.logprobs[0].double(),
+                               logits.double().log_softmax(-1)[0, candidates.token_ids[0]], rtol=1e-6, atol=1e-6)
 
 
 def test_negative_zero_equals_zero() -> None:
-    logits = torch.tensor([0.0, -0.0, 0.0, -1.0, -0.0])
-    assert sort_whole_vocabulary(logits, logits).token_ids[0].tolist() == [0, 1, 2, 4, 3]
+    logits = torch.tensor([[0.0, -0.0, 0.0, -1.0, -0.0]])
+    assert sort_whole_vocabulary(normalize_logits(logits)).token_ids[0].tolist() == [0, 1, 2, 4, 3]
 
 
 def test_few_allowed_tokens_are_all_certain() -> None:
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, [7, 900]] = torch.tensor([1.0, 2.0])
-    candidates = CandidateFinder(1000).find_candidates(logits, logits.log_softmax(-1), NUM_FEW_CANDIDATES)
+    candidates = find_candidates(normalize_logits(logits), NUM_FEW_CANDIDATES)
     assert get_certain_ids(candidates, 0) == [900, 7]
     assert candidates.has_enough(torch.tensor([5])).tolist() == [True]
 
 
 def test_more_equal_logits_than_candidates_are_not_certain() -> None:
-    candidates = CandidateFinder(1000).find_candidates(torch.zeros(1, 1000), torch.zeros(1, 1000), NUM_FEW_CANDIDATES)
+    candidates = find_candidates(normalize_logits(torch.zeros(1, 1000)), NUM_FEW_CANDIDATES)
     assert get_certain_ids(candidates, 0) == []
     assert candidates.has_enough(torch.tensor([1])).tolist() == [False]

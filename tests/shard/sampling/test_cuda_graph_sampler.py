@@ -35,7 +35,7 @@ logit_matrices = some.builds(
 
 @pytest.fixture(scope="module")
 def cuda_graph_sampler() -> CudaGraphSampler:
-    return CudaGraphSampler(NUM_ROWS, VOCABULARY_SIZE, torch.device("cpu"))
+    return CudaGraphSampler(NUM_ROWS, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

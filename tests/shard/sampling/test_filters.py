@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from shard.sampling import filters
-from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder, sort_whole_vocabulary
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, find_candidates, sort_whole_vocabulary
 from shard.sampling.filters import (
     FILTERS,
     RemainingCandidates,
@@ -19,6 +19,7 @@ from shard.sampling.filters import (
     filter_top_p,
     filter_typical_p,
 )
+from shard.sampling.normalized_logits import normalize_logits
 from shard.state.sequence import SamplingParams
 
 TRANSFORMERS_WARPERS: dict[str, Any] = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
@@ -28,13 +29,12 @@ FILTER_CASES = [("top_k", 1), ("top_k", 7), ("top_k", 300), ("top_p", 0.1), ("to
 
 
 def make_all_candidates(row: Tensor) -> tuple[RemainingCandidates, Tensor]:
-    candidates = sort_whole_vocabulary(row, row.log_softmax(-1))
+    candidates = sort_whole_vocabulary(normalize_logits(row[None]))
     return RemainingCandidates(candidates), candidates.token_ids[0]
 
 
 def make_few_candidates(logits: Tensor) -> RemainingCandidates:
-    return RemainingCandidates(CandidateFinder(logits.shape[-1]).find_candidates(logits, logits.log_softmax(-1),
-                                                                                 NUM_FEW_CANDIDATES))
+    return RemainingCandidates(find_candidates(normalize_logits(logits), NUM_FEW_CANDIDATES))
 
 
 def get_kept_ids(rows: RemainingCandidates, ids: Tensor) -> set[int]:

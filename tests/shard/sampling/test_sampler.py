@@ -1,6 +1,5 @@
 """The sampler as a whole: order of processors as in transformers, frequencies of draws, independence of rows."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from math import inf, nan
@@ -36,6 +35,11 @@ def sample(logits: Tensor, *sequences: Sequence) -> SamplerOutput:
     return Sampler(logits.shape[-1]).sample(logits.clone(), list(sequences))
 
 
+def approximately(values: Any) -> Any:
+    """Return what equals these logprobs but for rounding."""
+    return pytest.approx(values, rel=1e-6, abs=1e-6)
+
+
 def compute_transformers_logprobs(logits: Tensor, sequence: Sequence) -> Tensor:
     """Return the logprobs computed by the processors of transformers."""
     settings_by_name = {name: getattr(sequence.sampling, name) for name in TRANSFORMERS_PROCESSORS}
@@ -44,18 +48,11 @@ def compute_transformers_logprobs(logits: Tensor, sequence: Sequence) -> Tensor:
     return processors(torch.tensor([sequence.tokens]), logits.clone()).log_softmax(-1)[0]
 
 
-@pytest.fixture(params=[1, 2])
-def num_torch_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 # -- chosen tokens and returned logprobs
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kernels_or_torch")
 @pytest.mark.parametrize("options", [
     {"temperature": 0.7}, {"temperature": 1.0, "top_k": 20}, {"temperature": 1.3, "top_p": 0.9},
     {"temperature": 0.8, "typical_p": 0.7}, {"temperature": 1.5, "min_p": 0.1},
@@ -99,13 +96,14 @@ def test_a_draw_depends_on_key_and_index_only() -> None:
     assert sample(logits, make_sampling_sequence(prompt=[7, 7], key=9, temperature=1.0)).tokens != first
 
 
+@pytest.mark.usefixtures("kernels_or_torch")
 def test_temperature_zero_is_greedy_whatever_the_filters() -> None:
     logits = make_random_logits(4, VOCABULARY_SIZE)
     filtered = make_sampling_sequence(top_k=2, top_p=0.1, typical_p=0.1, min_p=0.9)
     chosen = sample(logits, *[filtered] * 4)
     assert chosen == sample(logits, *[make_sampling_sequence()] * 4)
     assert chosen.tokens == logits.argmax(-1).tolist()
-    assert chosen.logprobs == logits.log_softmax(-1).amax(-1).tolist()
+    assert chosen.logprobs == approximately(logits.double().log_softmax(-1).amax(-1).tolist())
 
 
 def test_lowest_temperature_is_greedy() -> None:
@@ -115,6 +113,7 @@ def test_lowest_temperature_is_greedy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kernels_or_torch")
 @pytest.mark.parametrize("size", [40, 1000, VOCABULARY_SIZE])
 def test_lowest_id_wins_among_equal_logits(size: int) -> None:
     logits = torch.zeros(3, size)
@@ -129,19 +128,22 @@ def test_lowest_id_wins_among_equal_logits(size: int) -> None:
     assert [set(drawn.tokens[row::3]) for row in range(3)] == [{0, 1}, {5, 21}, {first, first + 1}]
 
 
+@pytest.mark.usefixtures("kernels_or_torch")
 def test_raw_logprobs_are_those_of_the_model() -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE)
     options = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.7, "raw_logprobs": True, "key": 5}
     raw = sample(logits, make_sampling_sequence(top_n_tokens=4, **options),
                  make_sampling_sequence(key=1, temperature=0.5), make_sampling_sequence(**options))
     own = sample(logits, *[make_sampling_sequence(**options | {"raw_logprobs": False})] * 3)
-    logprobs = logits.log_softmax(-1)
+    logprobs = logits.double().log_softmax(-1)
     assert (raw.tokens[0], raw.tokens[2]) == (own.tokens[0], own.tokens[2])
-    assert (raw.logprobs[0], raw.logprobs[2]) == (logprobs[0, raw.tokens[0]], logprobs[2, raw.tokens[2]])
+    assert [raw.logprobs[0], raw.logprobs[2]] == approximately([logprobs[0, raw.tokens[0]].item(),
+                                                                logprobs[2, raw.tokens[2]].item()])
     assert (raw.top_tokens[0], raw.top_tokens[2]) == (logits[0].topk(4).indices.tolist(), [])
-    assert raw.top_logprobs[0] == logprobs[0].topk(4).values.tolist()
+    assert raw.top_logprobs[0] == approximately(logprobs[0].topk(4).values.tolist())
 
 
+@pytest.mark.usefixtures("kernels_or_torch")
 def test_top_tokens_are_only_those_that_can_be_sampled() -> None:
     chosen = sample(make_random_logits(1, VOCABULARY_SIZE),
                     make_sampling_sequence(temperature=0.7, allowed_tokens=(9, 4), top_n_tokens=5))
@@ -155,13 +157,16 @@ def test_single_allowed_token_is_sampled_with_certainty() -> None:
     assert (chosen.tokens, chosen.logprobs, chosen.is_finite) == ([VOCABULARY_SIZE - 1], [0.0], [True])
 
 
+@pytest.mark.usefixtures("kernels_or_torch")
 def test_prompt_logprobs_do_not_depend_on_how_rows_are_split() -> None:
     logits, targets = make_random_logits(MAX_ROWS_AT_ONCE + 9, VOCABULARY_SIZE), list(range(MAX_ROWS_AT_ONCE + 9))
     logprobs, top_tokens, top_logprobs = SAMPLER.compute_prompt_logprobs(logits, targets, 3)
     assert SAMPLER.compute_prompt_logprobs(logits, targets) == (logprobs, [], [])
-    assert logprobs == logits.log_softmax(-1)[targets, targets].tolist()
-    best = logits.log_softmax(-1).topk(3)
-    assert (top_tokens, top_logprobs) == (best.indices.tolist(), best.values.tolist())
+    exact = logits.double().log_softmax(-1)
+    assert logprobs == approximately(exact[targets, targets].tolist())
+    best = exact.topk(3)
+    assert top_tokens == best.indices.tolist()
+    assert [*chain(*top_logprobs)] == approximately(best.values.flatten().tolist())
     pieces = [SAMPLER.compute_prompt_logprobs(logits[s:s + 7], targets[s:s + 7], 3) for s in range(0, len(targets), 7)]
     assert [list(chain(*columns)) for columns in zip(*pieces, strict=True)] == [logprobs, top_tokens, top_logprobs]
 
@@ -169,6 +174,7 @@ def test_prompt_logprobs_do_not_depend_on_how_rows_are_split() -> None:
 # -- failing rows
 
 
+@pytest.mark.usefixtures("kernels_or_torch")
 @pytest.mark.parametrize("wrong", [nan, inf, -inf])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"top_n_tokens": 3, "raw_logprobs": True}], ids=str)
 def test_non_finite_logits_fail_only_their_own_row(wrong: float, options: dict[str, Any]) -> None:
@@ -227,7 +233,7 @@ def batches(draw: Any) -> tuple[Tensor, list[Sequence]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("num_torch_threads")
+@pytest.mark.usefixtures("kernels_or_torch", "num_torch_threads")
 @settings(max_examples=25)
 @given(batches(), some.randoms(use_true_random=False))
 def test_result_does_not_depend_on_other_rows(batch: tuple[Tensor, list[Sequence]], rng: Any) -> None:

@@ -11,12 +11,13 @@ from support.model_runs.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
+    LARGER_CANDIDATE_COUNTS,
     NUM_FEW_CANDIDATES,
-    NUM_MANY_CANDIDATES,
-    CandidateFinder,
     Candidates,
+    find_candidates,
     sort_whole_vocabulary,
 )
+from shard.sampling.normalized_logits import normalize_logits
 from shard.sampling.token_selection import (
     SampledToken,
     draw_uniforms,
@@ -55,24 +56,25 @@ def random_logit_rows(draw: Any) -> Tensor:
 
 def sample_from_few(logits: Tensor, sampling: SamplingParams, uniform: float,
                     width: int = NUM_FEW_CANDIDATES) -> tuple[SampledToken, bool]:
-    candidates = CandidateFinder(logits.shape[-1]).find_candidates(logits, logits.log_softmax(-1), width)
+    candidates = find_candidates(normalize_logits(logits), width)
     (sampled_token,), (decided,) = sample_from_candidates(candidates, [sampling],
                                                           torch.tensor([uniform], dtype=torch.float64))
     return sampled_token, decided
 
 
 def sample_from_all(logits: Tensor, sampling: SamplingParams, uniform: float) -> SampledToken:
-    (sampled_token,), (decided,) = sample_from_candidates(sort_whole_vocabulary(logits[0], logits.log_softmax(-1)[0]),
-                                       [sampling], torch.tensor([uniform], dtype=torch.float64))
+    (sampled_token,), (decided,) = sample_from_candidates(sort_whole_vocabulary(normalize_logits(logits)),
+                                                         [sampling], torch.tensor([uniform], dtype=torch.float64))
     assert decided
     return sampled_token
 
 
 given_logits_and_candidates = given(random_logit_rows(), sampling_params, uniforms,
-                                    some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
+                                    some.sampled_from([NUM_FEW_CANDIDATES, *LARGER_CANDIDATE_COUNTS]))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kernels_or_torch")
 @settings(max_examples=150)
 @example(torch.zeros(1, 9000), unfiltered_params, 0.0, NUM_FEW_CANDIDATES)
 @example(torch.zeros(1, 300), SamplingParams(temperature=1.0, top_p=0.1), 0.5, NUM_FEW_CANDIDATES)
@@ -122,14 +124,14 @@ def test_logprobs_are_over_remaining_candidates_or_raw() -> None:
     assert (filtered.token, filtered.top_tokens) == (1, [0, 1])
     assert filtered.top_logprobs == logits[0, :2].log_softmax(-1).tolist()
     assert (raw.token, raw.top_tokens) == (1, [0, 1, 2, 3])
-    assert raw.top_logprobs == logits[0].log_softmax(-1).tolist()
+    assert raw.top_logprobs == pytest.approx(logits[0].log_softmax(-1).tolist(), rel=1e-6)
 
 
 # -- rows that no filter narrows
 
 
 def find_few_candidates(logits: Tensor) -> Candidates:
-    return CandidateFinder(logits.shape[-1]).find_candidates(logits, logits.log_softmax(-1), NUM_FEW_CANDIDATES)
+    return find_candidates(normalize_logits(logits), NUM_FEW_CANDIDATES)
 
 
 def sample_rows(logits: Tensor, uniforms: Tensor, **options: Any) -> tuple[list[int], list[float]]:
@@ -149,7 +151,7 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(size: int, spread
     frequencies = torch.bincount(torch.tensor(tokens), minlength=size) / NUM_DRAWS
     probabilities = logits.softmax(-1)[0]
     assert (frequencies - probabilities).abs().max() <= 1.01 / NUM_DRAWS
-    assert logprobs == logits.log_softmax(-1)[0, torch.tensor(tokens)].tolist()
+    assert logprobs == pytest.approx(logits.log_softmax(-1)[0, torch.tensor(tokens)].tolist(), rel=1e-6)
 
 
 row_lists = some.lists(some.tuples(some.floats(0.0, 1.0, exclude_min=True, exclude_max=True), some.integers(0, 99),
