@@ -4,6 +4,8 @@
  *
  * Phase 1 copies the rows into tiles of 16 rows and 32 inputs, which lie in memory one after the other. Phase 2 multiplies
  * up to two of them by two tiles of weights at once: registers 0 to 3 hold the sums, 4 and 5 the rows, 6 and 7 the weights.
+ * It takes a block of a panel's inputs for all rows of a chunk before the next block, and keeps the sums of all these rows
+ * beside each other meanwhile.
  */
 
 #include "bf16_product.h"
@@ -12,9 +14,11 @@
 
 #include <string.h>
 
-enum { TILE_INPUTS = 32, TILE_SIZE = TILE_ROWS * TILE_INPUTS, READ_AHEAD_BYTES = 4096 };
-enum { BLOCK_TILES = 32 };           /* tiles of inputs that stay in the cache while row after row uses them */
+enum { TILE_INPUTS = 32, TILE_SIZE = TILE_ROWS * TILE_INPUTS, SUMS_SIZE = TILE_ROWS * TILE_ROWS };
+enum { PAIR_SIZE = 4 * SUMS_SIZE }; /* of two tiles of rows times two of weights */
+enum { BLOCK_TILES = 8 };           /* tiles of inputs whose weights stay in the first-level cache for row after row */
 enum { MAX_ROW_TILES_PER_CHUNK = 16 };
+enum { READ_AHEAD_BYTES = 4096, BLOCK_AHEAD_BYTES = 16384 }; /* for a single block, and for several */
 
 #if HAS_AMX
 
@@ -47,30 +51,27 @@ typedef struct {
     const uint16_t *rows[2]; /* the tiles of the block's inputs */
     const uint16_t *weight;
     const float *bias;       /* what the sums begin with if this is the first block, or NULL */
-    float *y;
-    ptrdiff_t y_stride;
     ptrdiff_t count;         /* tiles of inputs */
     int is_first;
     const char *ahead;       /* the address that is read ahead */
     ptrdiff_t lines_ahead;   /* lines for each tile of inputs */
 } Block;
 
-#define START_SUM(TILE, OFFSET, BIAS_OFFSET)                                                       \
+#define START_SUM(TILE, PLACE, BIAS_OFFSET)                                                        \
     if (!block->is_first)                                                                           \
-        _tile_loadd(TILE, block->y + (OFFSET), block->y_stride * sizeof(float));                    \
+        _tile_loadd(TILE, sums + (PLACE) * SUMS_SIZE, TILE_ROW_BYTES);                              \
     else if (block->bias != NULL)                                                                   \
         _tile_loadd(TILE, block->bias + (BIAS_OFFSET), 0); /* the same for all rows */               \
     else                                                                                            \
         _tile_zero(TILE)
 
-/* Sums a block, and stores the sums at `to`. */
-TARGET static inline __attribute__((always_inline)) void sum_block(const Block *block, int has_two, float *to,
-                                                                   ptrdiff_t to_stride) {
+/* Adds a block to sums. */
+TARGET static inline __attribute__((always_inline)) void sum_block(const Block *block, int has_two, float *sums) {
     START_SUM(0, 0, 0);
-    START_SUM(1, TILE_ROWS, TILE_ROWS);
+    START_SUM(1, 1, TILE_ROWS);
     if (has_two) {
-        START_SUM(2, TILE_ROWS * block->y_stride, 0);
-        START_SUM(3, TILE_ROWS * block->y_stride + TILE_ROWS, TILE_ROWS);
+        START_SUM(2, 2, 0);
+        START_SUM(3, 3, TILE_ROWS);
     }
     const uint16_t *first = block->rows[0], *second = block->rows[1], *weight = block->weight;
     const char *ahead = block->ahead;
@@ -88,19 +89,26 @@ TARGET static inline __attribute__((always_inline)) void sum_block(const Block *
         }
         first += TILE_SIZE, second += TILE_SIZE, weight += 2 * TILE_SIZE;
     }
-    _tile_stored(0, to, to_stride * sizeof(float));
-    _tile_stored(1, to + TILE_ROWS, to_stride * sizeof(float));
+    _tile_stored(0, sums, TILE_ROW_BYTES);
+    _tile_stored(1, sums + SUMS_SIZE, TILE_ROW_BYTES);
     if (has_two) {
-        _tile_stored(2, to + TILE_ROWS * to_stride, to_stride * sizeof(float));
-        _tile_stored(3, to + TILE_ROWS * to_stride + TILE_ROWS, to_stride * sizeof(float));
+        _tile_stored(2, sums + 2 * SUMS_SIZE, TILE_ROW_BYTES);
+        _tile_stored(3, sums + 3 * SUMS_SIZE, TILE_ROW_BYTES);
     }
 }
 
-TARGET static void round_rows(const float *sums, uint16_t *rounded, ptrdiff_t stride, ptrdiff_t rows) {
-    for (ptrdiff_t row = 0; row < rows; row++)
-        for (ptrdiff_t i = 0; i < PANEL_OUTPUTS; i += 16)
-            _mm256_storeu_si256((__m256i *)(rounded + row * stride + i),
-                                (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(sums + row * PANEL_OUTPUTS + i)));
+/* Writes the sums of some rows of a panel, from `row` on. */
+TARGET static void write_rows(const Bf16Product *p, const float *sums, ptrdiff_t row, ptrdiff_t count, ptrdiff_t panel) {
+    for (ptrdiff_t i = 0; i < count; i++) {
+        const float *from = sums + i / TILE_ROWS * 2 * SUMS_SIZE + i % TILE_ROWS * TILE_ROWS;
+        const ptrdiff_t to = (row + i) * p->y_stride + panel * PANEL_OUTPUTS;
+        for (ptrdiff_t half = 0; half < PANEL_OUTPUTS / TILE_ROWS; half++) {
+            const __m512 numbers = _mm512_loadu_ps(from + half * SUMS_SIZE);
+            if (p->rounded != NULL) _mm256_storeu_si256((__m256i *)(p->rounded + to + half * TILE_ROWS),
+                                                        (__m256i)_mm512_cvtneps_pbh(numbers));
+            else _mm512_storeu_ps(p->y + to + half * TILE_ROWS, numbers);
+        }
+    }
 }
 
 /* Computes panels first_panel to last_panel - 1 of some tiles of rows. */
@@ -109,31 +117,28 @@ TARGET static void multiply_row_tiles(const Bf16Product *p, ptrdiff_t first_pane
     const ptrdiff_t input_tiles = p->inputs / TILE_INPUTS, panel_stride = p->inputs * PANEL_OUTPUTS;
     const ptrdiff_t num_pairs = divide_up(last_tile - first_tile, 2), row_tile_stride = input_tiles * TILE_SIZE;
     const ptrdiff_t lines = divide_up(2 * TILE_BYTES / LINE_BYTES, num_pairs);
-    float sums[2 * TILE_ROWS * PANEL_OUTPUTS];
-    for (ptrdiff_t k = 0; k < input_tiles; k += BLOCK_TILES) {
-        const ptrdiff_t count = k + BLOCK_TILES < input_tiles ? BLOCK_TILES : input_tiles - k;
-        const int is_rounded = p->rounded != NULL && k + count == input_tiles;
-        for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
+    const ptrdiff_t block_tiles = num_pairs == 1 ? input_tiles : BLOCK_TILES;
+    _Alignas(LINE_BYTES) float sums[MAX_ROW_TILES_PER_CHUNK / 2][PAIR_SIZE];
+    for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
+        for (ptrdiff_t k = 0; k < input_tiles; k += block_tiles) {
+            const ptrdiff_t count = k + block_tiles < input_tiles ? block_tiles : input_tiles - k;
+            const int is_last = k + count == input_tiles;
             const uint16_t *weight = p->weight + panel * panel_stride + k * 2 * TILE_SIZE;
             for (ptrdiff_t pair = 0; pair < num_pairs; pair++) {
                 const ptrdiff_t tile = first_tile + 2 * pair, row = tile * TILE_ROWS;
                 const int has_two = tile + 1 < last_tile;
                 const uint16_t *rows = p->tiles + tile * row_tile_stride + k * TILE_SIZE;
-                float *y = p->y + row * p->y_stride + panel * PANEL_OUTPUTS;
                 const Block block = {
-                    {rows, rows + row_tile_stride}, weight, p->bias == NULL ? NULL : p->bias + panel * PANEL_OUTPUTS, y,
-                    p->y_stride, count, k == 0,
+                    {rows, rows + row_tile_stride}, weight, p->bias == NULL ? NULL : p->bias + panel * PANEL_OUTPUTS,
+                    count, k == 0,
                     num_pairs == 1 ? (const char *)weight + READ_AHEAD_BYTES
-                                   : (const char *)(weight + panel_stride) + pair * count * lines * LINE_BYTES,
+                                   : (const char *)weight + BLOCK_AHEAD_BYTES + pair * count * lines * LINE_BYTES,
                     lines};
-                float *const to = is_rounded ? sums : y;
-                const ptrdiff_t to_stride = is_rounded ? PANEL_OUTPUTS : p->y_stride;
-                if (has_two) sum_block(&block, 1, to, to_stride);
-                else sum_block(&block, 0, to, to_stride);
+                if (has_two) sum_block(&block, 1, sums[pair]);
+                else sum_block(&block, 0, sums[pair]);
                 const ptrdiff_t rows_left = p->rows - row, most_rows = has_two ? 2 * TILE_ROWS : TILE_ROWS;
-                if (is_rounded)
-                    round_rows(sums, p->rounded + row * p->y_stride + panel * PANEL_OUTPUTS, p->y_stride,
-                               rows_left < most_rows ? rows_left : most_rows);
+                if (is_last)
+                    write_rows(p, sums[pair], row, rows_left < most_rows ? rows_left : most_rows, panel);
             }
         }
     }

@@ -14,8 +14,8 @@ typedef struct {
     const uint16_t *x;      /* [rows, x_stride] */
     const uint16_t *weight; /* [panels, inputs / 2, 32, 2] */
     const float *bias;      /* [panels * 32], or NULL */
-    float *y;               /* [rows, y_stride], y_stride >= panels * 32; for AMX there is room for whole tiles of 16 rows */
-    uint16_t *rounded;      /* the same as bfloat16, or NULL; then y holds unfinished sums */
+    float *y;               /* [rows, y_stride], y_stride >= panels * 32; NULL for AMX if `rounded` is not */
+    uint16_t *rounded;      /* the same as bfloat16, or NULL; if not NULL, y holds unfinished sums */
     uint16_t *tiles;        /* [rows / 16 rounded up, inputs / 32, 16, 32], the rows in tiles, for amx_bf16_products.c */
     int64_t rows, inputs, panels, x_stride, y_stride;
     int64_t x_inputs;       /* numbers of a row, at most `inputs`; read by amx_bf16_products.c alone */

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -22,7 +24,7 @@ from shard.native.compiler import (
     has_kernels_for_machine,
     library_file_name,
 )
-from shard.native.kernel_recording import ACTIVE_RECORDING, KernelPhase, PhaseArray
+from shard.native.kernel_recording import ACTIVE_RECORDING, KernelPhase, PhaseArray, ResultMemory
 
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
@@ -32,7 +34,12 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)  # in the order of rows.h
 AMX_TILE_ROWS = 16  # as in amx_tiles.h
 MAX_PHASES = 2  # of one kernel
 MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
+# From this size on malloc gives memory back to the system, which fills it with zeros when it hands it out again: that was
+# a fifth of a step of 1,024 tokens.
+MIN_BYTES_TO_KEEP = 2**25
 
+kept_memory = ResultMemory()  # of large results, for later ones
+kept_memory_lock = Lock()
 logger = logging.getLogger(__name__)
 
 
@@ -231,4 +238,9 @@ def get_cache_folder(environment: Mapping[str, str]) -> Path:
 def allocate_result(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a tensor for the results of a kernel, or for what it needs beside them."""
     recording = ACTIVE_RECORDING.get()
-    return torch.empty(shape, dtype=dtype) if recording is None else recording.memory.allocate(shape, dtype)
+    if recording is not None:
+        return recording.memory.allocate(shape, dtype)
+    if prod(shape) * dtype.itemsize < MIN_BYTES_TO_KEEP:
+        return torch.empty(shape, dtype=dtype)
+    with kept_memory_lock:
+        return kept_memory.allocate(shape, dtype)

@@ -94,29 +94,30 @@ class NativeBf16Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]`, both in bfloat16"""
         rounded = allocate_result(len(x), self._padded_outputs, dtype=torch.bfloat16)
-        self._multiply(x, rounded)
+        self._multiply(x, None if self._library.has_amx else allocate_result(len(x), self._padded_outputs), rounded)
         return self._remove_padding(rounded)
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]`, the result in float32"""
-        return self._remove_padding(self._multiply(x, None))
+        y = allocate_result(len(x), self._padded_outputs)
+        self._multiply(x, y, None)
+        return self._remove_padding(y)
 
-    def _multiply(self, x: Tensor, rounded: Tensor | None) -> Tensor:
+    def _multiply(self, x: Tensor, y: Tensor | None, rounded: Tensor | None) -> None:
+        """Write the results to `y`, or to `rounded` if it is given."""
         if (x.dtype, x.shape[1:]) != (torch.bfloat16, (self._num_inputs,)):  # the kernel cannot tell
             raise ValueError(f"needs bfloat16 rows of {self._num_inputs}, got {x.dtype} {tuple(x.shape)}")
-        num_rows, tiles = len(x), None
+        tiles = None
         if self._library.has_amx:  # the kernel pads the rows
-            num_rows = round_up(len(x), AMX_TILE_ROWS)
-            tiles = allocate_result(num_rows, self._padded_inputs, dtype=torch.bfloat16)
+            tiles = allocate_result(round_up(len(x), AMX_TILE_ROWS), self._padded_inputs, dtype=torch.bfloat16)
         elif self._padded_inputs > self._num_inputs:
             x = functional.pad(x, (0, self._padded_inputs - self._num_inputs))
         x = x if x.stride(-1) == 1 else x.contiguous()
-        y = allocate_result(num_rows, self._padded_outputs)
         self._library.multiply_bfloat16(Bf16ProductArguments(
-            x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
-            None if rounded is None else rounded.data_ptr(), None if tiles is None else tiles.data_ptr(), len(x),
-            self._padded_inputs, len(self._panels), x.stride(0), y.stride(0), self._num_inputs))
-        return y[:len(x)]
+            x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(),
+            None if y is None else y.data_ptr(), None if rounded is None else rounded.data_ptr(),
+            None if tiles is None else tiles.data_ptr(), len(x), self._padded_inputs, len(self._panels), x.stride(0),
+            self._padded_outputs, self._num_inputs))
 
     def _remove_padding(self, y: Tensor) -> Tensor:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
