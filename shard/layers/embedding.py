@@ -14,7 +14,7 @@ from shard.attention.model_inputs import ModelInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
 from shard.layers.parallel_linear import make_float_linear
 from shard.native.library import load_library
-from shard.ops.native_int8_linear import NativeInt8Linear
+from shard.ops.native_int8_linear import AmxInt8Linear, NativeInt8Linear, make_int8_linear
 from shard.ops.unquantized_linear import Linear, make_linear
 from shard.parallel.group import RankGroup, padded_rank_range
 from shard.quantization.quantization_format import MatrixSlice
@@ -99,11 +99,12 @@ def load_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: 
     return LMHead(weights.lora_targets.wrap_linear(linear, [head_slice], is_head=True), group, shape[0])
 
 
-def load_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | None:
+def load_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | AmxInt8Linear | None:
     """Return the head with int8 weights; None if it is not to be quantized, or if there are no compiled kernels."""
     library = load_library() if weights.device.type == "cpu" else None
     quantized_slice = None if library is None else weights.read_head_as_int8(stored_slice)
-    return None if library is None or quantized_slice is None else NativeInt8Linear([quantized_slice], None, library)
+    return (None if library is None or quantized_slice is None
+            else make_int8_linear([quantized_slice], None, weights.dtype, library))
 
 
 def load_float_head(weights: CheckpointReader, stored_slice: MatrixSlice,

@@ -24,9 +24,9 @@ from shard.ops.activated_linear import (
 )
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
-from shard.ops.native_int8_linear import NativeInt8Linear
+from shard.ops.native_int8_linear import AmxInt8Linear, NativeInt8Linear, make_int8_linear
 from shard.ops.native_linear import (
-    NativeBf16Linear,
+    Bf16RowsLinear,
     NativeLinear,
     find_kept_dtype,
     has_native_products,
@@ -37,8 +37,8 @@ from shard.ops.unquantized_linear import Linear, make_linear, should_pack
 from shard.parallel.group import RankGroup
 from shard.quantization.quantization_format import MatrixSlice
 
-QuantizedLinear = Int8Linear | NativeInt8Linear | NativeInt4Linear
-FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeInt4Linear, NativeLinear, NativeBf16Linear)  # can return float32
+QuantizedLinear = Int8Linear | NativeInt8Linear | AmxInt8Linear | NativeInt4Linear
+FLOAT32_LINEARS = (Int8Linear, NativeInt8Linear, NativeInt4Linear, NativeLinear, Bf16RowsLinear)  # can return float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ def load_quantized_linear(weights: CheckpointReader, matrix_slices: Sequence[Mat
         return None
     if library is None:
         return Int8Linear(quantized_slices, bias, weights.dequant_buffers)
-    native_linear = NativeInt4Linear if can_keep_int4(quantized_slices) else NativeInt8Linear
-    return native_linear(quantized_slices, bias, library)
+    if can_keep_int4(quantized_slices):
+        return NativeInt4Linear(quantized_slices, bias, library)
+    return make_int8_linear(quantized_slices, bias, weights.dtype, library)
 
 
 def load_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:

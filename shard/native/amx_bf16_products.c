@@ -1,11 +1,12 @@
-/* Products of bfloat16 rows with bfloat16 weights, summed in float32 by the tiles of AMX, 32 inputs at a time in the order
- * of the inputs. Among 32 inputs those at even places are summed, those at odd places, and then both. A row's bits depend
- * neither on other rows nor on threads.
+/* Products of bfloat16 rows with bfloat16 or int8 weights, summed in float32 by the tiles of AMX, 32 inputs at a time in the
+ * order of the inputs. Among 32 inputs those at even places are summed, those at odd places, and then both. A row's bits
+ * depend neither on other rows nor on threads.
  *
  * Phase 1 copies the rows into tiles of 16 rows and 32 inputs, which lie in memory one after the other. Phase 2 multiplies
  * up to two of them by two tiles of weights at once: registers 0 to 3 hold the sums, 4 and 5 the rows, 6 and 7 the weights.
  * It takes a block of a panel's inputs for all rows of a chunk before the next block, and keeps the sums of all these rows
- * beside each other meanwhile.
+ * beside each other meanwhile. int8 weights, which bfloat16 holds exactly, are widened block by block; the scale of an
+ * output is applied to its sum.
  */
 
 #include "bf16_product.h"
@@ -19,6 +20,8 @@ enum { PAIR_SIZE = 4 * SUMS_SIZE }; /* of two tiles of rows times two of weights
 enum { BLOCK_TILES = 8 };           /* tiles of inputs whose weights stay in the first-level cache for row after row */
 enum { MAX_ROW_TILES_PER_CHUNK = 16 };
 enum { READ_AHEAD_BYTES = 4096, BLOCK_AHEAD_BYTES = 16384 }; /* for a single block, and for several */
+enum { HALF_CODES_BYTES = TILE_BYTES / 2 };                  /* of the codes for one tile of inputs */
+enum { A_OR_B_AND_C = 0xf8 }; /* for _mm512_ternarylogic_epi32 */
 
 #if HAS_AMX
 
@@ -44,6 +47,22 @@ static void pack_part(const Phase *phase, ptrdiff_t part) {
     const ptrdiff_t end = num_tiles * (part + 1) / phase->num_parts;
     for (ptrdiff_t tile = num_tiles * part / phase->num_parts; tile < end; tile++)
         pack_tile(p, tile / input_tiles, tile % input_tiles, p->tiles + tile * TILE_SIZE);
+}
+
+/* Widens the codes of `count` tiles of inputs into tiles of weights, and reads half of as many codes ahead; the other half
+ * is read ahead while the tiles are multiplied. */
+TARGET static void widen_codes(const int8_t *codes, ptrdiff_t count, uint16_t *to) {
+    const __m512i high_halves = _mm512_set1_epi32((int)0xffff0000u);
+    const char *ahead = (const char *)codes + BLOCK_AHEAD_BYTES;
+    for (ptrdiff_t group = 0; group < count * TILE_INPUTS; group++, codes += 2 * TILE_ROWS, to += TILE_INPUTS) {
+        if (group % 4 == 0) _mm_prefetch(ahead + group / 4 * LINE_BYTES, _MM_HINT_T1);
+        const __m128i *halves = (const __m128i *)codes;
+        const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves)));
+        const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves + 1)));
+        /* the low halves of small whole numbers are zeros */
+        _mm512_store_si512(to, _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(first), 16),
+                                                         _mm512_castps_si512(second), high_halves, A_OR_B_AND_C));
+    }
 }
 
 /* A block of a panel, and one or two tiles of rows. */
@@ -103,7 +122,11 @@ TARGET static void write_rows(const Bf16Product *p, const float *sums, ptrdiff_t
         const float *from = sums + i / TILE_ROWS * 2 * SUMS_SIZE + i % TILE_ROWS * TILE_ROWS;
         const ptrdiff_t to = (row + i) * p->y_stride + panel * PANEL_OUTPUTS;
         for (ptrdiff_t half = 0; half < PANEL_OUTPUTS / TILE_ROWS; half++) {
-            const __m512 numbers = _mm512_loadu_ps(from + half * SUMS_SIZE);
+            const ptrdiff_t output = panel * PANEL_OUTPUTS + half * TILE_ROWS;
+            __m512 numbers = _mm512_loadu_ps(from + half * SUMS_SIZE);
+            if (p->codes != NULL)
+                numbers = _mm512_fmadd_ps(numbers, _mm512_loadu_ps(p->scales + output),
+                                          p->bias == NULL ? _mm512_setzero_ps() : _mm512_loadu_ps(p->bias + output));
             if (p->rounded != NULL) _mm256_storeu_si256((__m256i *)(p->rounded + to + half * TILE_ROWS),
                                                         (__m256i)_mm512_cvtneps_pbh(numbers));
             else _mm512_storeu_ps(p->y + to + half * TILE_ROWS, numbers);
@@ -116,24 +139,32 @@ TARGET static void multiply_row_tiles(const Bf16Product *p, ptrdiff_t first_pane
                                       ptrdiff_t first_tile, ptrdiff_t last_tile) {
     const ptrdiff_t input_tiles = p->inputs / TILE_INPUTS, panel_stride = p->inputs * PANEL_OUTPUTS;
     const ptrdiff_t num_pairs = divide_up(last_tile - first_tile, 2), row_tile_stride = input_tiles * TILE_SIZE;
-    const ptrdiff_t lines = divide_up(2 * TILE_BYTES / LINE_BYTES, num_pairs);
-    const ptrdiff_t block_tiles = num_pairs == 1 ? input_tiles : BLOCK_TILES;
+    const ptrdiff_t tile_lines = (p->codes == NULL ? 2 * TILE_BYTES : HALF_CODES_BYTES) / LINE_BYTES;
+    const ptrdiff_t lines = divide_up(tile_lines, num_pairs);
+    const ptrdiff_t block_tiles = num_pairs == 1 && p->codes == NULL ? input_tiles : BLOCK_TILES;
     _Alignas(LINE_BYTES) float sums[MAX_ROW_TILES_PER_CHUNK / 2][PAIR_SIZE];
+    _Alignas(LINE_BYTES) uint16_t widened[BLOCK_TILES * 2 * TILE_SIZE];
+    const float *const first_sums = p->codes == NULL ? p->bias : NULL;
     for (ptrdiff_t panel = first_panel; panel < last_panel; panel++) {
         for (ptrdiff_t k = 0; k < input_tiles; k += block_tiles) {
             const ptrdiff_t count = k + block_tiles < input_tiles ? block_tiles : input_tiles - k;
             const int is_last = k + count == input_tiles;
-            const uint16_t *weight = p->weight + panel * panel_stride + k * 2 * TILE_SIZE;
+            const ptrdiff_t first_weight = panel * panel_stride + k * 2 * TILE_SIZE;
+            if (p->codes != NULL) {
+                widen_codes(p->codes + first_weight, count, widened);
+                __asm__ volatile("" : : "r"(widened) : "memory"); /* compilers do not know that tiles are loaded from it */
+            }
+            const uint16_t *weight = p->codes == NULL ? p->weight + first_weight : widened;
+            const char *ahead = p->codes == NULL
+                                    ? (const char *)weight + (num_pairs == 1 ? READ_AHEAD_BYTES : BLOCK_AHEAD_BYTES)
+                                    : (const char *)(p->codes + first_weight) + BLOCK_AHEAD_BYTES + count * HALF_CODES_BYTES;
             for (ptrdiff_t pair = 0; pair < num_pairs; pair++) {
                 const ptrdiff_t tile = first_tile + 2 * pair, row = tile * TILE_ROWS;
                 const int has_two = tile + 1 < last_tile;
                 const uint16_t *rows = p->tiles + tile * row_tile_stride + k * TILE_SIZE;
                 const Block block = {
-                    {rows, rows + row_tile_stride}, weight, p->bias == NULL ? NULL : p->bias + panel * PANEL_OUTPUTS,
-                    count, k == 0,
-                    num_pairs == 1 ? (const char *)weight + READ_AHEAD_BYTES
-                                   : (const char *)weight + BLOCK_AHEAD_BYTES + pair * count * lines * LINE_BYTES,
-                    lines};
+                    {rows, rows + row_tile_stride}, weight, first_sums == NULL ? NULL : first_sums + panel * PANEL_OUTPUTS,
+                    count, k == 0, ahead + pair * count * lines * LINE_BYTES, lines};
                 if (has_two) sum_block(&block, 1, sums[pair]);
                 else sum_block(&block, 0, sums[pair]);
                 const ptrdiff_t rows_left = p->rows - row, most_rows = has_two ? 2 * TILE_ROWS : TILE_ROWS;

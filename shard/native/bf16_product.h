@@ -1,7 +1,8 @@
-/* The product of bfloat16 rows with bfloat16 weights, for bf16_products.c and amx_bf16_products.c.
+/* The product of bfloat16 rows with bfloat16 weights, or for AMX int8 weights, for bf16_products.c and amx_bf16_products.c.
  *
  * A panel holds the weights of 32 outputs: for every two inputs, two weights for each output. So the number of inputs is
- * even. For amx_bf16_products.c it is a multiple of 32, and the weights for what a row lacks are zeros.
+ * even. For amx_bf16_products.c it is a multiple of 32, and the weights for what a row lacks are zeros. int8 weights lie in
+ * another order: for every two inputs, the first weights of 16 outputs, their second ones, and those of the other 16.
  */
 
 #include "phases.h"
@@ -12,7 +13,9 @@ enum { PANEL_OUTPUTS = 32 };
 
 typedef struct {
     const uint16_t *x;      /* [rows, x_stride] */
-    const uint16_t *weight; /* [panels, inputs / 2, 32, 2] */
+    const uint16_t *weight; /* [panels, inputs / 2, 32, 2], or NULL if `codes` is not */
+    const int8_t *codes;    /* [panels, inputs / 2, 2, 2, 16] weights, or NULL */
+    const float *scales;    /* [panels * 32] of the codes, or NULL */
     const float *bias;      /* [panels * 32], or NULL */
     float *y;               /* [rows, y_stride], y_stride >= panels * 32; NULL for AMX if `rounded` is not */
     uint16_t *rounded;      /* the same as bfloat16, or NULL; if not NULL, y holds unfinished sums */

@@ -14,10 +14,9 @@ from pathlib import Path
 from shutil import which
 
 NATIVE_FOLDER = Path(__file__).parent
-SOURCE_NAMES = ("products.c", "bf16_products.c", "amx_bf16_products.c", "int8_products.c", "amx_int8_products.c",
-                "int4_products.c", "amx_int4_products.c", "attention.c", "amx_attention.c", "activations.c", "norms.c",
-                "rotary.c", "rounding.c", "packing.c", "quantizing.c", "lora.c",
-                "normalizing.c", "candidates.c")
+SOURCE_NAMES = ("products.c", "bf16_products.c", "amx_bf16_products.c", "int8_products.c", "int4_products.c",
+                "amx_int4_products.c", "attention.c", "amx_attention.c", "activations.c", "norms.c", "rotary.c",
+                "rounding.c", "packing.c", "quantizing.c", "lora.c", "normalizing.c", "candidates.c")
 # Products and sums are fused only where the source says so, which every compiler then does alike.
 COMPILE_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-s")
 COMPILE_TIMEOUT_SECONDS = 120

@@ -1,5 +1,4 @@
-/* The product of float32 rows with int8 weights that have one scale per output, for int8_products.c and
- * amx_int8_products.c.
+/* The product of float32 rows with int8 weights that have one scale per output, for int8_products.c.
  *
  * Each row is quantized to int16, with a scale for each GROUP_INPUTS inputs. Sums over a group are exact: 128 * 127 * 32767
  * is less than 2^31. A row's bits therefore do not depend on other rows, on threads, or on the instruction set. Inputs are
@@ -18,7 +17,5 @@ typedef struct {
     const float *scales; /* [panels * 16] */
     const float *bias;   /* [panels * 16], or NULL */
     float *y;            /* [rows, y_stride], y_stride >= panels * 16 */
-    uint8_t *tiles;      /* [rows / 16 rounded up, inputs / 64, 2, 16, 64], for amx_int8_products.c, which fills the rows;
-                          * those behind the last one hold anything, and their sums are dropped */
     int64_t panels, y_stride;
 } Int8Product;

@@ -105,9 +105,10 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
     }
 }
 
-/* As weft_prepare_product in products.c. With AMX it is weft_prepare_amx_int8_product, whose weights lie in another order. */
+/* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_int8_product(const Int8Product *product, int instruction_set, unsigned threads, Phase *phases) {
-    static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni};
+    static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni,
+                                             &INT8_avx512_vnni};
     phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
     const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, tiles[instruction_set - 1]));
     phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(units, threads)};

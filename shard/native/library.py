@@ -34,8 +34,8 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)  # in the order of rows.h
 AMX_TILE_ROWS = 16  # as in amx_tiles.h
 MAX_PHASES = 2  # of one kernel
 MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
-# From this size on malloc gives memory back to the system, which fills it with zeros when it hands it out again: that was
-# a fifth of a step of 1,024 tokens.
+# From this size on malloc gives memory back to the system, which fills it with zeros when it hands it out again: that
+# was a fifth of a step of 1,024 tokens.
 MIN_BYTES_TO_KEEP = 2**25
 
 kept_memory = ResultMemory()  # of large results, for later ones
@@ -90,11 +90,7 @@ class NativeLibrary:
 
     def multiply_int8(self, arguments: ctypes.Structure) -> None:
         """Compute an `Int8Product` (int8_product.h)."""
-        if self.has_amx:
-            self._execute(self.functions.weft_prepare_amx_int8_product, arguments, torch.get_num_threads())
-        else:
-            self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number,
-                          torch.get_num_threads())
+        self._execute(self.functions.weft_prepare_int8_product, arguments, self._set_number, torch.get_num_threads())
 
     def multiply_int4(self, arguments: ctypes.Structure, *, uses_amx: bool) -> None:
         """Compute an `Int4Product` (int4_product.h)."""

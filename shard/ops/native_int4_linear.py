@@ -15,17 +15,12 @@ from torch import Tensor
 from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
-from shard.ops.native_int8_linear import (
-    AMX_PANELS_AT_ONCE,
-    Int16Rows,
-    Int16RowsArguments,
-    convert_results,
-    pad_with_zeros,
-)
+from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, convert_results, pad_with_zeros
 from shard.ops.native_linear import round_up
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS = 16  # as in int4_product.h
+AMX_PANELS_AT_ONCE = 2  # as in amx_int4_products.c
 AMX_TILE_INPUTS = 64  # as in amx_int16_tiles.h; groups are a multiple
 MAX_AMX_ZERO = 112  # a code minus a zero must fit in a byte
 MIN_AMX_ROWS = 4  # with fewer, unpacking into tiles takes longer than it saves

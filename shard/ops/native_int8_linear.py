@@ -1,28 +1,33 @@
-"""Linear with an int8 weight and one scale per output, by the kernels of `int8_products.c` and `amx_int8_products.c` in
-`shard/native/`.
+"""Linears with an int8 weight and one scale per output, by the kernels of `int8_products.c` and `amx_bf16_products.c`
+in `shard/native/`.
 
-They quantize each row to int16 and add exact integers, so a row's bits depend on the row alone:
-docs/concepts/exactness.md, "Products with independent rows".
+The first one quantizes each row to int16 and adds exact integers; the second one multiplies bfloat16 rows as they are.
+A row's bits depend on the row alone: docs/concepts/exactness.md, "Products with independent rows".
 """
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import ACTIVATION_DTYPES, AMX_TILE_ROWS, NativeLibrary, allocate_result
+from shard.native.library import ACTIVATION_DTYPES, NativeLibrary, allocate_result
 from shard.native.packed_memory import allocate_packed
 from shard.ops.int8_linear import iter_code_tiles
-from shard.ops.native_linear import PackingArguments, round_up
+from shard.ops.native_linear import (
+    AMX_TILE_INPUTS,
+    BF16_PANEL_OUTPUTS,
+    Bf16RowsLinear,
+    PackingArguments,
+    round_up,
+)
 from shard.quantization.quantization_format import QuantizedSlice
 
 PANEL_OUTPUTS, GROUP_INPUTS = 16, 128  # as in int8_product.h
-AMX_PANELS_AT_ONCE = 2  # as in amx_int8_products.c and amx_int4_products.c
-PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once; a multiple of the panels computed at once
+AMX_TILE_OUTPUTS = 16  # as TILE_ROWS in amx_tiles.h
+PACKED_ROWS = 64 * PANEL_OUTPUTS  # outputs that are packed at once; a multiple of both kinds of panels
 
 
 class Int16RowsArguments(ctypes.Structure):
@@ -39,7 +44,7 @@ class Int8ProductArguments(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("rows", Int16RowsArguments),
-        *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias", "y", "tiles")),
+        *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias", "y")),
         *((name, ctypes.c_int64) for name in ("panels", "y_stride"))]
 
 
@@ -75,16 +80,14 @@ class NativeInt8Linear:
         scales = torch.cat([part.scales for part in quantized_slices]).view(-1)
         self._num_outputs, self._num_inputs = len(scales), quantized_slices[0].num_columns
         self._padded_inputs = round_up(self._num_inputs, GROUP_INPUTS)
-        self._padded_outputs = round_up(self._num_outputs,
-                                        PANEL_OUTPUTS * (AMX_PANELS_AT_ONCE if library.has_amx else 1))
+        self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
         self._scales = pad_with_zeros(scales, self._padded_outputs)
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
-        codes_at_once, pack = (4, pack_quads) if library.has_amx else (2, partial(pack_pairs, library=library))
-        self._panels = allocate_packed((self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // codes_at_once,
-                                        PANEL_OUTPUTS, codes_at_once), torch.int8)
+        self._panels = allocate_packed((self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS,
+                                        2), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
         for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
-            pack(tile, panels)
+            pack_pairs(tile, panels, library)
         self._library = library
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -98,13 +101,33 @@ class NativeInt8Linear:
         """`[rows, in] -> [rows, padded_outputs]` in float32"""
         rows = Int16Rows(x, self._num_inputs, self._padded_inputs, GROUP_INPUTS)
         y = allocate_result(len(x), self._padded_outputs)
-        tiles = (allocate_result(round_up(len(x), AMX_TILE_ROWS), 2 * self._padded_inputs, dtype=torch.uint8)
-                 if self._library.has_amx else None)
         self._library.multiply_int8(Int8ProductArguments(
             rows.arguments, self._panels.data_ptr(), self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(),
-            None if tiles is None else tiles.data_ptr(), len(self._panels), y.stride(0)))
+            None if self._bias is None else self._bias.data_ptr(), y.data_ptr(), len(self._panels), y.stride(0)))
         return y
+
+
+class AmxInt8Linear(Bf16RowsLinear):
+    """Linear with int8 codes for bfloat16 rows. AMX multiplies the codes as bfloat16, which holds them exactly."""
+
+    def __init__(self, quantized_slices: Sequence[QuantizedSlice], bias: Tensor | None, library: NativeLibrary) -> None:
+        """The outputs are those of all parts, one after the other."""
+        scales = torch.cat([part.scales for part in quantized_slices]).view(-1)
+        num_outputs, num_inputs = len(scales), quantized_slices[0].num_columns
+        padded_outputs = round_up(num_outputs, BF16_PANEL_OUTPUTS)
+        panels = allocate_packed((padded_outputs // BF16_PANEL_OUTPUTS, round_up(num_inputs, AMX_TILE_INPUTS) // 2,
+                                  BF16_PANEL_OUTPUTS // AMX_TILE_OUTPUTS, 2, AMX_TILE_OUTPUTS), torch.int8)
+        tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, padded_outputs))
+        for tile, part in zip(tiles, torch.split(panels, PACKED_ROWS // BF16_PANEL_OUTPUTS), strict=True):
+            pack_tile_rows(tile, part)
+        super().__init__((num_outputs, num_inputs), panels, pad_with_zeros(scales, padded_outputs), bias, library)
+
+
+def make_int8_linear(quantized_slices: Sequence[QuantizedSlice], bias: Tensor | None, dtype: torch.dtype,
+                     library: NativeLibrary) -> NativeInt8Linear | AmxInt8Linear:
+    """`dtype`: that of the rows"""
+    linear_class = AmxInt8Linear if library.has_amx and dtype is torch.bfloat16 else NativeInt8Linear
+    return linear_class(quantized_slices, bias, library)
 
 
 def convert_results(y: Tensor, dtype: torch.dtype, library: NativeLibrary) -> Tensor:
@@ -126,13 +149,12 @@ def pack_pairs(codes: Tensor, panels: Tensor, library: NativeLibrary) -> None:
         PANEL_OUTPUTS, pairs.stride(0), panels.stride(0) // 2, shares_words=False))
 
 
-def pack_quads(codes: Tensor, panels: Tensor) -> None:
-    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 4, PANEL_OUTPUTS, 4]`. There may be more codes than
-    the panels have room for; those are padding."""
-    num_quads = -(-codes.shape[1] // 4)
-    quads = functional.pad(codes, (0, 4 * num_quads - codes.shape[1])).view(torch.int32)
-    rows = quads[:len(panels) * PANEL_OUTPUTS].view(len(panels), PANEL_OUTPUTS, num_quads)
-    panels.view(torch.int32)[:, :num_quads, :, 0] = rows.transpose(1, 2)
+def pack_tile_rows(codes: Tensor, panels: Tensor) -> None:
+    """Pack codes `[outputs, in]` into zeroed panels `[panels, in / 2, tiles, 2, AMX_TILE_OUTPUTS]`. There may be more
+    codes than the panels have room for; those are padding."""
+    num_panels, num_pairs = len(panels), -(-codes.shape[1] // 2)
+    pairs = functional.pad(codes, (0, codes.shape[1] % 2))[:num_panels * BF16_PANEL_OUTPUTS]
+    panels[:, :num_pairs] = pairs.view(num_panels, -1, AMX_TILE_OUTPUTS, num_pairs, 2).permute(0, 3, 1, 4, 2)
 
 
 def pad_with_zeros(values: Tensor, length: int) -> Tensor:

@@ -69,24 +69,21 @@ class NativeLinear:
 class Bf16ProductArguments(ctypes.Structure):
     """`Bf16Product` in bf16_product.h."""
 
-    _fields_: ClassVar = [*((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "rounded", "tiles")),
-                          *((name, ctypes.c_int64) for name in ("rows", "inputs", "panels", "x_stride", "y_stride",
-                                                                "x_inputs"))]
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "codes", "scales", "bias", "y", "rounded", "tiles")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "panels", "x_stride", "y_stride", "x_inputs"))]
 
 
-class NativeBf16Linear:
-    """Linear with a packed bfloat16 weight for bfloat16 rows, summed in float32."""
+class Bf16RowsLinear:
+    """Linear with packed weights for bfloat16 rows, summed in float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, library: NativeLibrary) -> None:
-        """`weight: [out, in]` is copied."""
-        self._num_outputs, self._num_inputs = weight.shape
-        # inputs are multiplied in pairs, or in tiles
-        self._padded_inputs = round_up(self._num_inputs, AMX_TILE_INPUTS if library.has_amx else 2)
-        self._padded_outputs = round_up(self._num_outputs, BF16_PANEL_OUTPUTS)
-        padded = functional.pad(weight, (0, self._padded_inputs - self._num_inputs,
-                                         0, self._padded_outputs - self._num_outputs))
-        pairs = padded.view(torch.int16).view(-1, BF16_PANEL_OUTPUTS, self._padded_inputs // 2, 2)
-        self._panels = pack_contiguously(pairs.transpose(1, 2))
+    def __init__(self, shape: tuple[int, int], panels: Tensor, scales: Tensor | None, bias: Tensor | None,
+                 library: NativeLibrary) -> None:
+        """`shape`: [out, in]; `panels`: as bf16_product.h describes them, of bfloat16 or, with the scales of the padded
+        outputs, of int8."""
+        self._num_outputs, self._num_inputs = shape
+        self._padded_outputs, self._padded_inputs = len(panels) * BF16_PANEL_OUTPUTS, panels.shape[1] * 2
+        self._panels, self._scales = panels, scales
         self._bias = None if bias is None else functional.pad(bias.float(),
                                                               (0, self._padded_outputs - self._num_outputs))
         self._library = library
@@ -113,14 +110,26 @@ class NativeBf16Linear:
         elif self._padded_inputs > self._num_inputs:
             x = functional.pad(x, (0, self._padded_inputs - self._num_inputs))
         x = x if x.stride(-1) == 1 else x.contiguous()
+        weights = [None, self._panels, self._scales] if self._scales is not None else [self._panels, None, None]
         self._library.multiply_bfloat16(Bf16ProductArguments(
-            x.data_ptr(), self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(),
-            None if y is None else y.data_ptr(), None if rounded is None else rounded.data_ptr(),
-            None if tiles is None else tiles.data_ptr(), len(x), self._padded_inputs, len(self._panels), x.stride(0),
-            self._padded_outputs, self._num_inputs))
+            *(None if tensor is None else tensor.data_ptr() for tensor in (x, *weights, self._bias, y, rounded, tiles)),
+            len(x), self._padded_inputs, len(self._panels), x.stride(0), self._padded_outputs, self._num_inputs))
 
     def _remove_padding(self, y: Tensor) -> Tensor:
         return y if self._padded_outputs == self._num_outputs else y[:, :self._num_outputs].contiguous()
+
+
+class NativeBf16Linear(Bf16RowsLinear):
+    """Linear with a bfloat16 weight."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, library: NativeLibrary) -> None:
+        """`weight: [out, in]` is copied."""
+        num_outputs, num_inputs = weight.shape
+        # inputs are multiplied in pairs, or in tiles
+        padded_inputs = round_up(num_inputs, AMX_TILE_INPUTS if library.has_amx else 2)
+        padded = functional.pad(weight, (0, padded_inputs - num_inputs, 0, -num_outputs % BF16_PANEL_OUTPUTS))
+        pairs = padded.view(torch.int16).view(-1, BF16_PANEL_OUTPUTS, padded_inputs // 2, 2)
+        super().__init__((num_outputs, num_inputs), pack_contiguously(pairs.transpose(1, 2)), None, bias, library)
 
 
 def round_up(number: int, divisor: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
 from shard.ops import native_int8_linear
-from shard.ops.native_int8_linear import NativeInt8Linear
+from shard.ops.native_int8_linear import AmxInt8Linear, NativeInt8Linear, make_int8_linear
 from shard.quantization.quantization_format import QuantizedSlice
 
 library = load_library()
@@ -161,3 +161,93 @@ def test_weights_are_packed_a_few_outputs_at_a_time(instruction_set: str, monkey
 def test_no_rows_have_no_results(instruction_set: str) -> None:
     linear = NativeInt8Linear([make_quantized_slice(40, 30)], None, get_library(instruction_set))
     assert linear(torch.empty(0, 30)).shape == (0, 40)
+
+
+# -- rows of bfloat16 with AMX
+
+amx_only = pytest.mark.skipif(library is None or not library.has_amx, reason="this processor has no AMX")
+
+
+def make_amx_linear(*shape: int, bias: Tensor | None = None, num_parts: int = 1) -> tuple[AmxInt8Linear, Tensor]:
+    """Return a linear of random codes, and its weight in float64."""
+    parts = [make_quantized_slice(*shape) for _ in range(num_parts)]
+    return (AmxInt8Linear(parts, bias, get_library("amx")), torch.cat([dequantize(part) for part in parts]))
+
+
+@amx_only
+@given(rows=st.integers(1, 300), shape=st.sampled_from([*SHAPES, (70, 31), (33, 1000)]), num_parts=st.integers(1, 3),
+       has_bias=st.booleans(), seed=st.integers(0, 2**32))
+@settings(max_examples=40)
+def test_amx_multiplies_the_codes_exactly(*, rows: int, shape: tuple[int, int], num_parts: int, has_bias: bool,
+                                          seed: int) -> None:
+    """Only sums are rounded, to float32."""
+    torch.manual_seed(seed)
+    bias = torch.randn(shape[0] * num_parts) if has_bias else None
+    linear, weight = make_amx_linear(*shape, bias=bias, num_parts=num_parts)
+    x = torch.randn(rows, shape[1]).bfloat16()
+    expected = torch.nn.functional.linear(x.double(), weight, None if bias is None else bias.double())
+    result = linear.forward_float32(x)
+    sizes = torch.nn.functional.linear(x.double().abs(), weight.abs())
+    assert ((result - expected).abs() <= 3e-6 * sizes + 1e-6).all()
+    assert torch.equal(linear(x), result.bfloat16())
+
+
+@amx_only
+@given(rows=st.integers(1, 110), first=st.integers(0, 40), threads=st.sampled_from([1, 2]),
+       shape=st.sampled_from(SHAPES), seed=st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_row_multiplied_by_amx_has_the_same_bits_in_any_company(*, rows: int, first: int, threads: int,
+                                                                shape: tuple[int, int], seed: int) -> None:
+    torch.manual_seed(seed)
+    linear, _ = make_amx_linear(*shape)
+    x = torch.randn(300, shape[1]).bfloat16()
+    together, before = linear.forward_float32(x), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(linear.forward_float32(x[first:first + rows]), together[first:first + rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+@amx_only
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_amx_leaves_a_row_not_finite_and_others_alone(value: float) -> None:
+    linear, _ = make_amx_linear(40, 300)
+    for num_rows, row in ((3, 1), (20, 17)):
+        x = torch.ones(num_rows, 300).bfloat16()
+        expected = linear(x)
+        x[row, 299] = value
+        result = linear(x)
+        assert not result[row].isfinite().any()
+        others = torch.arange(num_rows) != row
+        assert torch.equal(result[others], expected[others])
+
+
+@amx_only
+def test_amx_reads_rows_of_a_wider_tensor_where_they_are() -> None:
+    linear, _ = make_amx_linear(32, 50)
+    wide = torch.randn(80, 80).bfloat16()
+    assert torch.equal(linear(wide[:6, 10:60]), linear(wide[:6, 10:60].contiguous()))
+    assert torch.equal(linear(wide.t()[:6, :50]), linear(wide.t()[:6, :50].contiguous()))
+    assert linear(wide[:0, :50]).shape == (0, 32)
+    with pytest.raises(ValueError, match="needs bfloat16 rows of 50"):
+        linear(wide[:, :50].float())
+
+
+@amx_only
+def test_codes_for_amx_are_packed_a_few_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, x = [make_quantized_slice(50, 71), make_quantized_slice(30, 71)], torch.randn(4, 71).bfloat16()
+    expected = AmxInt8Linear(parts, None, get_library("amx"))(x)
+    monkeypatch.setattr(native_int8_linear, "PACKED_ROWS", 32)
+    assert torch.equal(AmxInt8Linear(parts, None, get_library("amx"))(x), expected)
+
+
+@pytest.mark.parametrize(("instruction_set", "dtype", "expected"), [
+    ("amx", torch.bfloat16, AmxInt8Linear), ("amx", torch.float32, NativeInt8Linear),
+    ("avx512_bf16", torch.bfloat16, NativeInt8Linear)])
+def test_linear_is_chosen_by_the_processor_and_the_type_of_rows(instruction_set: str, dtype: torch.dtype,
+                                                                expected: type) -> None:
+    if instruction_set not in AVAILABLE_SETS:
+        pytest.skip("this processor lacks these instructions")
+    linear = make_int8_linear([make_quantized_slice(16, 20)], None, dtype, get_library(instruction_set))
+    assert type(linear) is expected
