@@ -18,7 +18,7 @@ typedef struct {
     const float *scales;    /* [panels * 32] of the codes, or NULL */
     const float *bias;      /* [panels * 32], or NULL */
     float *y;               /* [rows, y_stride], y_stride >= panels * 32; NULL for AMX if `rounded` is not */
-    uint16_t *rounded;      /* the same as bfloat16, or NULL; if not NULL, y holds unfinished sums */
+    uint16_t *rounded;      /* the same as bfloat16, or NULL; if not NULL, y holds unfinished sums, but not for AMX */
     uint16_t *tiles;        /* [rows / 16 rounded up, inputs / 32, 16, 32], the rows in tiles, for amx_bf16_products.c */
     int64_t rows, inputs, panels, x_stride, y_stride;
     int64_t x_inputs;       /* numbers of a row, at most `inputs`; read by amx_bf16_products.c alone */

@@ -33,7 +33,7 @@ INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)  # in the order of rows.h
 AMX_TILE_ROWS = 16  # as in amx_tiles.h
 MAX_PHASES = 2  # of one kernel
-MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding or an activation
+MIN_RESULTS_FOR_THREADS = 16384  # of a norm, a rotary embedding, an activation or sampling
 # From this size on malloc gives memory back to the system, which fills it with zeros when it hands it out again: that
 # was a fifth of a step of 1,024 tokens.
 MIN_BYTES_TO_KEEP = 2**25

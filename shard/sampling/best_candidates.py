@@ -82,9 +82,10 @@ def find_with_torch(logits: Tensor, block_maxima: Tensor, num_candidates: int) -
 
 
 def sort_whole_vocabulary(normalized: NormalizedLogits) -> Candidates:
-    """Return all tokens of a single row as candidates, on the host."""
-    normalized = normalized.copy_to_host()
+    """Return all tokens of a single row as candidates, on the host. Kernels sort only rows that were there before: a
+    shard with a GPU need not load them."""
     library = get_kernels(normalized.logits)
+    normalized = normalized.copy_to_host()
     if library is None:
         # torch sorts 32-bit integers by radix sort, ten times as fast as floats.
         ids = (~to_sortable_int32(normalized.logits)).sort(stable=True).indices

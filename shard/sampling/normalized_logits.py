@@ -1,7 +1,7 @@
 """Logits of a step's rows, and what turns them into logprobs: the maximum and the sum of each row.
 
 log_softmax is (logit - maximum) - log(sum of e^(logit - maximum)). So a logprob is computed where one is needed, and
-the logprobs of a whole vocabulary are never written.
+with kernels the logprobs of a whole vocabulary are not written.
 """
 
 import ctypes
@@ -31,6 +31,12 @@ class NormalizedLogits:
     def compute_logprobs(self, logits: Tensor) -> Tensor:
         """Return the logprobs of some of these rows' logits [rows, any number]."""
         return (logits - self.maxima) - self.log_sums
+
+    def compute_probabilities(self) -> Tensor:
+        """Return the probabilities of whole rows."""
+        # On a GPU the bits of softmax may depend on where in memory a row lies.
+        return (self.logits.softmax(-1) if self.logits.device.type == "cpu"
+                else self.compute_logprobs(self.logits).exp())
 
     def gather_logprobs(self, ids: Tensor) -> Tensor:
         """Return the logprob of each row's token in `ids` [rows]."""

@@ -157,7 +157,8 @@ def report_raw_logprobs(raw_logits: NormalizedLogits, sampled_tokens: list[Sampl
     """Replace the logprobs of sampled tokens, and the best candidates, by those of the raw logits."""
     tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
                           device=raw_logits.best_tokens.device)
-    tops = list_top_tokens(raw_logits, top_counts) if any(top_counts) else [SampledToken(0, 0.0)] * len(top_counts)
+    tops = (list_top_tokens(raw_logits, top_counts) if any(top_counts)
+            else [SampledToken(0, 0.0) for _ in top_counts])
     for sampled_token, logprob, top in zip(sampled_tokens, raw_logits.gather_logprobs(tokens).tolist(), tops,
                                            strict=True):
         sampled_token.logprob = logprob

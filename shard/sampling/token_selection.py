@@ -123,7 +123,7 @@ def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Ten
 def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
     certain_probabilities = compute_certain_probabilities(candidates)
-    probabilities = candidates.all_logits.logits.softmax(-1)
+    probabilities = candidates.all_logits.compute_probabilities()
     probabilities.scatter_(-1, candidates.token_ids,
                            probabilities.gather(-1, candidates.token_ids).masked_fill(certain_probabilities > 0, 0.0))
     share = uniforms - compute_running_sums(certain_probabilities)[:, -1]
