@@ -1,6 +1,5 @@
 """Exactness of CPU attention: results are compared by `torch.equal`, except with the reference backend."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -33,14 +32,6 @@ def attention_harnesses() -> st.SearchStrategy[AttentionHarness]:
     return st.builds(AttentionHarness, kv_heads=st.sampled_from([1, 2]), group=st.sampled_from([1, 2, 4, 7, 8]),
                      head_dim=st.sampled_from([32, 64, 128]), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32),
                      variant=st.sampled_from(VARIANTS))
-
-
-@pytest.fixture(params=[1, 2])
-def num_torch_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

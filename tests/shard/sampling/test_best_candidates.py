@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.model_runs.sampling_sequences import make_random_logits
+from support.model_runs.sampling_sequences import make_rounded_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
@@ -23,10 +23,6 @@ VOCABULARY_SIZES = [50, 66, 1000, 128 * 70, 128 * 70 + 40]
 
 # From no equal logits to all equal, with cut-offs among equal ones.
 rounding_steps = some.sampled_from([0.01, 0.3, 1.0, 3.0, 100.0])
-
-
-def make_rounded_logits(num_rows: int, size: int, seed: int, step: float) -> Tensor:
-    return (make_random_logits(num_rows, size, seed) / step).round() * step
 
 
 def sort_ids(row: Tensor) -> list[int]:

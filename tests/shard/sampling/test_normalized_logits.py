@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.model_runs.sampling_sequences import make_random_logits
-from torch import Tensor
+from support.model_runs.sampling_sequences import make_random_logits, make_rounded_logits
 
 from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
 from shard.sampling.normalized_logits import (
@@ -29,10 +28,6 @@ rounding_steps = some.sampled_from([0.01, 1.0, 100.0])  # from no equal logits t
 def get_library(instruction_set: str = AVAILABLE_SETS[0] if AVAILABLE_SETS else "") -> NativeLibrary:
     assert library is not None
     return replace(library, instruction_set=instruction_set)
-
-
-def make_rounded_logits(num_rows: int, size: int, seed: int, step: float) -> Tensor:
-    return (make_random_logits(num_rows, size, seed) / step).round() * step
 
 
 def as_text(normalized: NormalizedLogits) -> str:

@@ -19,3 +19,8 @@ def make_sampling_sequence(*, prompt: GenericSequence[int] = (1, 2, 3), output: 
 
 def make_random_logits(num_rows: int, vocabulary_size: int, seed: int = 0, scale: float = 3.0) -> Tensor:
     return torch.randn(num_rows, vocabulary_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def make_rounded_logits(num_rows: int, vocabulary_size: int, seed: int, step: float) -> Tensor:
+    """Return random logits that are multiples of `step`, so that some are equal."""
+    return (make_random_logits(num_rows, vocabulary_size, seed) / step).round() * step
