@@ -229,7 +229,11 @@ async def open_message_pipe() -> tuple[asyncio.StreamReader, int]:
     read, write = os.pipe()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb", 0))
+    try:
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb", 0))
+    except BaseException:  # including that the server is stopped just now
+        os.close(write)
+        raise
     return reader, write
 
 

@@ -179,6 +179,24 @@ def test_early_exit_of_a_child_is_described(program: str, description: str) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("num_steps", range(6))
+def test_start_that_is_cancelled_leaves_no_descriptor(num_steps: int) -> None:
+    """The check after each test finds a descriptor that is left."""
+    async def scenario() -> None:
+        parent_fd, held_open = os.pipe()
+        start = asyncio.create_task(ChildProcess.start(
+            make_child("router", WAIT_FOR_PARENT), StartupDisplay(io.StringIO()), parent_fd=parent_fd))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.wait([start])
+        if not start.cancelled():
+            await terminate_all([start.result()], 0)
+        os.close(parent_fd)
+        os.close(held_open)
+    asyncio.run(scenario())
+
+
 def test_child_progress_is_shown_and_its_ready_info_kept() -> None:
     lines = r"""progress load 1 2\nprogress check 0 0\nready 80 {"dtype": "x"}\n"""
     program = PARSE_ARGUMENTS + f"os.write(told['ready_fd'], b'{lines}'); "
@@ -474,17 +492,14 @@ def test_ready_callback_is_called_once(run_with_server: Callable[..., None], chi
                     + WAIT_FOR_PARENT)
 
 
-def test_display_ends_after_shards_are_replaced(
-        run_with_server: Callable[..., None], child_starts: ChildStartLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_ends_after_shards_are_replaced(run_with_server: Callable[..., None],
+                                                child_starts: ChildStartLog) -> None:
     async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
         await harness.ready.wait()
-        ends: asyncio.Queue[object] = asyncio.Queue()
-        end = harness.display.stop
-        monkeypatch.setattr(harness.display, "stop", lambda: ends.put_nowait(end()))
         harness.server._shard_processes[0].send_signal(signal.SIGKILL)
-        await ends.get()  # one is dead
-        await ends.get()  # the new ones are ready
+        await child_starts.read_next(2)
+        await harness.server._shards_ready.wait()  # those of the new shards
         assert harness.display._timer is None
     run_with_server(scenario, shard=RECORD_START + "os.write(told['ready_fd'], b'progress load 1 2\\n'); "
                     + REPORT_READY + WAIT_FOR_PARENT)
