@@ -8,12 +8,11 @@ The cache starts as zeros, and `zero_blocks` serves docs/concepts/exactness.md, 
 
 from array import array
 from collections.abc import Sequence
-from math import prod
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
 
+from shard.native.huge_pages import allocate_in_huge_pages
 from shard.state.block_usage import MIN_BLOCK_SIZE
 
 NUM_RESERVED_BLOCKS = 2
@@ -99,8 +98,7 @@ def make_int64_tensor(values: Sequence[int]) -> Tensor:
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros. On CPU the system allocates the pages on first write; `torch.zeros` would write all of them now."""
+    """Return zeros. Those on a CPU take memory on first write; `torch.zeros` would write all of them now."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return allocate_in_huge_pages(shape, dtype)

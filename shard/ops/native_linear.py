@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result, load_library
-from shard.native.packed_memory import allocate_packed, pack_contiguously
+from shard.native.huge_pages import allocate_in_huge_pages, pack_contiguously
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_product.h
 AMX_TILE_INPUTS = 32  # as in amx_bf16_products.c
@@ -142,7 +142,7 @@ def pack_panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     num_outputs, num_inputs = weight.shape
     panel_outputs = 2 * library.lanes
-    packed = allocate_packed((-(-num_outputs // panel_outputs), num_inputs, panel_outputs), torch.int16)
+    packed = allocate_in_huge_pages((-(-num_outputs // panel_outputs), num_inputs, panel_outputs), torch.int16)
     library.pack(PackingArguments(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, len(packed),
                                   panel_outputs, weight.stride(0), packed.stride(0), weight.dtype is torch.bfloat16))
     return packed
