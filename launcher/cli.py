@@ -44,9 +44,9 @@ from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import command as doctor
 from launcher.environment_variables import (
     adapter_store_folder,
+    get_machine_probes_path,
     hub_cache_folder,
     huge_page_variables,
-    probe_cache_file,
     python_module_command,
     read_hub_access,
     read_hub_token,
@@ -169,7 +169,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     """Run a server until it is stopped. `described_settings` are all settings with their sources, to be shown."""
     needed_download = find_needed_download(launch.model_id, launch.revision, os.environ, make_user_agent())
     check_server_settings(launch, router, shard.device)
-    shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
+    shard = replace(shard, memory=str(get_machine_probes_path(os.environ, version("weft"))))
     group = make_group_plan(launch, os.environ)
     if group is None and (variable := find_group_variable(launch, os.environ)):
         output.warn(f"{variable}={os.environ[variable]} is ignored: without {CREDENTIALS_FLAG} this host serves alone")
@@ -218,7 +218,7 @@ def make_server_plan(launch: LaunchConfig, router: RouterConfig, shard: ShardCon
     return make_plan(router, shard, launch.num_shard, runtime_folder, model,
                      shard_environment=huge_page_variables(os.environ),
                      record_folder=str(recordings_folder(os.environ)),
-                     adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
+                     adapter_store=make_adapter_store_config(launch, router), logs=launch.logging_settings,
                      traces=launch.trace_settings, placement=None if group is None else group.placement,
                      described_settings=described_settings)
 

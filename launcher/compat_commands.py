@@ -33,14 +33,14 @@ REFUSED_SUBCOMMANDS = {
 
 
 def text_generation_launcher() -> None:
-    run_foreign_launcher(TGI_FLAG_TABLE, sys.argv[1:])
+    serve_with_foreign_flags(TGI_FLAG_TABLE, sys.argv[1:])
 
 
 def lorax_launcher() -> None:
-    run_foreign_launcher(LORAX_FLAG_TABLE, sys.argv[1:])
+    serve_with_foreign_flags(LORAX_FLAG_TABLE, sys.argv[1:])
 
 
-def run_foreign_launcher(table: ForeignFlagTable, arguments: Sequence[str]) -> None:
+def serve_with_foreign_flags(table: ForeignFlagTable, arguments: Sequence[str]) -> None:
     with report_errors_in_one_line():
         translation = translate(table, arguments, os.environ, partial(count_visible_devices, os.environ, count_gpus))
     os.environ.update(translation.environment_variables)  # before any code reads them
@@ -62,14 +62,14 @@ def show_environment(output: ConsoleOutput) -> None:
 
 
 def text_generation_server() -> None:
-    run_foreign_server_command("text-generation-server", TGI_FLAG_TABLE)
+    run_download_weights_command("text-generation-server", TGI_FLAG_TABLE)
 
 
 def lorax_server() -> None:
-    run_foreign_server_command("lorax-server", LORAX_FLAG_TABLE)
+    run_download_weights_command("lorax-server", LORAX_FLAG_TABLE)
 
 
-def run_foreign_server_command(program: str, table: ForeignFlagTable) -> None:
+def run_download_weights_command(program: str, table: ForeignFlagTable) -> None:
     with report_errors_in_one_line():
         parsed = parse_download_weights(program, table, sys.argv[1:])
     if parsed.api_token:

@@ -98,7 +98,7 @@ def user_cache_folder(environment: Mapping[str, str]) -> Path:
         return NONEXISTENT_FOLDER
 
 
-def probe_cache_file(environment: Mapping[str, str], weft_version: str) -> Path:
+def get_machine_probes_path(environment: Mapping[str, str], weft_version: str) -> Path:
     """Return the file in which the shards cache their probes of this machine.
 
     Its name depends on the release and on the variables that configure numerical libraries.

@@ -84,7 +84,7 @@ class LaunchConfig:
         TraceSettings(self.otlp_endpoint)  # raises ValueError for an invalid address
 
     @property
-    def log_settings(self) -> LogSettings:
+    def logging_settings(self) -> LogSettings:
         return LogSettings(self.log_level, self.json_output)
 
     @property

@@ -31,11 +31,11 @@ from router.launcher_protocol import (
     send_to_parent,
 )
 from router.model_info import ModelInfo
-from router.processes.memory_trimming import return_free_memory_periodically
+from router.processes.memory_trimming import trim_freed_memory_periodically
 from router.recording.recording_file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
-from router.shards.startup_progress import StartupProgress
+from router.shards.startup_progress import ProgressByPhase
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.chat_template_client import isolate_template
 from router.text.model_files import load_chat_template, load_tokenizer
@@ -106,7 +106,7 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
                         recording_folder,
                         on_culprit_found=lambda num_deaths: send_to_parent(args.ready_fd, f"excused {num_deaths}"))
-        await start_engine(engine, stand_in_server, StartupProgress(args.progress))
+        await start_engine(engine, stand_in_server, ProgressByPhase(args.progress))
         process = await start_server(args, engine, stand_in_server, tokenizer, template=template,
                                      recording_folder=recording_folder)
     except BaseException:
@@ -117,7 +117,7 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
     return process
 
 
-async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: StartupProgress) -> None:
+async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: ProgressByPhase) -> None:
     """Start the engine. If the shards are warm from an earlier router, the start is short and new connections wait, for
     up to WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other
     requests are rejected."""
@@ -140,7 +140,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
         span_sender = make_span_sender(args.traces, "router", logger.warning)
         adapters = create_adapter_registry(args, engine)
         if adapters is not None:
-            await adapters.preload(loader.load_and_pin)
+            await adapters.preload(loader.load_permanently)
         isolated_template = isolate_template(
             template, args.config, TokenLimits.from_config(args.config, engine.model_info).max_input_tokens)
         validator = RequestValidator(args.config, engine.model_info, tokenizer, isolated_template,
@@ -208,7 +208,7 @@ async def serve(args: RouterProcessArgs) -> int:
     gc.set_threshold(50_000, 20, 20)
     signals, tasks = StopSignals(), [asyncio.create_task(send_heartbeats(args.ready_fd)),
                                      asyncio.create_task(process.engine.server_metrics.event_loop_monitor.run()),
-                                     asyncio.create_task(return_free_memory_periodically())]
+                                     asyncio.create_task(trim_freed_memory_periodically())]
     try:
         if await wait_for_either(process.engine.wait_until_crashed(), signals.stop_requested.wait()):
             return 1

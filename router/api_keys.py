@@ -145,13 +145,13 @@ def describe_validation_error(error: ValidationError) -> str:
     first_error: Any = error.errors(include_url=False)[0]
     match first_error["loc"]:
         case (key, field, *_):
-            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_rule(first_error)}"
+            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_broken_rule(first_error)}"
         case (key,):
-            return f"key {mask_key(key)}: what it stands for {describe_rule(first_error)}"
-    return f"what it holds {describe_rule(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
+            return f"key {mask_key(key)}: what it stands for {describe_broken_rule(first_error)}"
+    return f"what it holds {describe_broken_rule(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
 
 
-def describe_rule(error: Mapping[str, Any]) -> str:
+def describe_broken_rule(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"is no setting; there are {', '.join(ApiKeyEntry.model_fields)}"
     return describe_first_error([error], shows_strings=False)[1]

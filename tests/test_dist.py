@@ -13,7 +13,7 @@ import pytest
 from support.servers.weft_process import run_weft_process
 
 from launcher.demo.training.corpus.answer_styles import REWRITERS_BY_STYLE
-from shard.native.compiler import find_compiler, has_kernels_for_machine, library_file_name
+from shard.native.compiler import find_compiler, is_supported_platform, library_file_name
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def can_compile_kernels() -> bool:
-    return has_kernels_for_machine() and find_compiler() is not None
+    return is_supported_platform() and find_compiler() is not None
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from benchmarks.bench.report.load_generator_overhead import measure_overhead
 from benchmarks.bench.report.plots import import_matplotlib
 from benchmarks.bench.report.progress import BenchProgress, show_progress
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names, to_csv, to_json
+from benchmarks.bench.report.server_comparison import MetricComparison, compare_metrics, format_ratio_table
 from benchmarks.bench.report.summary import summarize_run
 from benchmarks.bench.report.table import format_table, make_headlines
-from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_ratio_table
 from benchmarks.bench.settings import BenchSettings, parse_settings, parse_versus_settings
 from benchmarks.bench.shards import command as shards
 from benchmarks.harness.reporting import describe_hardware, today

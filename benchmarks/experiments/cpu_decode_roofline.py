@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.experiments.decode_step_beyond_matmuls import prepare_decode_step
 from benchmarks.harness import experiment
 from benchmarks.harness.reporting import report_results
-from shard.checkpoint.reader import count_matrix_bytes
+from shard.checkpoint.reader import count_quantizable_weight_bytes
 from shard.config import ShardConfig
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
@@ -52,7 +52,7 @@ class StepWork:
     num_bytes: float  # of weights and cache, each read once
     num_operations: float  # multiplications and additions of the products
 
-    def limit_seconds(self, read_rate: float, multiply_rate: float) -> float:
+    def minimum_seconds(self, read_rate: float, multiply_rate: float) -> float:
         """Return the time that no step can beat at these rates, by the second."""
         return max(self.num_bytes / read_rate, self.num_operations / multiply_rate)
 
@@ -72,7 +72,7 @@ class CpuDecodeRooflinePoint:
 def count_work(loaded_model: LoadedDecoder, folder: Path, weights: str, batch: int, context: int) -> StepWork:
     config = loaded_model.config
     num_tied_weights = config.vocabulary_size * config.hidden_size if config.tie_word_embeddings else 0  # of the head
-    num_weights = count_matrix_bytes(folder) // STORED_ITEMSIZE + num_tied_weights
+    num_weights = count_quantizable_weight_bytes(folder) // STORED_ITEMSIZE + num_tied_weights
     cache_bytes = loaded_model.bytes_per_block(1) * context * batch
     return StepWork(num_weights * BYTES_PER_WEIGHT[weights] + cache_bytes, 2.0 * num_weights * batch)
 
@@ -108,7 +108,7 @@ def measure(loaded_model: LoadedDecoder, folder: Path, weights: str, batch: int,
 def make_point(weights: str, batch: int, work: StepWork,
                turns: Sequence[tuple[float, float, float]]) -> CpuDecodeRooflinePoint:
     seconds, read_rate, multiply_rate = (statistics.median(column) for column in zip(*turns, strict=True))
-    shares = [work.limit_seconds(read, multiply) / step for step, read, multiply in turns]
+    shares = [work.minimum_seconds(read, multiply) / step for step, read, multiply in turns]
     return CpuDecodeRooflinePoint(weights, batch, 1e3 * seconds, 1e3 * work.num_bytes / read_rate,
                                   1e3 * work.num_operations / multiply_rate, statistics.median(shares))
 

@@ -38,7 +38,7 @@ from benchmarks.harness.experiment import (
     format_columns,
     run_experiment,
 )
-from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_front_end
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_load_balancer
 from benchmarks.harness.processes import HOST, find_free_port
 from benchmarks.harness.ray_cluster import RayCluster, run_ray_cluster, wait_until
 from benchmarks.harness.reporting import report_results
@@ -242,7 +242,7 @@ class Fleet(Protocol):
         """URLs of the pages of all their metrics."""
 
     async def kill_one(self) -> None: ...
-    async def replace_gracefully(self) -> None: ...
+    async def trigger_graceful_shutdown(self) -> None: ...
     def restore(self) -> None:
         """Wait until all are there again."""
 
@@ -257,7 +257,7 @@ class LocalFleet:
     async def kill_one(self) -> None:
         self._replicas[0].send_signal(signal.SIGKILL)
 
-    async def replace_gracefully(self) -> None:
+    async def trigger_graceful_shutdown(self) -> None:
         self._replicas[0].send_signal(signal.SIGTERM)
 
     def restore(self) -> None:
@@ -272,14 +272,14 @@ class RayFleet:
         self.direct_urls, self.metrics_urls = [direct_url], [cluster.url]
 
     async def kill_one(self) -> None:
-        os.kill(self._cluster.find_servers()[0], signal.SIGKILL)
+        os.kill(self._cluster.find_server_pids()[0], signal.SIGKILL)
 
-    async def replace_gracefully(self) -> None:
+    async def trigger_graceful_shutdown(self) -> None:
         """Update all, one after the other: nothing ends one alone."""
         await asyncio.to_thread(self._cluster.start_replicas, self.number, *self._flags, "--max-best-of", "3")
 
     def restore(self) -> None:
-        wait_until(lambda: len(self._cluster.find_servers()) == self.number, "all replicas")
+        wait_until(lambda: len(self._cluster.find_server_pids()) == self.number, "all replicas")
         time.sleep(5.0)  # until the last one is ready
 
 
@@ -315,7 +315,7 @@ class FrontEndMeasurement:
         first_token_ms, gap_ms = await self._measure_added_ms()
         hit_percent, loads = await self._measure_hits(), await self._measure_loads()
         killed = await self._disturb(self._fleet.kill_one)
-        drained = await self._disturb(self._fleet.replace_gracefully)
+        drained = await self._disturb(self._fleet.trigger_graceful_shutdown)
         return LoadBalancerPoint(front_end, self._fleet.number, plain.num_complete / self._settings.seconds,
                                  first_token_ms, gap_ms, hit_percent, loads, killed.num_cut, killed.num_refused,
                                  drained.num_errors)
@@ -380,7 +380,7 @@ def measure_front_end(settings: LoadBalancerComparisonSettings, name: str,
         return None
     if name == RAY_SERVE:
         return measure_ray_serve(settings, Path(program), len(replicas))
-    with run_front_end(name, [replica.port for replica in replicas]) as url:
+    with run_load_balancer(name, [replica.port for replica in replicas]) as url:
         return uvloop.run(FrontEndMeasurement(settings, fleet, [url]).measure(name))
 
 

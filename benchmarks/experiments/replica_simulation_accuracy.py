@@ -118,7 +118,7 @@ class Balancer:
             self._loads[choice] -= 1
 
 
-def record_servers(workload: ReplicaWorkload, num_servers: int, policy_name: str, folder: Path) -> list[Path]:
+def record_server_runs(workload: ReplicaWorkload, num_servers: int, policy_name: str, folder: Path) -> list[Path]:
     """Play the requests on newly started servers, and return the paths of their recordings."""
     with ExitStack() as stack:
         servers = [stack.enter_context(run_router_and_shard(
@@ -190,10 +190,10 @@ def bench(settings: ReplicaAccuracySettings = ReplicaAccuracySettings()) -> None
         root, share = Path(folder), settings.replicas
         calibration = ReplicaWorkload.draw(ceil(settings.requests / share), settings.bursts / share, settings.burst,
                                            seed=1)
-        [like] = record_servers(calibration, 1, "round-robin", root / "one")
+        [like] = record_server_runs(calibration, 1, "round-robin", root / "one")
         for policy_name in settings.policies:
             workload = ReplicaWorkload.draw(settings.requests, settings.bursts, settings.burst, seed=2)
-            recordings = record_servers(workload, settings.replicas, policy_name, root / policy_name)
+            recordings = record_server_runs(workload, settings.replicas, policy_name, root / policy_name)
             comparisons.append(PolicyAccuracy(policy_name, read_recorded_stats(recordings), simulate_servers(
                 workload, like, settings.replicas, policy_name)))
     figures: dict[str, Any] = {comparison.policy_name: comparison.errors for comparison in comparisons} | {

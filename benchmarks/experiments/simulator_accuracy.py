@@ -111,7 +111,7 @@ class SimulationComparison:
         return cls(case.trace.recorded_stats.latencies["ttft"], simulated_seconds)
 
     @classmethod
-    def from_parts(cls, parts: Sequence["SimulationComparison"]) -> "SimulationComparison":
+    def pool(cls, parts: Sequence["SimulationComparison"]) -> "SimulationComparison":
         return cls([time for part in parts for time in part.recorded_seconds],
                    [time for part in parts for time in part.simulated_seconds])
 
@@ -131,7 +131,7 @@ def bench(settings: SimulatorAccuracySettings = SimulatorAccuracySettings()) -> 
         parts = [[SimulationComparison.from_recordings(part, like) for part, like in zip(run, teacher, strict=True)]
                  for run, teacher in zip(recordings_by_run, [*recordings_by_run[1:], recordings_by_run[0]],
                                          strict=True)]
-    runs = [SimulationComparison.from_parts(run) for run in parts]
+    runs = [SimulationComparison.pool(run) for run in parts]
     figures: dict[str, Any] = {
         **{f"p{share}_error_of_runs": [round(run.relative_error(share), 4) for run in runs] for share in PERCENTILES},
         **{f"p{share}_error_of_parts": [[round(part.relative_error(share), 4) for part in run] for run in parts]

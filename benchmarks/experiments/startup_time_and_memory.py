@@ -108,7 +108,7 @@ def update_memory_peaks(launcher_pid: int, peaks: dict[int, float]) -> None:
                         peaks[int(child)] = max(peaks.get(int(child), 0.0), int(match[1]) * 1024 / 1e9)
 
 
-def compute_memory_limit_gb(model_config: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
+def compute_memory_goal_gb(model_config: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
     """Return the limit per shard in GB, or None if there is no limit for this number of shards.
 
     The limit is 1.1 times the weights with the packed copy of a tied head, plus EXTRA_BYTES_ALLOWED."""
@@ -140,7 +140,7 @@ def make_summary(settings: StartupSettings, points: Sequence[StartupMemoryAndLat
     return {
         "shape": settings.shape, "points": [
             {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],
-             "limit_gb_float32": compute_memory_limit_gb(MODEL_CONFIGS[settings.shape], 4, point.num_shard),
+             "limit_gb_float32": compute_memory_goal_gb(MODEL_CONFIGS[settings.shape], 4, point.num_shard),
              "first_token_s": [round(seconds, 2) for seconds in point.first_token_seconds]} for point in points]}
 
 

@@ -95,7 +95,7 @@ def measure_http_throughput(load_options: ModelLoadOptions, request_lengths: Seq
     shard_settings = {"device": load_options.device, "dtype": load_options.dtype}
     num_clients = min(MAX_CLIENT_PROCESSES, -(-len(request_lengths) // STREAMS_PER_CLIENT_PROCESS))
     with (run_router_and_shard(2, settings=router_settings, model=load_options.folder, shard=shard_settings) as server,
-          make_client_pool(num_clients) as pool):
+          make_client_executor(num_clients) as pool):
         for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths)):
             prompts = make_prompts(request_lengths, turn)
             spans = [*pool.map(time_burst, [server.port] * num_clients,
@@ -104,7 +104,7 @@ def measure_http_throughput(load_options: ModelLoadOptions, request_lengths: Seq
     return count_output_tokens(request_lengths) / (max(end for _, end in spans) - min(start for start, _ in spans))
 
 
-def make_client_pool(num_clients: int) -> Executor:
+def make_client_executor(num_clients: int) -> Executor:
     return ProcessPoolExecutor(num_clients, get_context("spawn")) if num_clients > 1 else ThreadPoolExecutor(1)
 
 

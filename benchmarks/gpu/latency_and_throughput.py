@@ -32,7 +32,7 @@ def measure_decode_latencies(shape: str, load_options: ModelLoadOptions, device_
     into memory are left out."""
     loaded_model = load_decoder_model(ShardConfig(model=load_options.folder, device=load_options.device,
                                                   dtype=load_options.dtype, cuda_graphs=cuda_graphs, exact=exact))
-    points = find_fitting_points(loaded_model, contexts_and_batches)
+    points = select_points_fitting_memory(loaded_model, contexts_and_batches)
     step_timer = StepTimer(loaded_model, max(batch for _, batch in points), max(context for context, _ in points),
                            max(batch * num_blocks_for(context) for context, batch in points))
     model_sizes = compute_model_sizes(MODEL_CONFIGS[shape], loaded_model.dtype)
@@ -50,7 +50,7 @@ def measure_decode_latencies(shape: str, load_options: ModelLoadOptions, device_
     return [measure_row(context, batch) for context, batch in points]
 
 
-def find_fitting_points(loaded_model: LoadedDecoder,
+def select_points_fitting_memory(loaded_model: LoadedDecoder,
                         contexts_and_batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the points whose cache has room, and print the others. Raises ValueError if there are none."""
     budget, block_bytes = loaded_model.compute_cache_budget(), loaded_model.bytes_per_block(BLOCK_SIZE)

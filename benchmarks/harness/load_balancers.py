@@ -37,7 +37,7 @@ class LoadBalancer:
         return os.environ.get(self.program.upper().replace("-", "_")) or shutil.which(self.program)
 
 
-def make_router_arguments(port: int, replica_ports: Sequence[int], policy: str) -> list[str]:
+def make_vllm_router_arguments(port: int, replica_ports: Sequence[int], policy: str) -> list[str]:
     return ["--host", HOST, "--port", str(port), "--policy", policy,
             "--worker-urls", *(f"http://{HOST}:{replica_port}" for replica_port in replica_ports),
             "--health-check-endpoint", "/ready", "--health-check-interval-secs", "1",
@@ -57,9 +57,9 @@ LOAD_BALANCERS = {
     "caddy": make_proxy("caddy", "Caddyfile", "run", "--adapter", "caddyfile", "--config", "CONFIG"),
     "envoy": make_proxy("envoy", "envoy.yaml", "-c", "CONFIG", "--log-level", "error", "--use-dynamic-base-id"),
     "vllm-router": LoadBalancer("vllm-router",
-                            lambda port, replicas, _: make_router_arguments(port, replicas, "cache_aware")),
+                            lambda port, replicas, _: make_vllm_router_arguments(port, replicas, "cache_aware")),
     "vllm-router, round robin": LoadBalancer(
-        "vllm-router", lambda port, replicas, _: make_router_arguments(port, replicas, "round_robin")),
+        "vllm-router", lambda port, replicas, _: make_vllm_router_arguments(port, replicas, "round_robin")),
 }
 
 
@@ -80,7 +80,7 @@ def render_config(text: str, port: int, replica_ports: Sequence[int], folder: Pa
 
 
 @contextmanager
-def run_front_end(name: str, replica_ports: Sequence[int]) -> Iterator[str]:
+def run_load_balancer(name: str, replica_ports: Sequence[int]) -> Iterator[str]:
     """Run a front end as long as the block runs, and yield its URL. Raises ProcessStartError."""
     load_balancer, port = LOAD_BALANCERS[name], find_free_port()
     program = load_balancer.find_program()

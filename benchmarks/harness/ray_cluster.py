@@ -80,12 +80,12 @@ class RayCluster:
         """Return all processes of the cluster, also those whose parents have ended if this process adopts orphans."""
         return [pid for pid in list_descendants(os.getpid()) if pid not in self._earlier_pids]
 
-    def find_replicas(self, title: str = SERVER_TITLE) -> list[int]:
+    def find_replica_pids(self, title: str = SERVER_TITLE) -> list[int]:
         """Return the processes of a deployment's replicas."""
         return [pid for pid in self.list_pids() if (words := read_command_line(pid))
                 and words[0].startswith("ray::ServeReplica") and title in words[0]]
 
-    def find_servers(self, module: str = "launcher.cli") -> list[int]:
+    def find_server_pids(self, module: str = "launcher.cli") -> list[int]:
         """Return the processes of the replicas' servers that run a module of weft, by default the launchers."""
         return [pid for pid in self.list_pids() if module in read_command_line(pid)[1:4]]
 
@@ -100,7 +100,7 @@ class RayCluster:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.process.communicate()
-        wait_until(lambda: not self.find_servers(), "the end of all servers")
+        wait_until(lambda: not self.find_server_pids(), "the end of all servers")
 
 
 @contextmanager

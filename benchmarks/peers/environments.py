@@ -51,7 +51,7 @@ def build_llama_cpp(folder: Path, requirement: str) -> None:
     with tarfile.open(archive) as file:
         file.extractall(sources, filter="data")
     [vendored] = sources.glob("*/vendor/llama.cpp")
-    keep_tile_config(vendored / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
+    patch_amx_tile_config(vendored / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
     cmake = folder / "bin" / "cmake"
     run_step([cmake, "-S", vendored, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}",
               "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TOOLS=ON",
@@ -60,7 +60,7 @@ def build_llama_cpp(folder: Path, requirement: str) -> None:
               "llama-quantize"])
 
 
-def keep_tile_config(path: Path) -> None:
+def patch_amx_tile_config(path: Path) -> None:
     """Repair llama.cpp's source for AMX: GCC takes most of the tiles' configuration for unused, leaves it out, and the
     first instruction on tiles ends the process (its pull request 26954). Raises ProcessStartError if the source has no
     such instruction, as that of another version may not."""
@@ -110,7 +110,7 @@ def find_torch_options(environment: PeerEnvironment) -> list[str]:
         return []
 
 
-def make_foreign_environment() -> dict[str, str]:
+def copy_variables_without_pythonpath() -> dict[str, str]:
     """Return the variables of our process without the one by which another program would find our packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
@@ -119,7 +119,7 @@ def run_step(command: Sequence[str | Path]) -> None:
     """Run a command to its end. Raises ProcessStartError with the end of its output if it fails."""
     words = list(map(str, command))
     completed = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, errors="replace", check=False, env=make_foreign_environment())
+                               text=True, errors="replace", check=False, env=copy_variables_without_pythonpath())
     if completed.returncode:
         raise ProcessStartError(f"{shlex.join(words)[:MAX_REASON_CHARS]} failed: {summarize_log(completed.stdout)}")
 

@@ -18,8 +18,8 @@ from benchmarks.peers.environments import (
     TRANSFORMERS,
     VLLM,
     PeerEnvironment,
+    copy_variables_without_pythonpath,
     install_environment,
-    make_foreign_environment,
 )
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.server_processes import ServerCommand
@@ -64,19 +64,19 @@ class ComparedServer:
 
     def make_server_command(self, place: ServerPlace, cache_folder: Path) -> ServerCommand:
         """Return how to start the server, which keeps in `cache_folder` what it remembers from start to start."""
-        inherited = dict(os.environ) if self.is_weft else make_foreign_environment()
+        inherited = dict(os.environ) if self.is_weft else copy_variables_without_pythonpath()
         return ServerCommand(
             tuple(self.make_command(place)), {**inherited, **self.variables, "XDG_CACHE_HOME": str(cache_folder)},
             f"http://{HOST}:{place.port}",
             RequestOptions(str(place.model) if self.needs_model_name else "", ignore_eos=self.can_ignore_eos))
 
 
-def make_weft(name: str, weight_class: str, *flags: str) -> ComparedServer:
+def define_weft_server(name: str, weight_class: str, *flags: str) -> ComparedServer:
     return ComparedServer(name, weight_class, PeerModels.provide_checkpoint, lambda place: [
         sys.executable, "-P", "-m", "launcher.cli", "serve", place.model, "--port", str(place.port), *flags])
 
 
-def make_llama_cpp(file_type: str, weight_class: str) -> ComparedServer:
+def define_llama_cpp_server(file_type: str, weight_class: str) -> ComparedServer:
     """Return llama.cpp's server with a slot for each stream."""
     return ComparedServer(
         f"llama.cpp-{file_type}", weight_class, lambda models: models.provide_gguf(file_type), lambda place: [
@@ -85,7 +85,7 @@ def make_llama_cpp(file_type: str, weight_class: str) -> ComparedServer:
             "--ctx-size", str(place.max_streams * place.max_tokens), "--cache-ram", "0"], LLAMA_CPP)
 
 
-def make_openvino(weight_format: str, weight_class: str) -> ComparedServer:
+def define_openvino_server(weight_format: str, weight_class: str) -> ComparedServer:
     return ComparedServer(
         f"openvino-{weight_format}", weight_class, lambda models: models.provide_openvino(weight_format),
         lambda place: [place.environment / "bin" / "python", "-P", OPENVINO_SERVER, place.model, HOST, str(place.port),
@@ -106,11 +106,12 @@ def make_transformers_command(place: ServerPlace) -> list[str | Path]:
 
 
 SERVERS = {server.name: server for server in (
-    make_weft("weft", "16 bits"),
-    make_weft("weft-int8", "int8", "--quantize", "int8"),
-    make_weft("weft-int4", "int4", "--quantize", "int4"),
-    make_llama_cpp("bf16", "16 bits"), make_llama_cpp("q8_0", "int8"), make_llama_cpp("q4_0", "int4"),
-    make_openvino("fp16", "16 bits"), make_openvino("int8", "int8"), make_openvino("int4", "int4"),
+    define_weft_server("weft", "16 bits"),
+    define_weft_server("weft-int8", "int8", "--quantize", "int8"),
+    define_weft_server("weft-int4", "int4", "--quantize", "int4"),
+    define_llama_cpp_server("bf16", "16 bits"), define_llama_cpp_server("q8_0", "int8"),
+    define_llama_cpp_server("q4_0", "int4"), define_openvino_server("fp16", "16 bits"),
+    define_openvino_server("int8", "int8"), define_openvino_server("int4", "int4"),
     ComparedServer("vllm", "16 bits", PeerModels.provide_checkpoint, make_vllm_command, VLLM,
                    # By default it leaves a core to the API server.
                    {"VLLM_CPU_OMP_THREADS_BIND": f"0-{int(NUM_CORES) - 1}", "VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GB,

@@ -24,7 +24,7 @@ from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.report import format_all_tables, format_plot_caption, format_readme, list_distinct_metadata
 from benchmarks.study.run_record_store import RunRecordStore
 from benchmarks.study.runner import AllRequestsFailed, StudyRunner
-from benchmarks.study.summary_metrics import summarize_study, to_json_value
+from benchmarks.study.study_summary import summarize_study, to_json_value
 
 MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
 QUICK_SCOPE = StudyScope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0),

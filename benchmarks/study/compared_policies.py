@@ -63,7 +63,7 @@ BATCHING_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def make_compat_policy_settings(name: str) -> dict[str, Any]:
+def make_reproduction_policy_settings(name: str) -> dict[str, Any]:
     """Return the router settings of a policy in the study's mode.
 
     These are: no KV cache, eight handlers, and static groups only of requests with equal lengths."""

@@ -25,8 +25,8 @@ from benchmarks.study.compared_policies import (
     NONE_POLICY,
     NUM_HANDLERS,
     SharedPolicySettings,
-    make_compat_policy_settings,
     make_policy_settings,
+    make_reproduction_policy_settings,
     make_window_policies,
 )
 from benchmarks.study.model_settings import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
@@ -95,7 +95,7 @@ class StudyRun:
     level: float = 0.0  # arrival rate relative to what `none` can serve, or number of users
 
     @property
-    def is_compat_mode(self) -> bool:
+    def reproduces_study(self) -> bool:
         return self.part == COMPAT_PART or self.policy in {NOBATCH_POLICY, DYNAMIC_POLICY}
 
     @property
@@ -134,16 +134,16 @@ class SoloCalibration:
         return interpolate(self.select_latencies(run), num_tokens)
 
     def select_latencies(self, run: StudyRun) -> LatencyPoints:
-        if run.is_compat_mode:
+        if run.reproduces_study:
             return self.compat_latencies
         return self.short_prompt_latencies if run.workload in workloads.STUDY_WORKLOADS else self.long_prompt_latencies
 
-    def compute_speedup(self, run: StudyRun) -> float:
+    def compute_speedup_over_study(self, run: StudyRun) -> float:
         """Return how many times faster the server is than the study's, to scale the load.
 
         In the study's mode this compares the throughput with all handlers busy, otherwise the latency of single
         requests of the workload `figure`."""
-        if run.is_compat_mode:
+        if run.reproduces_study:
             return self.busy_tokens_per_second / STUDY_TOKENS_PER_SECOND
         return STUDY_MEAN_REQUEST_SECONDS / fmean(self.interpolate_latency(run, length)
                                                   for length in workloads.FIGURE_OUTPUT_LENGTHS)
@@ -185,7 +185,7 @@ class StudyPlan:
 
     def list_policy_groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
         """Return the workload, policies and levels of each group of runs."""
-        scope, policies = self.scope, insert_static_batching_windows(self.scope)
+        scope, policies = self.scope, list_policies_with_windows(self.scope)
         match part:
             case "compat":
                 return [("figure", COMPAT_POLICIES, (0.0,))]
@@ -212,18 +212,18 @@ class StudyPlan:
             return workloads.make_poisson_requests(run.seed, max(MIN_REQUESTS, round(scope.span * run.level)), rate,
                                                    scope.prompt)
         return workloads.make_study_requests(run.workload, run.seed, scope.requests,
-                                             scope.speed or self.server_speed.compute_speedup(run))
+                                             scope.speed or self.server_speed.compute_speedup_over_study(run))
 
     def make_router_settings(self, run: StudyRun) -> dict[str, Any]:
         """Return the router's settings for a run."""
         mean_request_seconds = (self.server_speed.mean_request_seconds if self.server_speed.long_prompt_latencies
                                 else 1.0)
         shared_settings = SharedPolicySettings(self.scope.max_batch_size, mean_request_seconds)
-        policy_settings = make_compat_policy_settings(run.policy) if run.is_compat_mode else make_policy_settings(
-            run.policy, shared_settings)
+        policy_settings = (make_reproduction_policy_settings(run.policy) if run.reproduces_study
+                           else make_policy_settings(run.policy, shared_settings))
         return {**self.shape.router_settings, **policy_settings}
 
-    def make_run_settings(self, run: StudyRun) -> Mapping[str, Any]:
+    def make_record_fingerprint(self, run: StudyRun) -> Mapping[str, Any]:
         """Return what the records of a run depend on, to check later whether stored ones are of the same run."""
         requests = self.make_requests(run)
         return {"router": self.make_router_settings(run), "shard": dict(self.shape.shard_settings),
@@ -231,7 +231,7 @@ class StudyPlan:
                 "seconds": requests[-1].at or 0.0}
 
 
-def insert_static_batching_windows(scope: StudyScope) -> tuple[str, ...]:
+def list_policies_with_windows(scope: StudyScope) -> tuple[str, ...]:
     """Return the policies; the static one is followed by those with a window."""
     return tuple(name for policy in scope.policies
                  for name in (policy, *(make_window_policies(scope.windows) if policy == "static" else ())))

@@ -31,7 +31,7 @@ from benchmarks.study.plot_style import (
 from benchmarks.study.request_timeline_plot import plot_timeline
 from benchmarks.study.run_metrics import MIN_SERVED_SHARE, USERS_SLOWDOWN
 from benchmarks.study.run_record_store import RunRecords
-from benchmarks.study.summary_metrics import FiguresByLevel
+from benchmarks.study.study_summary import FiguresByLevel
 
 FiguresMapping = Mapping[str, Any]
 LABEL_OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of labels from points

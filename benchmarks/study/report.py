@@ -50,7 +50,7 @@ def iter_model_sections(shape: str, shape_figures: FiguresMapping) -> Iterator[s
         yield (f"### {shape}, as the original has it: no cache, eight at "
                f"once\n\n{format_policy_table(shape_figures[COMPAT_PART]['policies'])}")
         if "crossover" in shape_figures[COMPAT_PART]:
-            yield describe_compat(shape_figures[COMPAT_PART])
+            yield describe_study_reproduction(shape_figures[COMPAT_PART])
     for workload, policy_figures in shape_figures.get(WORKLOAD_PART, {}).items():
         yield f"### {shape}, with a cache, workload {workload}\n\n{format_policy_table(policy_figures)}"
     if SWEEP_PART in shape_figures:
@@ -69,7 +69,7 @@ def format_policy_table(policy_figures: FiguresMapping) -> str:
                                   for policy, one in policy_figures.items()])
 
 
-def describe_compat(compat_figures: FiguresMapping) -> str:
+def describe_study_reproduction(compat_figures: FiguresMapping) -> str:
     crossover_clause = (
         f"it is the slower one for requests above {format_band(compat_figures['crossover'], 2)} of the largest"
                         if compat_figures["crossover"] < 1 else "for no request is it the slower one")

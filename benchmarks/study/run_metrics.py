@@ -1,4 +1,4 @@
-"""Figures of one run, from its records alone; summary_metrics.py computes bands over several seeds."""
+"""Figures of one run, from its records alone; study_summary.py computes bands over several seeds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

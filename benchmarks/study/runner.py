@@ -64,7 +64,7 @@ class StudyRunner:
     def measure_server_speed(self, plan: StudyPlan, parts: Sequence[str] = STUDY_PARTS) -> SoloCalibration:
         """Return how fast the server is, as far as these parts need it; measured unless there are records."""
         solo_policy_runs = [policy_runs for policy_runs in plan.iter_policy_runs(SOLO_PART)
-                            if COMPAT_PART in parts or not policy_runs.runs[0].is_compat_mode]
+                            if COMPAT_PART in parts or not policy_runs.runs[0].reproduces_study]
         return compute_solo_calibration(run_records for policy_runs in solo_policy_runs
                                         for run_records in self.iter_measured_runs(plan, policy_runs))
 
@@ -79,7 +79,7 @@ class StudyRunner:
         with ExitStack() as stack:
             server: ServerProcesses | None = None
             for run in policy_runs.runs:
-                run_records = store.read(run, plan.make_run_settings(run), self.metadata["hardware"])
+                run_records = store.read(run, plan.make_record_fingerprint(run), self.metadata["hardware"])
                 if run_records is None:
                     server = server or stack.enter_context(self.start_warm_server(plan, run))
                     run_records = store.write(self.measure_run(plan, run, server))
@@ -91,7 +91,7 @@ class StudyRunner:
     @contextmanager
     def start_warm_server(self, plan: StudyPlan, run: StudyRun) -> Iterator[ServerProcesses]:
         """Run a server, after a warm-up. This avoids the study's own route, whose counters would include it."""
-        csv_folder = self.folder / "csv" / f"{run.shape}-{run.part}-seed{run.seed}" if run.is_compat_mode else None
+        csv_folder = self.folder / "csv" / f"{run.shape}-{run.part}-seed{run.seed}" if run.reproduces_study else None
         if csv_folder is not None:
             csv_folder.mkdir(parents=True, exist_ok=True)
         with self.run_server(2, settings={"compat": STREAMING_DIALECT, **plan.make_router_settings(run)},
@@ -101,9 +101,9 @@ class StudyRunner:
             yield server
 
     def measure_run(self, plan: StudyPlan, run: StudyRun, server: ServerProcesses) -> RunRecords:
-        dialect = "batching" if run.is_compat_mode else STREAMING_DIALECT
+        dialect = "batching" if run.reproduces_study else STREAMING_DIALECT
         # /stats would count every attempt
-        retry = CpuStealRetry[list[RequestRecord]](self.max_steal_share, 1 if run.is_compat_mode else MAX_ATTEMPTS)
+        retry = CpuStealRetry[list[RequestRecord]](self.max_steal_share, 1 if run.reproduces_study else MAX_ATTEMPTS)
         while retry.begin_next_attempt():
             retry.end_attempt(self.send_requests(server.port, dialect, plan.make_requests(run), run.concurrency))
         records, steal_share = retry.best_attempt.result, retry.best_attempt.steal_share
@@ -115,6 +115,6 @@ class StudyRunner:
         print(f"{run.part:8} {run.name:44} {len(records):4} requests {seconds:7.1f} s, {steal_share:4.0%} stolen"
               + (f", sent {lateness_ms:.1f} ms late (p99)" if run.concurrency is None else "")
               + (f", {len(errors)} failed: {errors[0]}" if errors else ""), file=sys.stderr, flush=True)
-        stats = self.fetch_stats(server.port) if run.is_compat_mode else {}
-        return RunRecords(run, plan.make_run_settings(run), {**self.metadata, "stolen": round(steal_share, 4)},
+        stats = self.fetch_stats(server.port) if run.reproduces_study else {}
+        return RunRecords(run, plan.make_record_fingerprint(run), {**self.metadata, "stolen": round(steal_share, 4)},
                           records, stats)

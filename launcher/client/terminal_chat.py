@@ -64,7 +64,7 @@ class TerminalIO:
         text = part.translate(REMOVED_CONTROL_CHARACTERS)
         self._write(self._markdown.feed(text) if self._markdown else text)
 
-    def end_line(self) -> None:
+    def end_answer(self) -> None:
         """End the answer, and its line."""
         if self._markdown:
             rest, self._markdown = self._markdown.finish(), None
@@ -131,14 +131,14 @@ class TerminalSession:
         try:
             answer = asyncio.run(self._chat.ask_question(line, self._terminal.write_text))
         except ChatRequestFailed as error:
-            self._terminal.end_line()
+            self._terminal.end_answer()
             self._terminal.write_remark(f"weft: {error}")
             return False
         except KeyboardInterrupt:
-            self._terminal.end_line()
+            self._terminal.end_answer()
             self._terminal.write_text("\n")
             return self._on_answer_stopped()
-        self._terminal.end_line()
+        self._terminal.end_answer()
         self._terminal.write_remark(answer.format_speed())
         return True
 

@@ -49,13 +49,13 @@ def check_adapter_root(launch: LaunchConfig, router: RouterConfig) -> None:
     at start. The router would only report it after the model is loaded."""
     if launch.adapter_root and not os.path.isdir(launch.adapter_root):
         raise ConfigurationError(f"there is no folder {launch.adapter_root} (--adapter-root)")
-    folders = list_adapter_folders(router)
+    folders = list_preloaded_local_adapters(router)
     if folders and not launch.adapter_root:
         raise ConfigurationError(f"to load the adapter {folders[0]}, name the folder that contains it: --adapter-root "
                                  f"{suggest_adapter_root(folders)}")
 
 
-def list_adapter_folders(router: RouterConfig) -> list[str]:
+def list_preloaded_local_adapters(router: RouterConfig) -> list[str]:
     """Return the adapters that are loaded at start from folders: those of the source `local`, and paths, which the
     default source, the Hub, does not have."""
     preloaded_source = router.preloaded_adapter_source or router.adapter_source

@@ -128,7 +128,7 @@ def unchanged_flag(name: str, default: str = "", short_name: str = "", kind: Fla
     return ForeignFlag(name, (effect,), kind, short_name, default, default_requires)
 
 
-def switch_flag(name: str, effect_if_true: FlagEffect, reason_if_false: str = "it is off by default",
+def make_switch_flag(name: str, effect_if_true: FlagEffect, reason_if_false: str = "it is off by default",
                 conflicts_with: str = "") -> ForeignFlag:
     """Return a switch. `effect_if_true` is the outcome if it is true, `reason_if_false` the reason why false needs no
     action."""

@@ -16,8 +16,8 @@ from launcher.compat.foreign_flag_table import (
     environment_variable_effect,
     ignored_effect,
     make_setting_effect,
+    make_switch_flag,
     refused_effect,
-    switch_flag,
     unchanged_flag,
     unneeded_effect,
     variable_only_flag,
@@ -68,7 +68,7 @@ ADAPTER_FLAGS = (
     unchanged_flag("preloaded-adapter-ids", kind="list"),
     ForeignFlag("preloaded-adapter-source", make_adapter_source_effects("preloaded_adapter_source")),
     ForeignFlag("predibase-api-token", (ignored_effect(REASON_NO_PREDIBASE_REGISTRY),)),
-    switch_flag("merge-adapter-weights",
+    make_switch_flag("merge-adapter-weights",
                 ignored_effect("adapters are computed beside the model; answers are the same, and requests "
                                "may name others")),
     unchanged_flag("max-active-adapters"),
@@ -79,15 +79,15 @@ ADAPTER_FLAGS = (
 
 PROCESS_FLAGS = (
     *tgi.TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
-    switch_flag("compile", unneeded_effect(tgi.REASON_CUDA_GRAPHS), tgi.REASON_CUDA_GRAPHS),
-    switch_flag("eager", make_setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
+    make_switch_flag("compile", unneeded_effect(tgi.REASON_CUDA_GRAPHS), tgi.REASON_CUDA_GRAPHS),
+    make_switch_flag("eager", make_setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
                 conflicts_with="compile"),
     ForeignFlag("compile-max-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("compile-max-rank", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("compile-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("backend", (ignored_effect(tgi.REASON_ATTENTION_BY_DEVICE, "fa2", "flashinfer"),)),
     *tgi.TGI_FLAG_TABLE.select_flags("disable-custom-kernels"),
-    switch_flag("disable-sgmv", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
+    make_switch_flag("disable-sgmv", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
     *tgi.TGI_FLAG_TABLE.select_flags("cuda-memory-fraction"),
     ForeignFlag("memory-wiggle-room", (ignored_effect("--memory-fraction says how much memory is used"),)),)
 
@@ -116,7 +116,7 @@ OPERATION_FLAGS = (
         ignored_effect("there are no cookies; a page sends its key as `Authorization`", *TRUE_VALUES),
         unneeded_effect("none are", *FALSE_VALUES))),
     *tgi.TGI_FLAG_TABLE.select_flags("ngrok", "ngrok-authtoken", "ngrok-edge", "json-output", "otlp-endpoint", "env"),
-    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
+    make_switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
     *tgi.TGI_FLAG_TABLE.select_flags("huggingface-hub-cache", "weights-cache-override"),)
 
 VARIABLE_ONLY_FLAGS = (

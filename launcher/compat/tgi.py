@@ -14,8 +14,8 @@ from launcher.compat.foreign_flag_table import (
     environment_variable_effect,
     ignored_effect,
     make_setting_effect,
+    make_switch_flag,
     refused_effect,
-    switch_flag,
     unchanged_flag,
     unneeded_effect,
     variable_only_flag,
@@ -42,7 +42,7 @@ CHUNKED_PREFILL_EFFECTS = (make_setting_effect("prefill_policy", *FALSE_VALUES, 
 MODEL_FLAGS = (
     unchanged_flag("model-id"),
     unchanged_flag("revision"),
-    switch_flag("trust-remote-code",
+    make_switch_flag("trust-remote-code",
                 refused_effect("weft runs no code from a model's folder, and no model needs it; leave it out"),
                 "weft runs no code from a model's folder"),
     unchanged_flag("dtype"),
@@ -57,8 +57,8 @@ MODEL_FLAGS = (
     ForeignFlag("rope-scaling", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     ForeignFlag("rope-factor", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     unchanged_flag("tokenizer-config-path"),
-    switch_flag("disable-grammar-support", make_setting_effect("disable_grammar_support")),
-    switch_flag("enable-prefill-logprobs",
+    make_switch_flag("disable-grammar-support", make_setting_effect("disable_grammar_support")),
+    make_switch_flag("enable-prefill-logprobs",
                 unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
                 "logprobs of the prompt are there for whoever asks for them"),
     ForeignFlag("watermark-gamma", (
@@ -79,7 +79,7 @@ PROCESS_FLAGS = (
     ForeignFlag("cuda-memory-fraction", (
         unneeded_effect("the share of a GPU's memory is 0.9 by default", "1", "1.0"),
         make_setting_effect("memory_fraction"))),
-    switch_flag("disable-custom-kernels", ignored_effect("there are no custom kernels")),)
+    make_switch_flag("disable-custom-kernels", ignored_effect("there are no custom kernels")),)
 
 LIMIT_FLAGS = (
     unchanged_flag("max-concurrent-requests"),
@@ -109,10 +109,10 @@ OPERATION_FLAGS = (
     ForeignFlag("prometheus-port", (ignored_effect("metrics have no port of their own"),)),
     unchanged_flag("api-key"),
     unchanged_flag("cors-allow-origin", default="*", kind="list"),
-    switch_flag("ngrok", refused_effect(REASON_NO_NGROK)),
+    make_switch_flag("ngrok", refused_effect(REASON_NO_NGROK)),
     ForeignFlag("ngrok-authtoken", (ignored_effect(REASON_NO_NGROK),)),
     ForeignFlag("ngrok-edge", (ignored_effect(REASON_NO_NGROK),)),
-    switch_flag("json-output", make_setting_effect("json_output")),
+    make_switch_flag("json-output", make_setting_effect("json_output")),
     unchanged_flag("otlp-endpoint"),
     unchanged_flag("otlp-service-name", default="text-generation-inference.router", default_requires="otlp-endpoint"),
     ForeignFlag("graceful-termination-timeout", (make_setting_effect("shutdown_timeout"),), short_name="g",

@@ -45,7 +45,7 @@ def deploy(target: RayTarget, options: RayOptions, settings: ServerSettings) -> 
     """Deploy on the cluster and print the address. Raises DeploymentFailed."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        check_address(os.environ.get("RAY_ADDRESS", "") if target.address == "auto" else target.address)
+        check_address_reachable(os.environ.get("RAY_ADDRESS", "") if target.address == "auto" else target.address)
         ray.init(address=target.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     except OSError as error:
         raise DeploymentFailed(f"there is no Ray cluster at {target.address} (--address); start one with "
@@ -56,7 +56,7 @@ def deploy(target: RayTarget, options: RayOptions, settings: ServerSettings) -> 
             serve.run(build_app(options, settings), name=target.app_name)
         except (RuntimeError, RayServeException) as error:
             raise DeploymentFailed(describe_failure(target.app_name, error)) from error
-        check_route(target)
+        wait_for_route(target)
         print(f"weft serves {settings.model_id} on {describe_replicas(options)} of Ray Serve at {target.url}\n"
               f"  state   serve status\n  update  the same command with other settings\n"
               f"  stop    serve shutdown", flush=True)
@@ -64,7 +64,7 @@ def deploy(target: RayTarget, options: RayOptions, settings: ServerSettings) -> 
         ray.shutdown()
 
 
-def check_address(address: str) -> None:
+def check_address_reachable(address: str) -> None:
     """Raise OSError if nothing listens at HOST:PORT, which Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
@@ -85,7 +85,7 @@ def describe_replicas(options: RayOptions) -> str:
     return "1 replica" if options.replicas == 1 else f"{options.replicas} replicas"
 
 
-def check_route(target: RayTarget) -> None:
+def wait_for_route(target: RayTarget) -> None:
     """Raise DeploymentFailed if the application is not at its address, such as when Ray Serve already had another."""
     end = time.monotonic() + ROUTE_TIMEOUT_SECONDS
     while True:

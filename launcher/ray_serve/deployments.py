@@ -122,7 +122,8 @@ class RayReplicas:
         finally:
             parts.cancel()  # without effect on one that has ended
 
-    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
+    async def fetch_answer_of_every_replica(
+            self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
         answers = await self._servers.broadcast("fetch_whole_answer", request).results_async(
             timeout_s=MAX_METRICS_SECONDS, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]

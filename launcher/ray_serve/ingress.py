@@ -27,7 +27,8 @@ class Replicas(Protocol):
     def forward(self, request: ForwardedRequest) -> AsyncGenerator[AnswerHead | NoAnswer | bytes]:
         """Yield one replica's answer: its head, or NoAnswer if that replica has ended, then the body's parts."""
 
-    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
+    async def fetch_answer_of_every_replica(
+            self, request: ForwardedRequest) -> Sequence[tuple[str, AnswerHead | NoAnswer, bytes]]:
         """Return the name, the head and the body of every replica."""
 
 
@@ -62,7 +63,7 @@ class IngressApp:
     async def _send_metrics(self, request: ForwardedRequest, send: Send) -> None:
         """Answer with the metrics of all replicas, or as the first replica that refuses."""
         pages, head = dict[str, str](), NO_REPLICA_HEAD
-        for name, answer, body in await self._replicas.fetch_all_answers(request):
+        for name, answer, body in await self._replicas.fetch_answer_of_every_replica(request):
             if isinstance(answer, AnswerHead):
                 head = AnswerHead(answer.status, drop_headers(answer.headers, frozenset({b"content-length"})))
                 if answer.status != 200:

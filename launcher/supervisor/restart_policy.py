@@ -15,14 +15,14 @@ class RestartPolicy:
         self._recent_deaths: list[float] = []
         self._num_in_a_row, self._last_end_at = 0, -WINDOW_SECONDS  # deaths and losses
 
-    def choose_pause_after_death(self, now: float) -> float | None:
+    def record_death_and_choose_pause(self, now: float) -> float | None:
         """Record a death and return the seconds to wait before the restart, or None after too many deaths."""
         self._recent_deaths = [time for time in self._recent_deaths if now - time < WINDOW_SECONDS]
         self._recent_deaths.append(now)
-        pause = self.choose_pause_after_loss(now)
+        pause = self.record_loss_and_choose_pause(now)
         return None if len(self._recent_deaths) >= MAX_DEATHS else pause
 
-    def choose_pause_after_loss(self, now: float) -> float:
+    def record_loss_and_choose_pause(self, now: float) -> float:
         """Record the end of something that is awaited, however often, and return the seconds to wait."""
         is_in_a_row = now - self._last_end_at < WINDOW_SECONDS
         self._num_in_a_row, self._last_end_at = self._num_in_a_row + 1 if is_in_a_row else 1, now

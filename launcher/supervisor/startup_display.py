@@ -12,7 +12,7 @@ REDRAW_SECONDS, LOG_INTERVAL_SECONDS = 0.1, 5.0  # seconds between two updates, 
 LINE_WIDTH = 40  # shorter than any log line of a child, which may overwrite the progress line
 
 
-class StartupProgress:
+class ProgressByPhase:
     """Latest progress that each child has reported, by phase."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class StartupDisplay:
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
-        self._progress = StartupProgress()
+        self._progress = ProgressByPhase()
         self._shown_phase = ""  # the phase of the last line written
         self._timer: asyncio.TimerHandle | None = None
 
@@ -64,7 +64,7 @@ class StartupDisplay:
             self._timer = None
         if self._shown_phase and self._is_terminal:
             write_if_possible(self._stream, " " * LINE_WIDTH + "\r")
-        self._progress, self._shown_phase = StartupProgress(), ""
+        self._progress, self._shown_phase = ProgressByPhase(), ""
 
     @property
     def _interval_seconds(self) -> float:

@@ -145,7 +145,7 @@ class ChildProcess:
         await self.exit_task
         return False
 
-    async def read_until_closed(self, warn: Callable[[str], None], on_deaths_excused: Callable[[int], None]) -> None:
+    async def monitor_until_closed(self, warn: Callable[[str], None], on_deaths_excused: Callable[[int], None]) -> None:
         """Read the messages of a child that is ready until it closes its pipe. A child that has sent a heartbeat and
         then sends no other is killed, after a call of `warn`. `on_deaths_excused` is called with the number of deaths
         of other processes whose cause the child has found."""
@@ -179,7 +179,7 @@ class ChildProcess:
         """Return whether a child without a heartbeat for so long is to be replaced. One that is stopped does not wait
         for anything that may come."""
         return (silent_seconds >= MAX_SILENT_SECONDS
-                or (silent_seconds >= MAX_STOPPED_SECONDS and self.is_stopped()))
+                or (silent_seconds >= MAX_STOPPED_SECONDS and self.is_stopped_by_signal()))
 
     @property
     def has_own_exit_cause(self) -> bool:
@@ -191,7 +191,7 @@ class ChildProcess:
         await self.ready_task
         await self.messages.read()
 
-    def is_stopped(self) -> bool:
+    def is_stopped_by_signal(self) -> bool:
         """Return whether the process is stopped, by SIGSTOP or a terminal."""
         try:
             return Path(f"/proc/{self._subprocess.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -330,7 +330,7 @@ class Supervisor:
             self._router_processes = [router]
             if await wait_until_all_ready(self._router_processes):
                 self._report_if_all_ready()
-            await router.read_until_closed(self._output.warn, self._shard_restart_policy.forget_recent_deaths)
+            await router.monitor_until_closed(self._output.warn, self._shard_restart_policy.forget_recent_deaths)
             await self._wait_before_restart(await wait_for_first_exit(self._router_processes), "the router",
                                             self._router_restart_policy)
 
@@ -360,8 +360,8 @@ class Supervisor:
         if not (self._has_been_ready or dead_process.will_rejoin):
             raise dead_process.make_error()
         now = time.monotonic()
-        pause = (restart_policy.choose_pause_after_loss(now) if dead_process.will_rejoin
-                 else restart_policy.choose_pause_after_death(now))
+        pause = (restart_policy.record_loss_and_choose_pause(now) if dead_process.will_rejoin
+                 else restart_policy.record_death_and_choose_pause(now))
         if pause is None:
             raise TooManyDeathsError(f"{dead_process.describe_exit()}; that was death number {MAX_DEATHS} within "
                                      f"{WINDOW_SECONDS / 60:.0f} minutes, giving up")
@@ -376,7 +376,7 @@ class Supervisor:
         await terminate_all(self._shard_processes, EXIT_MARGIN_SECONDS)
         await self._remote_hosts.close()
 
-    def request_recording(self) -> None:
+    def ask_router_for_recording(self) -> None:
         """Signal the router to write a recording of its last minutes.
 
         A router that is still starting has no handler for the signal yet and would die of it.
@@ -441,7 +441,7 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
         f"stopping: running requests may finish within {seconds_to_finish:g} seconds; the same signal again ends them"),
         on_end_requested=lambda: log_stop(
             "the second signal ends requests that still run, with an error; a third kills all processes"))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, supervisor.request_recording)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, supervisor.ask_router_for_recording)
     await asyncio.wait([run_task])
     if not run_task.cancelled():
         os.close(write_descriptor)  # requests cannot be finished without these processes: the router fails them at once

@@ -206,25 +206,25 @@ class AdapterRegistry:
 
     # -- at start
 
-    async def preload(self, load_and_pin: LoadFunction) -> None:
-        """Load the adapters named in the settings, which are never unloaded, by `load_and_pin`. Raises ValueError."""
+    async def preload(self, load_permanently: LoadFunction) -> None:
+        """Load the adapters named in the settings by `load_permanently`. Raises ValueError."""
         config = self._config
         source = config.preloaded_adapter_source or config.adapter_source
         for adapter_id in config.preloaded_adapter_ids:
             alias, _, name = adapter_id.rpartition("=")
-            await self._preload_adapter(alias, AdapterReference(name, source), load_and_pin)
+            await self._preload_adapter(alias, AdapterReference(name, source), load_permanently)
         if config.adapter_id:
             self._default_adapter = await self._preload_adapter(
-                "", AdapterReference(config.adapter_id, config.adapter_source), load_and_pin)
+                "", AdapterReference(config.adapter_id, config.adapter_source), load_permanently)
 
     async def _preload_adapter(self, alias: str, reference: AdapterReference,
-                               load_and_pin: LoadFunction) -> ResolvedAdapter:
+                               load_permanently: LoadFunction) -> ResolvedAdapter:
         is_temporary = False
         try:
             self._operator_references.add(reference := self.canonicalize(reference))
             entry = await self._fetch_shared(reference, "")
             resolved = self._make_resolved_adapter(reference, entry, is_pinned=True)
-            reason = await load_and_pin(resolved.resource)
+            reason = await load_permanently(resolved.resource)
         except (AdapterLoadFailed, AdapterNotFound, InvalidRequest) as error:
             reason, is_temporary = str(error), isinstance(error, AdapterLoadFailed) and error.is_temporary
         if reason:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from router.errors import NotReady, make_not_ready_error
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
-from router.scheduler.loadable_resource_cache import AdapterState
+from router.scheduler.loadable_resource_cache import AdapterStatus
 from router.scheduler.scheduler import Scheduler
 from router.shards.adapter_grammar_loader import AdapterGrammarLoader
 from router.shards.shard_group import ShardGroup
@@ -57,19 +57,19 @@ class AdapterGrammarController:
     def request_resource_unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
         self._scheduler.request_resource_unload(resource, now())
-        self.wake_load_waiters()
+        self.settle_waiters_without_load()
         self._wake_engine()
 
     @property
-    def adapter_states(self) -> dict[LoadableResource, AdapterState]:
+    def adapter_states(self) -> dict[LoadableResource, AdapterStatus]:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._scheduler.resource_cache.adapter_states
 
     def execute_loads_and_unloads(self) -> None:
         self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
-        self.wake_load_waiters()
+        self.settle_waiters_without_load()
 
-    def wake_load_waiters(self) -> None:
+    def settle_waiters_without_load(self) -> None:
         """Wake callers whose adapter became available without a load (its unload was revoked), no longer fits, or was
         unloaded while they waited, which drops their request for a load."""
         for resource in [*self._load_waiters]:

@@ -182,7 +182,7 @@ class Engine:
 
     def find_prompt_records(self, first: RequestRecord) -> list[list[RequestRecord]]:
         """Return the records of all prompts of a request, for each those of its choices."""
-        return self._client_streams.request_records.find_prompts(first)
+        return self._client_streams.request_records.find_records_by_prompt(first)
 
     def add_refused_request(self, record: RequestRecord) -> None:
         """Add the record of a request that ended before it was submitted."""
@@ -287,7 +287,7 @@ class Engine:
         events = self._scheduler.complete_step(plan.last_message_number, result, stop_token_counts, detokenized_at)
         self._queued_events += events
         if (observer := self.monitor.observer) is not None:
-            observer.record_answer(plan, events, answered_at=answered_at, seconds=result.seconds,
+            observer.record_answered_step(plan, events, answered_at=answered_at, seconds=result.seconds,
                                    wall_seconds=round_trip_seconds)
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
@@ -356,7 +356,7 @@ class Engine:
             self._on_culprit_found(DEATHS_BEFORE_FAILURE)  # now that all of them have been counted
         # Directly: `_flush_events` has left no queued events, and without shards there are no answers.
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
-        self.adapter_grammar_controller.wake_load_waiters()
+        self.adapter_grammar_controller.settle_waiters_without_load()
         logger.info("the shards are back, epoch %d", self._epoch)
 
     def _update_memory_pause(self) -> float:

@@ -28,7 +28,7 @@ class Health:
     def why_unavailable(self, now: float) -> str:
         """Return why the router should get no requests now, or an empty string."""
         waiting, bound = (self._plans_in_flight.seconds_without_progress(now),
-                          self._plans_in_flight.max_seconds_without_progress)
+                          self._plans_in_flight.no_progress_limit_seconds)
         if not self._unready_reason and waiting > bound:
             return f"no step has ended for {waiting:.1f} seconds, where {bound:.1f} are the most"
         return self._unready_reason

@@ -78,7 +78,7 @@ class PlansInFlight:
         self._plans.clear()
 
     @property
-    def max_seconds_without_progress(self) -> float:
+    def no_progress_limit_seconds(self) -> float:
         """Seconds without progress that are accepted. The prediction for the oldest plan counts like a recent duration:
         a long prompt may take longer than any recent step."""
         slowest = (sorted(self._recent_durations)[int(SLOW_STEP_QUANTILE * (len(self._recent_durations) - 1))]

@@ -68,7 +68,8 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     support), and if the first step fails or allows no token."""
     try:
         if kind == OUTPUT_KIND:
-            grammar = OutputGrammarWriter(find_special_tokens(tokenizer), GRAMMAR_READERS).write_all(json.loads(source))
+            writer = OutputGrammarWriter(find_special_tokens(tokenizer), GRAMMAR_READERS)
+            grammar = writer.to_compiled_json(json.loads(source))
         else:
             grammar = GRAMMAR_READERS[kind](source)
     except ValueError as error:

@@ -35,7 +35,7 @@ class OutputGrammarWriter:
         self._rules: list[str] = []
         self._grammars: list[dict[str, Any]] = []
 
-    def write_all(self, node: Node) -> str:
+    def to_compiled_json(self, node: Node) -> str:
         rules = [f"start: {self._write(node)}", *self._rules]
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *self._grammars]}, ensure_ascii=False)
 

@@ -44,7 +44,7 @@ def format_code(value: object) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-def list_kinds(field: Schema) -> list[Schema]:
+def list_non_null_schemas(field: Schema) -> list[Schema]:
     """Return the schemas of which a value must fit one, without null."""
     kinds = field.get("anyOf") or field.get("oneOf") or [field]
     return [kind for kind in kinds if kind.get("type") != "null"]
@@ -54,7 +54,7 @@ def format_type(field: Schema) -> str:
     if "$ref" in field:
         name = str(field["$ref"]).rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
-    kinds = list_kinds(field)
+    kinds = list_non_null_schemas(field)
     if kinds and kinds != [field]:
         return " or ".join(dict.fromkeys(map(format_type, kinds)))
     if field.get("type") == "array" and "items" in field:
@@ -76,7 +76,7 @@ def format_range(least: float | None, most: float | None, unit: str = "") -> str
 
 def list_limits(field: Schema) -> Iterator[str]:
     """Yield the limits of a field. Limits of its own count before those of its only kind."""
-    kinds = list_kinds(field)
+    kinds = list_non_null_schemas(field)
     for kind in [{**kinds[0], **field}] if len(kinds) == 1 else [field, *kinds]:
         if not kinds or kind.get("type") == "null" or 0 in (kind.get("maxLength"), kind.get("maxItems")):
             yield "must be empty"
@@ -87,9 +87,10 @@ def list_limits(field: Schema) -> Iterator[str]:
             yield ", ".join(format_code(value) for value in kind["enum"] if value is not None)
         if "exclusiveMinimum" in kind:
             yield f"above {kind['exclusiveMinimum']}"
-        if "exclusiveMaximum" in kind and not is_bound_of_type(kind["exclusiveMaximum"]):
+        if "exclusiveMaximum" in kind and not is_integer_type_limit(kind["exclusiveMaximum"]):
             yield f"below {kind['exclusiveMaximum']}"
-        least, most = (None if is_bound_of_type(kind.get(name)) else kind.get(name) for name in ("minimum", "maximum"))
+        least, most = (None if is_integer_type_limit(kind.get(name)) else kind.get(name)
+                       for name in ("minimum", "maximum"))
         yield format_range(least, most)
         if isinstance(values := kind.get("additionalProperties"), dict) and "minimum" in values:
             yield f"values {format_range(values['minimum'], values['maximum'])}"
@@ -97,7 +98,7 @@ def list_limits(field: Schema) -> Iterator[str]:
         yield format_range(kind.get("minItems"), kind.get("maxItems"), " entries")
 
 
-def is_bound_of_type(bound: float | None) -> bool:
+def is_integer_type_limit(bound: float | None) -> bool:
     """Whether a limit is that of 32-bit or 64-bit numbers."""
     return bound is not None and abs(bound) >= 2**31
 

@@ -49,7 +49,7 @@ class LimitedStepObserver(StepObserver):
         self._num_answers = self._num_rows = 0
         self._ends_at = thread_time() + MAX_PROCESSOR_SECONDS
 
-    def record_answer(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
+    def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
                       wall_seconds: float) -> None:
         self._num_answers += 1
         self._num_rows += len(plan.member_ids)
@@ -58,8 +58,8 @@ class LimitedStepObserver(StepObserver):
             raise InvalidRequest(
                 f"the simulation takes more than {MAX_SIMULATED_STEPS:,} steps, {MAX_SIMULATED_ROWS:,} rows of steps "
                 f"or {MAX_PROCESSOR_SECONDS:g} s of computing; give fewer or shorter requests")
-        super().record_answer(plan, events, answered_at=answered_at, seconds=seconds, wall_seconds=wall_seconds)
-        self.steps += self.observe_pending()
+        super().record_answered_step(plan, events, answered_at=answered_at, seconds=seconds, wall_seconds=wall_seconds)
+        self.steps += self.take_observed_steps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class BatchingSettings:
     max_batch_size: int | None = None
     static_window_ms: float = 0.0
 
-    def apply(self, config: RouterConfig, model_info: ModelInfo) -> SchedulerSettings:
+    def to_scheduler_settings(self, config: RouterConfig, model_info: ModelInfo) -> SchedulerSettings:
         """Return the scheduler's settings. All requests are accepted: those watched were, too."""
         return SchedulerSettings.from_config(replace(
             config, batching=self.batching, max_batch_size=self.max_batch_size or config.max_batch_size,
@@ -119,7 +119,7 @@ def select_sequences(step_range: BufferedStepRange) -> list[ObservedSequence]:
                   key=lambda sequence: (sequence.submitted_at, sequence.id))
 
 
-def measure_timing(steps: Sequence[dict[str, Any]], coefficients: CostTerms) -> TimingProfile:
+def make_timing_profile(steps: Sequence[dict[str, Any]], coefficients: CostTerms) -> TimingProfile:
     """Return the speed of the server: its learned costs, and the median time between two of the steps."""
     overheads = [max(step["wall_ms"] - step["ms"], 0.0) / 1000 for step in steps if step["rows"]]
     overhead = [median(overheads)] if overheads else []

@@ -22,7 +22,7 @@ def iterate_chrome_trace(steps: Iterable[Mapping[str, Any]], sequences: Mapping[
     Times begin with the first step, in microseconds."""
     events = [{"name": "process_name", "ph": "M", "pid": PROCESS_ID, "tid": STEPS_TRACK, "args": {"name": "weft"}},
               *iterate_track_events(STEPS_TRACK, "steps")]
-    yield f'{{"displayTimeUnit":"ms","otherData":{dumps(metadata)},"traceEvents":[{dump_items(events)}'
+    yield f'{{"displayTimeUnit":"ms","otherData":{dumps(metadata)},"traceEvents":[{dump_without_brackets(events)}'
     started_at: float | None = None
     named_lanes: set[int] = set()
     for step in steps:
@@ -32,11 +32,11 @@ def iterate_chrome_trace(steps: Iterable[Mapping[str, Any]], sequences: Mapping[
         named_lanes |= new_lanes
         events = [event for lane in sorted(new_lanes) for event in iterate_track_events(lane + 1, f"lane {lane}")]
         events += iterate_step_events(step, sequences, started_at)
-        yield "," + dump_items(events)
+        yield "," + dump_without_brackets(events)
     yield "]}"
 
 
-def dump_items(events: list[TraceEvent]) -> str:
+def dump_without_brackets(events: list[TraceEvent]) -> str:
     return dumps(events, separators=(",", ":"))[1:-1]
 
 

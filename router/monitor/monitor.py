@@ -85,7 +85,7 @@ class ViewerFeed:
         self._next_frame.set_result(frame)
         self.is_new = False
 
-    def skip_frame(self) -> None:
+    def require_full_state(self) -> None:
         self._needs_state = True
 
     def close(self) -> None:
@@ -233,27 +233,27 @@ class EngineMonitor:
             return
         self._last_queue, self._last_frame_at = queue, now
         steps, self._unsent_steps = self._unsent_steps, []
-        new_ids = list_row_ids(steps) - self._shown_ids
+        new_ids = list_sequence_ids(steps) - self._shown_ids
         self._shown_ids |= new_ids
         head = f'{{"t":{round_seconds(now + self.clock_offset)},"step":{self.observer.num_steps},"steps":['
         tail = self._render_common_parts(now)
         rendered: dict[tuple[Viewer, bool, int, bool], bytes] = {}
         for feed in self._feeds:
             if not feed.is_waiting:
-                feed.skip_frame()
+                feed.require_full_state()
                 continue
             has_readiness_changed = feed.readiness != readiness
             key = (feed.viewer, feed.is_new, feed.num_steps_in_state, has_readiness_changed)
             if key not in rendered:
                 feed_steps = steps[feed.num_steps_in_state:]
-                shown_ids = list_row_ids(feed_steps) if feed.is_new else new_ids
+                shown_ids = list_sequence_ids(feed_steps) if feed.is_new else new_ids
                 own_parts: dict[str, Any] = {"sequences": self._describe_sequences(shown_ids, feed.viewer)}
                 if has_queue_changed or feed.is_new:
                     own_parts["queue"] = self._describe_queue(feed.viewer)
                 if has_readiness_changed:
                     own_parts["server"] = readiness
                 texts = ",".join([text for _, text in feed_steps])
-                rendered[key] = render_event("frame", f"{head}{texts}],{dump_members(own_parts)},{tail}}}",
+                rendered[key] = render_event("frame", f"{head}{texts}],{dump_without_braces(own_parts)},{tail}}}",
                                              self.observer.num_steps)
             feed.num_steps_in_state, feed.readiness = 0, readiness
             feed.put(rendered[key])
@@ -270,13 +270,13 @@ class EngineMonitor:
         if now >= self._next_rates_at:
             self._next_rates_at = now + SECONDS_BETWEEN_RATES
             parts["rates"] = self.observer.rates.describe(now)
-        return dump_members(parts)
+        return dump_without_braces(parts)
 
     def _observe_steps(self) -> None:
         """Buffer the steps that were noted since the last call."""
         if (observer := self.observer) is None:
             return
-        for step in observer.observe_pending():
+        for step in observer.take_observed_steps():
             text = self._step_encoder.encode(step)
             self._unsent_steps.append((step, text))
             self._buffered_steps.append(BufferedStep(step.number, text))
@@ -369,13 +369,13 @@ class EngineMonitor:
                 "preemptions": sequence.num_preemptions, "cause": str(sequence.timeline.phase)}
 
 
-def list_row_ids(steps: Iterable[tuple[ObservedStep, str]]) -> set[int]:
+def list_sequence_ids(steps: Iterable[tuple[ObservedStep, str]]) -> set[int]:
     """Return the ids of the sequences that have a row in steps."""
     rows_by_list = {id(step.rows): step.rows for step, _ in steps}  # consecutive steps may have the same list
     return {sequence_id for rows in rows_by_list.values() for _, sequence_id, _, _ in rows}
 
 
-def dump_members(members: Mapping[str, Any]) -> str:
+def dump_without_braces(members: Mapping[str, Any]) -> str:
     """Return the members of an object as JSON, without its braces."""
     return dumps(members, separators=(",", ":"))[1:-1]
 

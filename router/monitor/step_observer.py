@@ -1,5 +1,5 @@
 """Observer of a scheduler's answered plans. While steps run it only notes what each call returned; what happened in
-them is found out later, many at once (`observe_pending`), so that a watched engine is hardly slower."""
+them is found out later, many at once (`take_observed_steps`), so that a watched engine is hardly slower."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class StepObserver:
 
     # -- notes, while steps run
 
-    def record_answer(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
+    def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
                       wall_seconds: float) -> None:
         """Note an answered plan: what `Scheduler.complete_step` returned, the seconds that the shards computed, and
         those since the plan was sent or the answer before."""
@@ -123,7 +123,7 @@ class StepObserver:
 
     # -- what happened
 
-    def observe_pending(self) -> list[ObservedStep]:
+    def take_observed_steps(self) -> list[ObservedStep]:
         """Return the steps noted since the last call."""
         pending, self._pending = self._pending, []
         steps = [self._observe_loss(answered) if answered.plan is None else self._observe_plan(answered, answered.plan)

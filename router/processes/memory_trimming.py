@@ -17,7 +17,7 @@ class AllocatorStatistics(ctypes.Structure):
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"))
 
 
-def count_free_bytes() -> int:
+def count_allocator_free_bytes() -> int:
     """Return the bytes that the allocator keeps free; 0 if it does not say, as others than glibc's."""
     if not (hasattr(LIBC, "mallinfo2") and hasattr(LIBC, "malloc_trim")):
         return 0
@@ -25,18 +25,18 @@ def count_free_bytes() -> int:
     return int(LIBC.mallinfo2().fordblks)
 
 
-def return_free_memory(previous_free_bytes: int = 0) -> int:
+def trim_freed_memory(previous_free_bytes: int = 0) -> int:
     """Return free pages to the system if there are many more than the last call left; return how many bytes are free
     then, parts of pages for the most part. Takes some milliseconds for each 100 MiB, without the interpreter's lock."""
-    free_bytes = count_free_bytes()
+    free_bytes = count_allocator_free_bytes()
     if free_bytes < previous_free_bytes + MIN_FREE_BYTES:
         return min(previous_free_bytes, free_bytes)
     LIBC.malloc_trim(0)
-    return count_free_bytes()
+    return count_allocator_free_bytes()
 
 
-async def return_free_memory_periodically() -> None:
+async def trim_freed_memory_periodically() -> None:
     free_bytes = 0
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        free_bytes = await asyncio.to_thread(return_free_memory, free_bytes)
+        free_bytes = await asyncio.to_thread(trim_freed_memory, free_bytes)

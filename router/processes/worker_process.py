@@ -63,7 +63,7 @@ class WorkerCpuTimeExceeded(WorkerUnavailable):
     """The work has had its time of the processor."""
 
 
-class WorkerNotStarted(WorkerUnavailable):
+class WorkerStartFailed(WorkerUnavailable):
     """The system has no process, memory or descriptor for it now."""
 
 
@@ -179,7 +179,7 @@ class RestartingWorker:
                 answer = self._send_to_process(request, max_seconds, max_stalled_seconds)
             except WorkerDied:  # another process shows whether of the request
                 answer = self._send_to_process(request, max_seconds, max_stalled_seconds)
-        except WorkerNotStarted as error:
+        except WorkerStartFailed as error:
             return {"overloaded": str(error)}, False
         except WorkerUnavailable as ended:
             if self._is_closed:
@@ -218,7 +218,7 @@ class RestartingWorker:
                 self.process = WorkerProcess(self._task, self._command)
                 self._prepare_process(self.process, self._get_first_request())
             except OSError as error:
-                raise WorkerNotStarted(f"{self._task.process_name} does not start: {error}; try again") from error
+                raise WorkerStartFailed(f"{self._task.process_name} does not start: {error}; try again") from error
             except BaseException:  # a process that is not prepared would take a request for its first line
                 self.close_process()
                 raise

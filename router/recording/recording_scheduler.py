@@ -126,7 +126,7 @@ RECORDED_CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
 }
 
 
-def make_recorded_call(name: str, describe_arguments: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+def make_recording_method(name: str, describe_arguments: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
     """Return the method of RecordingScheduler that makes a call and records it. The last argument is the time."""
     make_call = getattr(Scheduler, name)
 
@@ -140,7 +140,7 @@ def make_recorded_call(name: str, describe_arguments: Callable[..., tuple[Any, .
 
 
 for _name, _describe_arguments in RECORDED_CALLS.items():
-    setattr(RecordingScheduler, _name, make_recorded_call(_name, _describe_arguments))
+    setattr(RecordingScheduler, _name, make_recording_method(_name, _describe_arguments))
 
 
 def make_optionally_recorded_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float,

@@ -168,7 +168,7 @@ def describe_outcome(outcome: tuple[Any, ...]) -> str:
             return ", ".join(map(str, outcome))
 
 
-def decode_step_arguments(order: int, epoch: int, seconds: float, *unusual: Any) -> tuple[Any, ...]:
+def parse_complete_step_arguments(order: int, epoch: int, seconds: float, *unusual: Any) -> tuple[Any, ...]:
     lengths, ended, stopped, failed = unusual or ((), (), (), ())
     tokens = {sequence_id: [PLACEHOLDER_TOKEN] * length for sequence_id, length in lengths}
     for sequence_id, index in ended:
@@ -186,7 +186,7 @@ ARGUMENT_DECODERS: dict[str, Callable[..., tuple[Any, ...]]] = {
                     lambda *resource_fields: (LoadableResource(*resource_fields),)),
     "on_resource_failed": lambda *arguments: (LoadableResource(*arguments[:-1]), arguments[-1]),
     "submit": lambda request: (request_from_json(request),),
-    "complete_step": decode_step_arguments,
+    "complete_step": parse_complete_step_arguments,
     "on_shards_lost": lambda loss_reason: (ShardLossReason[loss_reason],),
     "on_shards_ready": lambda model_info, epoch: (model_info_from_json(model_info), epoch),
 }

@@ -25,7 +25,7 @@ from typing import Any
 
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
-from router.scheduler.admission_control import AdmissionControl, WaitForecast
+from router.scheduler.admission_control import AdmissionControl, WaitPredictor
 from router.scheduler.baseline_policies import StaticPolicy
 from router.scheduler.batching_policies import PoolingPolicy, PrefillTimeLedger
 from router.scheduler.block_pool import BlockPool
@@ -51,7 +51,7 @@ STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_cl
     FairShares, FaultIsolation, LoadResource, LoadableResource, LoadableResourceCache, ModelInfo, PoolingPolicy,
     PrefillTimeLedger, QueueDemand, RequestTimeline, RunningSequences, Scheduler, SchedulerSettings, Sequence,
     SequenceTable, StaticPolicy, StepLoad, StepMeasurement, Tenant, TenantQueue, UnansweredPlan, UnloadResource,
-    WaitForecast, WaitingQueue, WaitingSequenceSelector)}
+    WaitPredictor, WaitingQueue, WaitingSequenceSelector)}
 STATE_ENUMS: dict[str, type[Enum]] = {enum.__name__: enum for enum in (
     RequestKind, RequestPhase, ResourceState, SequenceState)}
 # Values that are equal to others, not identical with them; they are written where they stand, not by index.

@@ -1,7 +1,7 @@
 """Admission control: a request that would wait too long, or behind too many others, is rejected with a retry time.
 
 A request that can start with the next step does not wait, so the limits on the queue apply in full only while the step
-before left sequences waiting (`num_left_waiting`). `WaitForecast` predicts the wait.
+before left sequences waiting (`num_left_waiting`). `WaitPredictor` predicts the wait.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ ASSUMED_SEQUENCE_LENGTH = 256  # tokens of a sequence, before any was seen
 MIN_LEARNED_WAIT_SECONDS = 0.02  # seconds; nothing is learned from shorter waits
 
 
-class WaitForecast:
+class WaitPredictor:
     """Forecast of a request's wait, from the requests before it, those that run, and past observations.
 
     `estimate_raw_wait` simulates the known schedule: a running sequence ends after its expected number of steps and
@@ -124,7 +124,7 @@ class WaitForecast:
         if has_turned_new_sequence_away and chunk_tokens:
             self._prompt_token_seconds += AVERAGE_WEIGHT * (seconds / chunk_tokens - self._prompt_token_seconds)
 
-    def record_finished(self, num_generated: int, max_new_tokens: int) -> None:
+    def record_output_length(self, num_generated: int, max_new_tokens: int) -> None:
         self._recent_generated_tokens += num_generated - AVERAGE_WEIGHT * self._recent_generated_tokens
         self._recent_allowed_tokens += max_new_tokens - AVERAGE_WEIGHT * self._recent_allowed_tokens
 
@@ -147,7 +147,7 @@ class AdmissionControl:
     _queue: WaitingQueue
     _running: RunningSequences
     _fair_shares: FairShares
-    _wait_forecast: WaitForecast
+    _wait_forecast: WaitPredictor
     num_left_waiting: int = 0  # sequences that the last step left waiting
 
     def predict_raw_wait(self, tenant: Tenant) -> float:
@@ -159,7 +159,7 @@ class AdmissionControl:
         if not self.num_left_waiting:
             return 0.0
         own_sequences = queue.get_runnable_sequences(tenant.name)
-        has_all = (not self._fair_shares.has_competition
+        has_all = (not self._fair_shares.has_several_tenants
                    and len(own_sequences) == queue.demand.num_sequences - queue.num_set_aside)
         if not has_all and not own_sequences and running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it

@@ -59,7 +59,7 @@ class StaticPolicy(StepPolicy):
         return (self.num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
 
-    def count_admitted(self) -> int:
+    def count_admissible(self) -> int:
         """Count the members that wait again, and the others up to the places left: only these are looked for."""
         scheduler, is_startable = self.scheduler, self.scheduler.selector.is_startable
         members = [s for number in self._member_ids if (s := scheduler.sequences.get(number)) is not None]
@@ -77,7 +77,7 @@ class StaticPolicy(StepPolicy):
     def draft_step(self) -> StepDraft:
         return self._step_policy.draft_step()
 
-    def after_step(self) -> None:
+    def after_step_drafted(self) -> None:
         """Close the group unless another sequence can start, now or once the prefix that it waits for is computed."""
         can_start_more = self.scheduler.selector.peek_next_sequence() is not None
         if self._member_ids and self.num_places_left and not can_start_more and not any(

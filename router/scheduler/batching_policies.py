@@ -170,7 +170,7 @@ class StepPolicy:
     def prepare(self, now: float) -> None:
         """Do what is due. Called before each step is drafted, and at `wake_at`."""
 
-    def after_step(self) -> None:
+    def after_step_drafted(self) -> None:
         """React to a step that was drafted, whatever its kind."""
 
     def on_sequence_started(self, sequence: Sequence) -> None:
@@ -180,7 +180,7 @@ class StepPolicy:
         """Return whether a waiting sequence may start, if there is room."""
         return True
 
-    def count_admitted(self) -> int:
+    def count_admissible(self) -> int:
         """Return how many waiting sequences `admits` lets start to generate text, and need nothing else but room."""
         return self.scheduler.waiting.num_runnable_generation
 
@@ -202,12 +202,12 @@ class StepPolicy:
         assert draft.batch is not None
         selector = self.scheduler.selector
         # If all sequences of the batch decode, no prompt is unfinished.
-        prompts = (selector.sort_by_tenant(find_sequences_to_prefill(draft.batch))
+        prompts = (selector.sort_by_tenant_turn(find_sequences_to_prefill(draft.batch))
                    if len(draft.decoding) < len(draft.batch) else [])
         for sequence in prompts:
-            while (selector.has_competition and may_start_next(budget.tokens)
+            while (selector.has_several_tenants and may_start_next(budget.tokens)
                    and (candidate := selector.peek_next_sequence()) is not None
-                   and selector.may_overtake(candidate, sequence)):
+                   and selector.may_overtake_unfinished_prompt(candidate, sequence)):
                 if not self._start_candidate(draft, budget, candidate):
                     return True
             if not self._add_chunk(draft, budget, sequence):

@@ -135,7 +135,7 @@ class BlockPool:
         if block_hash not in self._block_by_hash:
             self._reserved_hashes.setdefault(block_hash, block)
 
-    def release_hash(self, block: int, block_hash: bytes) -> None:
+    def cancel_hash_reservation(self, block: int, block_hash: bytes) -> None:
         """Remove the reservation of this block."""
         if self._reserved_hashes.get(block_hash) == block:
             del self._reserved_hashes[block_hash]

@@ -30,14 +30,14 @@ class FaultIsolation:
 
     suspect_sets: list[dict[int, Sequence]] = field(default_factory=list)
 
-    def suspects_allowed_to_start(self, needs_more_than_room: Callable[[Sequence], bool]
+    def suspects_allowed_to_start(self, cannot_start_even_with_room: Callable[[Sequence], bool]
                                   ) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.
 
-        A set of which no member may start (`needs_more_than_room`) is skipped.
+        A set of which no member may start (`cannot_start_even_with_room`) is skipped.
         """
         return next((suspects for suspects in self.suspect_sets
-                     if not all(map(needs_more_than_room, suspects.values()))), None)
+                     if not all(map(cannot_start_even_with_room, suspects.values()))), None)
 
     def clear_suspicions(self, sequence_ids: Iterable[int]) -> None:
         """Remove sequences from all sets: they produced a token, have ended, or will be put into a new set."""

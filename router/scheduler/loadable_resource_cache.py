@@ -50,7 +50,7 @@ class CachedResource:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterState:
+class AdapterStatus:
     """State of an adapter as shown to users, and how many unfinished requests need it."""
 
     state: str
@@ -123,11 +123,11 @@ class LoadableResourceCache:
             self._requested_unloads[resource] = None
 
     @property
-    def adapter_states(self) -> dict[LoadableResource, AdapterState]:
+    def adapter_states(self) -> dict[LoadableResource, AdapterStatus]:
         """State of each adapter that is loaded, loading or unloading, or needed by a request."""
         states = {resource: STATE_NAMES[cached.state] for resource, cached in self._cached.items()}
         known = dict.fromkeys(self._num_users, UNLOADED_STATE) | states
-        return {resource: AdapterState(state, self._num_users.get(resource, 0)) for resource, state in known.items()
+        return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
 
     def why_never_fits(self, resource: LoadableResource) -> str:
@@ -203,7 +203,7 @@ class LoadableResourceCache:
     def _resources_to_load(self) -> list[LoadableResource]:
         """Return the awaited resources to load, longest awaited first, or those of the least served tenant."""
         to_load = [resource for resource in self._queue.set_aside_by_resource if resource not in self._cached]
-        if not self._fair_shares.has_competition or len(to_load) < 2:
+        if not self._fair_shares.has_several_tenants or len(to_load) < 2:
             return to_load
         tenants = {resource: {s.request.tenant.name for s in self._queue.set_aside_by_resource[resource]}
                    for resource in to_load}

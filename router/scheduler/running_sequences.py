@@ -311,7 +311,7 @@ class RunningSequences:
         self._cache_generated_blocks(sequence)
         if sequence.block_hashes:
             for block, block_hash in self._blocks_to_cache(sequence):
-                self.block_pool.release_hash(block, block_hash)
+                self.block_pool.cancel_hash_reservation(block, block_hash)
         self.block_pool.free(sequence.reset_cache_state())
         self._finishing.pop(sequence.id, None)
 

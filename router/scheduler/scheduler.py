@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
-from router.scheduler.admission_control import AdmissionControl, WaitForecast
+from router.scheduler.admission_control import AdmissionControl, WaitPredictor
 from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
 from router.scheduler.batching_policies import MixedPolicy, PausePolicy, PoolingPolicy, StepPolicy
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -54,7 +54,7 @@ class Scheduler:
                                                   reuses_cache=POLICIES[settings.policy_name].reuses_cache)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
-        self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
+        self._wait_forecast = WaitPredictor(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
         self.selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
         self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, available_resources)
@@ -225,13 +225,13 @@ class Scheduler:
                          if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
             self.running.remove_finishing_sequence(sequence)
         self.policy.prepare(now)
-        if self._fair_shares.has_competition and (preempted := self.selector.find_fair_preemptions()):
+        if self._fair_shares.has_several_tenants and (preempted := self.selector.find_fair_preemptions()):
             for sequence in preempted:
                 self.running.preempt(sequence)
             self.requeue_preempted(preempted)
         may_pool = self.waiting.num_pooling or self._pooling_policy.is_active
         draft = (self._pooling_policy.draft_step() if may_pool else None) or self.policy.draft_step()
-        self.policy.after_step()
+        self.policy.after_step_drafted()
         return draft
 
     def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],

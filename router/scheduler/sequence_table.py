@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from router.request import FinishReason, Request, RequestKind
-from router.scheduler.admission_control import WaitForecast
+from router.scheduler.admission_control import WaitPredictor
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
@@ -62,7 +62,7 @@ class SequenceTable:
     _running: RunningSequences
     _fault_isolation: FaultIsolation
     _fair_shares: FairShares
-    _wait_forecast: WaitForecast
+    _wait_forecast: WaitPredictor
     _resource_cache: LoadableResourceCache
     deadlines: DeadlineHeap = field(default_factory=DeadlineHeap)
     _last_id: int = 0
@@ -127,7 +127,7 @@ class SequenceTable:
         sequence.generated += tokens if num_accepted == len(tokens) else tokens[:num_accepted]
         sequence.length += num_accepted
         sequence.num_shard_deaths = 0
-        if self._fair_shares.has_competition:
+        if self._fair_shares.has_several_tenants:
             self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)
         if reason is None and now >= sequence.deadline:
             reason = FinishReason.TIMEOUT
@@ -178,7 +178,7 @@ class SequenceTable:
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> SequenceFinished:
         self.end_sequence(sequence, now)
         if sequence.request.kind is RequestKind.GENERATE:
-            self._wait_forecast.record_finished(len(sequence.generated), sequence.request.max_new_tokens)
+            self._wait_forecast.record_output_length(len(sequence.generated), sequence.request.max_new_tokens)
         return SequenceFinished(sequence.id, reason)
 
     def fail(self, sequence: Sequence, reason: str, now: float) -> SequenceFailed:

@@ -25,7 +25,7 @@ class FairShares:
 
     _virtual_counters: dict[str, float] = field(default_factory=dict)
     _num_unfinished: dict[str, int] = field(default_factory=dict)  # unfinished sequences, of tenants that have any
-    has_competition: bool = False  # whether more than one tenant has unfinished sequences
+    has_several_tenants: bool = False  # whether more than one tenant has unfinished sequences
 
     def num_unfinished(self, tenant: Tenant) -> int:
         return self._num_unfinished.get(tenant.name, 0)
@@ -36,14 +36,14 @@ class FairShares:
             least = min((self._virtual_counters[name] for name in self._num_unfinished), default=0.0)
             self._virtual_counters[tenant.name] = max(self._virtual_counters.get(tenant.name, 0.0), least)
             self._num_unfinished[tenant.name] = 0
-            self.has_competition = len(self._num_unfinished) > 1
+            self.has_several_tenants = len(self._num_unfinished) > 1
         self._num_unfinished[tenant.name] += 1
 
     def remove_sequence(self, tenant: Tenant) -> None:
         self._num_unfinished[tenant.name] -= 1
         if not self._num_unfinished[tenant.name]:
             del self._num_unfinished[tenant.name]
-            self.has_competition = len(self._num_unfinished) > 1
+            self.has_several_tenants = len(self._num_unfinished) > 1
 
     def charge_tenant(self, tenant: Tenant, cost: float) -> None:
         self._virtual_counters[tenant.name] += cost / tenant.weight
@@ -58,7 +58,7 @@ class FairShares:
         num_new_tokens = end - max(sequence.num_scheduled_tokens - num_chunk_tokens, sequence.num_charged_tokens)
         if num_new_tokens > 0:
             sequence.num_charged_tokens = end
-            if self.has_competition:
+            if self.has_several_tenants:
                 self.charge_tenant(sequence.request.tenant, num_new_tokens)
 
     def sort_tenants(self, tenants: Iterable[str]) -> list[str]:
@@ -79,9 +79,13 @@ class QueueDemand:
     num_sequences: int = 0
     num_tokens: int = 0
 
-    def add(self, sequence: Sequence, sign: int) -> None:
-        self.num_sequences += sign
-        self.num_tokens += sign * sequence.length
+    def add(self, sequence: Sequence) -> None:
+        self.num_sequences += 1
+        self.num_tokens += sequence.length
+
+    def remove(self, sequence: Sequence) -> None:
+        self.num_sequences -= 1
+        self.num_tokens -= sequence.length
 
 
 @dataclass(slots=True)
@@ -157,8 +161,8 @@ class WaitingQueue:
             return
         tenant_queue = self._tenant_queues.setdefault(sequence.request.tenant.name, TenantQueue())
         self._insert_sequence(sequence, tenant_queue)
-        tenant_queue.demand.add(sequence, 1)
-        self.demand.add(sequence, 1)
+        tenant_queue.demand.add(sequence)
+        self.demand.add(sequence)
         self.num_pooling += sequence.request.kind is not RequestKind.GENERATE
 
     def remove(self, sequence: Sequence) -> None:
@@ -174,8 +178,8 @@ class WaitingQueue:
             self.set_aside_by_resource[resource].remove(sequence)
             if not self.set_aside_by_resource[resource] and resource not in self.requested_loads:
                 del self.set_aside_by_resource[resource]
-        tenant_queue.demand.add(sequence, -1)
-        self.demand.add(sequence, -1)
+        tenant_queue.demand.remove(sequence)
+        self.demand.remove(sequence)
         self.num_pooling -= sequence.request.kind is not RequestKind.GENERATE
         if not tenant_queue.demand.num_sequences:
             del self._tenant_queues[tenant]

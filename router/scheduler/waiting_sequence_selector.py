@@ -83,35 +83,35 @@ class WaitingSequenceSelector:
         self._last_turned_away = sequence
         sequence.timeline.enter_phase(phase, self.now)
 
-    def needs_more_than_room(self, sequence: Sequence) -> bool:
+    def cannot_start_even_with_room(self, sequence: Sequence) -> bool:
         """Return whether the sequence waits and could not start even if there was room."""
         return self._why_not_startable(sequence) is not None
 
     def is_startable(self, sequence: Sequence) -> bool:
         """Return whether the sequence waits to generate text and could start if there was room."""
         return (sequence.state is SequenceState.WAITING and sequence.request.kind is RequestKind.GENERATE
-                and not self.needs_more_than_room(sequence))
+                and not self.cannot_start_even_with_room(sequence))
 
     def count_startable(self) -> int:
         """Return how many waiting sequences could start to generate text if there was room."""
         suspects = self._suspects_allowed_to_start()
         if suspects is None:
-            return self.policy.count_admitted()
+            return self.policy.count_admissible()
         return sum(map(self.is_startable, suspects.values()))
 
     # -- turns of tenants
 
     @property
-    def has_competition(self) -> bool:
-        return self._fair_shares.has_competition
+    def has_several_tenants(self) -> bool:
+        return self._fair_shares.has_several_tenants
 
-    def sort_by_tenant(self, sequences: list[Sequence]) -> list[Sequence]:
+    def sort_by_tenant_turn(self, sequences: list[Sequence]) -> list[Sequence]:
         """Sort sequences by tenant, the one that has received least first."""
-        if not self._fair_shares.has_competition or len(sequences) < 2:
+        if not self._fair_shares.has_several_tenants or len(sequences) < 2:
             return sequences
         return sorted(sequences, key=lambda sequence: self._fair_shares.turn_key(sequence.request.tenant.name))
 
-    def may_overtake(self, candidate: Sequence, unfinished: Sequence) -> bool:
+    def may_overtake_unfinished_prompt(self, candidate: Sequence, unfinished: Sequence) -> bool:
         """Return whether a sequence goes before an unfinished prompt: it has less to compute, and belongs to a tenant
         that has received less."""
         num_left = unfinished.num_tokens_to_prefill - unfinished.num_scheduled_tokens
@@ -122,7 +122,7 @@ class WaitingSequenceSelector:
 
     def _suspects_allowed_to_start(self) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may."""
-        return (self._fault_isolation.suspects_allowed_to_start(self.needs_more_than_room)
+        return (self._fault_isolation.suspects_allowed_to_start(self.cannot_start_even_with_room)
                 if self._fault_isolation.suspect_sets else None)
 
     def _first_candidate(self, kinds: Collection[RequestKind]) -> Sequence | None:
@@ -131,7 +131,7 @@ class WaitingSequenceSelector:
             self._record_fault_isolation(suspects)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
             return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
-                         and not self.needs_more_than_room(s)), None)
+                         and not self.cannot_start_even_with_room(s)), None)
         if self._waiting_for_suspects:
             for sequence in self._waiting_for_suspects.values():
                 if (sequence.state is SequenceState.WAITING
@@ -139,7 +139,7 @@ class WaitingSequenceSelector:
                     sequence.timeline.enter_phase(sequence.waiting_phase, self.now)
             self._waiting_for_suspects.clear()
         first = None
-        for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_competition
+        for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_several_tenants
                        else self._queue.tenants):
             if first is None:
                 first = next(self._iter_candidates(tenant, kinds), None)
@@ -204,7 +204,7 @@ class WaitingSequenceSelector:
         is_cached = self._running.block_pool.is_cached
         candidates = [s for s in islice(self._queue.get_runnable_sequences(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
-        return next((s for s in candidates if self._is_mostly_cached(s) and not self.needs_more_than_room(s)
+        return next((s for s in candidates if self._is_mostly_cached(s) and not self.cannot_start_even_with_room(s)
                      and not self._running.is_waiting_for_prefix(s) and self._why_no_room(s) is None), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:

@@ -60,11 +60,11 @@ class AdapterGrammarLoader:
     def sources_in_use(self, kind: str) -> Iterator[str]:
         return (source for source_kind, source in self._resources_by_source if source_kind == kind)
 
-    def num_loads(self, source: str) -> int:
+    def count_past_loads(self, source: str) -> int:
         """Return how often an adapter was loaded; 0 if it is not among the MAX_COUNTED_ADAPTERS loaded last."""
         return self._load_counts.get(source, 0)
 
-    async def load_and_pin(self, resource: LoadableResource) -> str:
+    async def load_permanently(self, resource: LoadableResource) -> str:
         """Load a resource for good; return why that failed, or an empty string. Raises ShardsLost."""
         assert self._epoch is not None
         reason = await self._load(resource, self._epoch)
@@ -128,7 +128,7 @@ class AdapterGrammarLoader:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._loaded.pop(resource, None)
-            if (reason_for_clients := hide_adapter_folder(reason, self._sources[resource])) != reason:
+            if (reason_for_clients := strip_adapter_folder(reason, self._sources[resource])) != reason:
                 logger.warning("an adapter was not loaded: %s", reason)
             self._on_load_ended(resource, reason_for_clients)
         else:
@@ -152,7 +152,7 @@ class AdapterGrammarLoader:
         self._on_load_ended(resource, "")
 
 
-def hide_adapter_folder(reason: str, source: str) -> str:
+def strip_adapter_folder(reason: str, source: str) -> str:
     """Return a reason without the path of an adapter's folder, which clients must not see."""
     if not source.startswith("/"):
         return reason

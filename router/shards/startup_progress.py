@@ -30,7 +30,7 @@ def load_shard_progress(path: Path) -> ShardStartupProgress:
     return ShardStartupProgress()
 
 
-class StartupProgress:
+class ProgressByPhase:
     """Startup progress of all shards together, from the progress file of each."""
 
     def __init__(self, progress_files: Iterable[str] = ()) -> None:

@@ -32,10 +32,10 @@ from router.simulation.trace import RequestArrival, WorkloadTrace, load_trace
 SIMULATED_EPOCH = 1
 
 
-class AnswerObserver(Protocol):
+class AnsweredStepObserver(Protocol):
     """Interface of an observer of the simulated scheduler's answered plans."""
 
-    def record_answer(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
+    def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
                       wall_seconds: float) -> None: ...
 
 
@@ -61,7 +61,7 @@ class Simulation:
         # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
         self.model_info = model_info = replace(model_info, tokens_per_step=1)
         self._adapter_load_seconds = adapter_load_seconds
-        self.observer: AnswerObserver | None = None
+        self.observer: AnsweredStepObserver | None = None
         self.scheduler = Scheduler(settings, model_info, trace.make_replaying_hasher())
         self.scheduler.cost_model = CostModel(timing_profile.coefficients)
         self.scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
@@ -166,7 +166,7 @@ class Simulation:
         events = self.scheduler.complete_step(step.plan.last_message_number, result, stop_token_counts, self.now)
         self.stats.record_events(events, self.now)
         if self.observer is not None:
-            self.observer.record_answer(step.plan, events, answered_at=self.now, seconds=step.seconds,
+            self.observer.record_answered_step(step.plan, events, answered_at=self.now, seconds=step.seconds,
                                         wall_seconds=self.now - max(step.planned_at, self._last_answered_at))
         self._last_answered_at = self.now
         for event in events:

@@ -30,7 +30,7 @@ class TimingProfile:
     pipelined_overheads: list[float] = field(default_factory=list)
 
 
-def step_kind(load: StepLoad, predicted_seconds: float) -> StepKind:
+def timing_bucket(load: StepLoad, predicted_seconds: float) -> StepKind:
     return load.chunk_tokens > 0, round(log2(max(predicted_seconds, 1e-9)))
 
 
@@ -51,7 +51,7 @@ class TimingReplay:
         predicted = self._costs.predict(load)
         if not self._noise:
             return predicted
-        kind = step_kind(load, predicted)
+        kind = timing_bucket(load, predicted)
         similar = self._most_similar_kinds.get(kind)
         if similar is None:
             similar = self._most_similar_kinds[kind] = min(self._common_kinds,
@@ -86,7 +86,7 @@ class TimingCollector:
     def record_plan(self, load: StepLoad, now: float) -> None:
         self._steps_in_flight.append((now, load, not self._steps_in_flight))
 
-    def record_answer(self, seconds: float, now: float) -> None:
+    def record_answered_step(self, seconds: float, now: float) -> None:
         if not self._steps_in_flight:
             return  # the step was sent before the recording began
         planned_at, load, was_only_step = self._steps_in_flight.popleft()
@@ -106,7 +106,7 @@ class TimingCollector:
         noise: dict[StepKind, list[float]] = {}
         for load, seconds in self._measured_steps:
             predicted = cost_model.predict(load)
-            noise.setdefault(step_kind(load, predicted), []).append(seconds / predicted)
+            noise.setdefault(timing_bucket(load, predicted), []).append(seconds / predicted)
         median_idle_overhead = median(self._idle_overheads) if self._idle_overheads else 0.0
         pipelined_overheads = [now - before - seconds for at, before, now, seconds in self._pipelined_steps
                                if at + median_idle_overhead <= before]

@@ -178,7 +178,7 @@ class TraceBuilder(Replay):
                     self._arrivals[sequence_id] = arrival
                     self._awaiting_plan.append(arrival)
             case "complete_step":
-                self._timing_collector.record_answer(call.arguments[2], call.recorded_at)
+                self._timing_collector.record_answered_step(call.arguments[2], call.recorded_at)
                 self._stats.record_events(result, call.recorded_at)
             case "on_shards_lost":
                 self._timing_collector.clear_steps_in_flight()

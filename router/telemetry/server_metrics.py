@@ -139,7 +139,7 @@ class RequestRecordStore:
     def _get_submitted(self, request_id: str) -> RequestRecord | None:
         return self._unfinished.get(request_id) or self._finished.get(request_id)
 
-    def find_prompts(self, first: RequestRecord) -> list[list[RequestRecord]]:
+    def find_records_by_prompt(self, first: RequestRecord) -> list[list[RequestRecord]]:
         """Return the records of all prompts of the request that has this first one, for each those of its choices."""
         return [list(self._iterate_parts(prompt, "-", 2)) for prompt in self._iterate_parts(first, ".", 1)]
 

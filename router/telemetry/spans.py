@@ -11,7 +11,7 @@ from router.request import FinishReason, RequestKind
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.telemetry.server_metrics import RequestRecord
 from router.validation.validator import ValidatedRequest
-from shard.telemetry.span_export_interface import SpanAttributes, SpanSender, TraceSpan
+from shard.telemetry.span_export_interface import OpenSpan, SpanAttributes, SpanSender
 
 # OpenTelemetry's names of operations
 TEXT_COMPLETION_OPERATION, CHAT_OPERATION, EMBEDDINGS_OPERATION = "text_completion", "chat", "embeddings"
@@ -51,7 +51,7 @@ class RequestSpanFactory:
 class RequestTrace:
     """Request whose spans are sent at its end."""
 
-    span: TraceSpan
+    span: OpenSpan
     clock_offset_ns: int  # Unix time, in nanoseconds, at which the monotonic clock was 0
     arrived_at: float
     attributes: SpanAttributes

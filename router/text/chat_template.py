@@ -14,7 +14,7 @@ from router.text.output_formats import (
     OutputFormat,
     ReasoningState,
     detect_output_format,
-    find_answer_beginning,
+    find_begun_answer,
     find_reasoning_format,
     find_reasoning_state,
     get_tool_call_start,
@@ -87,13 +87,13 @@ class ChatTemplate:
         message is continued: what the template appends to it is cut off, and so is trailing whitespace."""
         prompt = self._render_answer_beginning(self._add_tools_as_text(conversation))
         is_call_next = conversation.must_call_tool and (
-            self.find_answer_beginning(conversation, prompt).reasoning_state is ReasoningState.CLOSED)
+            self.find_begun_answer(conversation, prompt).reasoning_state is ReasoningState.CLOSED)
         return prompt + self.tool_call_opening if is_call_next else prompt
 
     def close(self) -> None:
         """End what renders the template, if that is more than this object."""
 
-    def find_answer_beginning(self, conversation: Conversation, prompt: str) -> AnswerBeginning:
+    def find_begun_answer(self, conversation: Conversation, prompt: str) -> AnswerBeginning:
         """Return what a rendered prompt has begun of the answer. Grammar and parser of the answer follow from it."""
         may_reason = self.reasoning_format is not None and conversation.may_reason
         if self.output_format is None:
@@ -101,7 +101,7 @@ class ChatTemplate:
         if not (conversation.adds_generation_prompt or continues_last_answer(conversation)):
             return AnswerBeginning("", ReasoningState.POSSIBLE if may_reason else ReasoningState.CLOSED)
         return AnswerBeginning(
-            find_answer_beginning(self.output_format, prompt),
+            find_begun_answer(self.output_format, prompt),
             find_reasoning_state(self.output_format, prompt) if may_reason else ReasoningState.CLOSED)
 
     def _render_answer_beginning(self, conversation: Conversation) -> str:

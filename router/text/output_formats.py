@@ -323,7 +323,7 @@ def is_json_call(field: Mapping[str, Any], *transforms: Any) -> bool:
             and transform in transforms)
 
 
-def find_answer_beginning(output_format: OutputFormat, prompt: str) -> str:
+def find_begun_answer(output_format: OutputFormat, prompt: str) -> str:
     """Return the end of the prompt that is the beginning of the answer, from the format's start anchor on. Where a
     template of another family lacks the anchor, only an opening of reasoning at the end counts."""
     _, anchor, rest = prompt.rpartition(str(output_format.get("start_anchor", "")) or "\0")
@@ -338,7 +338,7 @@ def find_reasoning_state(output_format: OutputFormat, prompt: str) -> ReasoningS
     thoughts = get_output_syntax(output_format).thoughts
     if thoughts is None:
         return ReasoningState.CLOSED
-    beginning = find_answer_beginning(output_format, prompt).removeprefix(str(output_format.get("start_anchor", "")))
+    beginning = find_begun_answer(output_format, prompt).removeprefix(str(output_format.get("start_anchor", "")))
     opened, closed = (beginning.rfind(mark.rstrip()) for mark in thoughts)
     if opened > closed:
         return ReasoningState.OPEN

@@ -75,7 +75,7 @@ class DialectParameterNames:
     max_top_n_tokens: int = 0  # that the dialect itself promises, also beyond --max-top-n-tokens
     max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
 
-    def name_format(self, openai_name: str) -> str:
+    def answer_format_parameter(self, openai_name: str) -> str:
         """Return the name of a field of OpenAI's chats that holds the format of the answer."""
         return self.grammar if openai_name == "response_format" else openai_name
 
@@ -218,7 +218,7 @@ class PromptEncoder:
     def _find_answer_beginning(self, prompt: RawPrompt, text: str) -> AnswerBeginning:
         if self._chat_template is None or not isinstance(prompt, Conversation):
             return NO_ANSWER_BEGINNING
-        return self._chat_template.find_answer_beginning(prompt, text)
+        return self._chat_template.find_begun_answer(prompt, text)
 
     def _check_vocabulary(self, name: str, tokens: tuple[int, ...]) -> None:
         if (largest := max(tokens, default=0)) >= self._model_info.vocabulary_size:

@@ -12,7 +12,7 @@ from router.text.output_formats import (
     REASONING_FIELDS,
     TOOL_CALLS_FIELD,
     OutputFormat,
-    find_answer_beginning,
+    find_begun_answer,
     has_json_calls,
     without_tool_calls,
 )
@@ -98,7 +98,7 @@ class OutputFormatParser:
         self._has_streamed_calls, self._streams_calls = has_streamed_calls(output_format), streams_calls
         self._wraps_calls = calls is not None and "transform" not in calls
         self._output_format = output_format
-        self._response_prefix = find_answer_beginning(output_format, prompt)
+        self._response_prefix = find_begun_answer(output_format, prompt)
         self._parser = create_parser(output_format, self._response_prefix, tools or ())
         self._open_field = find_open_field(self._parser.initial_events)
         self._parses_calls = True

@@ -98,7 +98,7 @@ class GenerationInput(PromptInput):
     request_id: str | None = None
     deadline: float | None = None  # of time.monotonic
 
-    def with_end_tokens(self, tokens: Sequence[int]) -> Self:
+    def with_extra_stop_tokens(self, tokens: Sequence[int]) -> Self:
         """Return the input of a text that these tokens end, too, unless a grammar ends it."""
         return self if self.grammar is not None else replace(self, stop_token_ids=(*self.stop_token_ids, *tokens))
 
@@ -372,7 +372,7 @@ class RequestValidator:
             num_prompt_top_tokens=generation_input.num_prompt_top_tokens,
             priority=generation_input.priority,
             tenant=generation_input.tenant,
-            timeout=remaining_seconds(generation_input.deadline),
+            timeout=require_remaining_seconds(generation_input.deadline),
             cache_namespace=cache_namespace,
             block_hashes=prompt.block_hashes,
             adapter=None if adapter is None else adapter.resource,
@@ -397,7 +397,7 @@ def check_logit_bias(logit_bias: Mapping[str, float], vocabulary_size: int) -> d
                                                                         vocabulary_size)}
 
 
-def remaining_seconds(deadline: float | None) -> float | None:
+def require_remaining_seconds(deadline: float | None) -> float | None:
     """Return the seconds that checking and tokenizing have left. Raises TimedOut if none are left."""
     if deadline is None:
         return None

@@ -100,7 +100,7 @@ def parse_merge_request(text: str) -> MergeRequest:
     if not isinstance(folders, list) or len(folders) < 2:
         raise ValueError(f"folders must be a list of at least 2, since one adapter is merged with nothing; "
                          f"got {shown(folders)}")
-    input_folders = tuple(parse_folder("folders", folder) for folder in folders)
+    input_folders = tuple(parse_folder_path("folders", folder) for folder in folders)
     if not isinstance(weights, list) or len(weights) != len(folders):
         raise ValueError(f"weights must be a list of {len(folders)}, one for each folder; got {shown(weights)}")
     for weight in weights:
@@ -115,10 +115,11 @@ def parse_merge_request(text: str) -> MergeRequest:
         config.require_supported("sign", config.get("sign"), tuple(SIGN_METHODS)))
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < NUM_SEEDS:
         raise ValueError(f"seed must be a whole number from 0 to {NUM_SEEDS - 1}, got {shown(seed)}")
-    return MergeRequest(input_folders, tuple(map(float, weights)), settings, seed, parse_folder("into", values["into"]))
+    return MergeRequest(input_folders, tuple(map(float, weights)), settings, seed,
+                        parse_folder_path("into", values["into"]))
 
 
-def parse_folder(name: str, path: object) -> Path:
+def parse_folder_path(name: str, path: object) -> Path:
     if not isinstance(path, str) or not path:
         raise ValueError(f"{name} must name a folder, got {shown(path)}")
     return Path(path)

@@ -12,7 +12,7 @@ from torch import Tensor
 from shard.attention.backend import AttentionOptions
 from shard.attention.kv_cache import KVCache
 from shard.native.library import ACTIVATION_DTYPES, load_library
-from shard.ops.native_linear import has_native_products
+from shard.ops.native_linear import has_native_matmul
 from shard.state.step import TokenSpan
 
 MAX_PIECE_ROWS = 48  # heads of one key/value head times tokens; MAX_ROWS in attention.c
@@ -23,7 +23,7 @@ FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of the cache, in the
 
 def can_use_native_attention(dtype: torch.dtype, num_heads_per_kv_head: int, head_dim: int) -> bool:
     """Return whether the kernels compute this kind of attention on this machine."""
-    return (has_native_products(dtype, torch.device("cpu")) and num_heads_per_kv_head <= MAX_PIECE_ROWS
+    return (has_native_matmul(dtype, torch.device("cpu")) and num_heads_per_kv_head <= MAX_PIECE_ROWS
             and head_dim <= MAX_HEAD_DIM)
 
 

@@ -189,9 +189,9 @@ class CheckpointReader:
         that of QuantizedWeightReader."""
         return self._quantized_weights.read_quantized_slices(self, matrix_slices, can_keep_int4)
 
-    def read_head_as_int8(self, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
+    def quantize_head_to_int8(self, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
         """Return the codes of the head, or None if weights are not quantized while they are loaded."""
-        return self._quantized_weights.read_head_as_int8(self, matrix_slice)
+        return self._quantized_weights.quantize_head_to_int8(self, matrix_slice)
 
     @property
     def quantization_summary(self) -> str:
@@ -300,7 +300,7 @@ def count_weight_bytes(folder: Path) -> int:
     return sum((folder / name).stat().st_size for name in list_checkpoint_files(folder).files)
 
 
-def count_matrix_bytes(folder: Path) -> int:
+def count_quantizable_weight_bytes(folder: Path) -> int:
     """Return the bytes of the matrices that --quantize makes smaller: all but the embeddings."""
     total = 0
     for name in list_checkpoint_files(folder).files:

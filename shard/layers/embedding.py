@@ -102,7 +102,7 @@ def load_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: 
 def load_int8_head(weights: CheckpointReader, stored_slice: MatrixSlice) -> NativeInt8Linear | AmxInt8Linear | None:
     """Return the head with int8 weights; None if it is not to be quantized, or if there are no compiled kernels."""
     library = load_library() if weights.device.type == "cpu" else None
-    quantized_slice = None if library is None else weights.read_head_as_int8(stored_slice)
+    quantized_slice = None if library is None else weights.quantize_head_to_int8(stored_slice)
     return (None if library is None or quantized_slice is None
             else make_int8_linear([quantized_slice], None, weights.dtype, library))
 

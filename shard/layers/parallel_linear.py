@@ -28,9 +28,9 @@ from shard.ops.native_int8_linear import AmxInt8Linear, NativeInt8Linear, make_i
 from shard.ops.native_linear import (
     Bf16RowsLinear,
     NativeLinear,
-    find_kept_dtype,
-    has_native_products,
-    make_stored_linear,
+    choose_weight_storage_dtype,
+    has_native_matmul,
+    make_native_mixed_dtype_linear,
 )
 from shard.ops.triton_support import import_kernels
 from shard.ops.unquantized_linear import Linear, make_linear, should_pack
@@ -99,9 +99,9 @@ def make_float_linear(weights: CheckpointReader, names: Iterable[str], read_weig
                       bias: Tensor | None = None) -> Linear:
     """Return a linear of the weight that `read_weight(dtype=..., scratch=...)` returns, of these tensors. Weights of 16
     bits that are kept so are read so: to widen and narrow them again takes longer than all else."""
-    kept_dtype = find_kept_dtype(weights.find_common_dtype(names), weights.dtype, weights.device)
+    kept_dtype = choose_weight_storage_dtype(weights.find_common_dtype(names), weights.dtype, weights.device)
     if kept_dtype is not None:
-        return make_stored_linear(read_weight(dtype=kept_dtype, scratch=True), bias)
+        return make_native_mixed_dtype_linear(read_weight(dtype=kept_dtype, scratch=True), bias)
     return make_linear(read_weight(dtype=None, scratch=should_pack(weights.dtype, weights.device)), bias)
 
 
@@ -123,7 +123,7 @@ def load_linear_with_gelu(
         weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
 ) -> LinearWithGelu | PackedLinearWithGelu | LinearWithSeparateGelu:
     # An adapter's update is added before the activation, and no compiled kernel has the activation fused into it.
-    if weights.lora_targets.is_enabled or has_native_products(weights.dtype, weights.device):
+    if weights.lora_targets.is_enabled or has_native_matmul(weights.dtype, weights.device):
         linear = with_float32_output(load_linear(weights, [linear_rows]))
         return LinearWithSeparateGelu(wrap_with_adapters(weights, [linear_rows], linear), approximate)
     packed = should_pack(weights.dtype, weights.device)
@@ -139,7 +139,7 @@ def load_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
     exact_and_rounded = partial(apply_and_round, dtype=weights.dtype, activation=variants.exact)
     bias = read_bias(weights, [gate, up])
     unwrapped: Linear | None = load_quantized_linear(weights, [gate.matrix_slice, up.matrix_slice], bias)
-    if unwrapped is None and has_native_products(weights.dtype, weights.device):
+    if unwrapped is None and has_native_matmul(weights.dtype, weights.device):
         unwrapped = load_float_linear(weights, [gate, up], bias)
     if unwrapped is not None:
         linear = wrap_with_adapters(weights, [gate, up], with_float32_output(unwrapped))

@@ -72,7 +72,7 @@ class NativeLoraStore:
 
     def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
         rows = self._adapter_routing.rows
-        if not rows.may_have_slots:
+        if not rows.may_have_lora_matrices:
             return
         if y.stride(-1) != 1 or not {x.dtype, y.dtype} <= {*ACTIVATION_DTYPES}:  # the kernel cannot tell
             raise ValueError(f"needs contiguous rows in float32 or bfloat16, got strides {y.stride()}, {x.dtype}, "

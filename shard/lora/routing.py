@@ -135,7 +135,7 @@ class RowAdapters:
                        if (place := self._adapter_slots.find(adapter)) is not None])
 
     @property
-    def may_have_slots(self) -> bool:
+    def may_have_lora_matrices(self) -> bool:
         """Whether a row may have LoRA matrices of a linear."""
         return self._static_table_rows is not None or bool(self.rows_by_slot)
 

@@ -34,7 +34,7 @@ class KernelBuildHook(BuildHookInterface[Any]):
         return [COMPILER_PACKAGE] if needs_package else []
 
     def is_wanted(self, compiler: ModuleType) -> bool:
-        return (self.target_name == "wheel" and compiler.has_kernels_for_machine()
+        return (self.target_name == "wheel" and compiler.is_supported_platform()
                 and not os.environ.get(OPT_OUT_VARIABLE))
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002

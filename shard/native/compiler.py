@@ -39,7 +39,7 @@ def find_compiler() -> tuple[str, ...] | None:
     return (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17", "-mcpu=baseline")
 
 
-def has_kernels_for_machine() -> bool:
+def is_supported_platform() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 

@@ -58,7 +58,7 @@ class ResultMemory:
         weakref.finalize(array, self._free_blocks.append, index)
         return torch.from_numpy(array).view(dtype).view(shape)
 
-    def view_beyond_its_life(self, tensor: Tensor) -> Tensor:
+    def view_without_keeping_alive(self, tensor: Tensor) -> Tensor:
         """Return a view of an allocated tensor by which its memory counts as free nonetheless."""
         memory = (ctypes.c_char * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
         return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)

@@ -21,7 +21,7 @@ import torch
 from shard.native.compiler import (
     CompilationFailed,
     compile_library,
-    has_kernels_for_machine,
+    is_supported_platform,
     library_file_name,
 )
 from shard.native.kernel_recording import ACTIVE_RECORDING, KernelPhase, PhaseArray, ResultMemory
@@ -100,7 +100,7 @@ class NativeLibrary:
             self._execute(self.functions.weft_prepare_int4_product, arguments, self._set_number,
                           torch.get_num_threads())
 
-    def gate(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+    def apply_gated_activation(self, arguments: ctypes.Structure, *, num_results: int) -> None:
         """Compute a `Gating` (activations.c)."""
         self._execute(self.functions.weft_prepare_gating, arguments, self._set_number, num_results=num_results)
 
@@ -120,7 +120,7 @@ class NativeLibrary:
         """Compute an `Attention` (attention.c)."""
         self._execute(self.functions.weft_prepare_attention, arguments, self._set_number)
 
-    def normalize(self, arguments: ctypes.Structure, *, num_results: int) -> None:
+    def compute_softmax_normalizers(self, arguments: ctypes.Structure, *, num_results: int) -> None:
         """Compute a `Normalizing` (normalizing.c)."""
         self._execute(self.functions.weft_prepare_normalizing, arguments, self._set_number, num_results=num_results)
 
@@ -178,7 +178,7 @@ def log_use_of_kernels() -> None:
 @cache
 def load_library_or_reason() -> NativeLibrary | str:
     """Return the kernels, or why they cannot be used here."""
-    if not has_kernels_for_machine():
+    if not is_supported_platform():
         return f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}"
     if (openmp_parallel := find_openmp_parallel()) is None:
         return "this torch has no OpenMP of GNU's kind"

@@ -90,7 +90,7 @@ class NativeGatedLinear:
         results = allocate_result(rows, width, dtype=self.dtype)
         address = results.data_ptr()
         is_rounded = self.dtype is torch.bfloat16
-        self.library.gate(GatingArguments(
+        self.library.apply_gated_activation(GatingArguments(
             gates_and_ups.data_ptr(), None if is_rounded else address, address if is_rounded else None, rows, width,
             gates_and_ups.stride(0), self.activation), num_results=rows * width)
         return results

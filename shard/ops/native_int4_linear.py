@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.native.huge_pages import allocate_in_huge_pages
+from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_int8_linear import Int16Rows, Int16RowsArguments, convert_results, pad_with_zeros
 from shard.ops.native_linear import round_up
@@ -86,7 +86,8 @@ class NativeInt4Linear:
         padded_scales[:self._num_outputs] = repeated_scales
         self._scales = padded_scales.view(num_panels, PANEL_OUTPUTS, num_groups).transpose(1, 2).contiguous()
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
-        self.packed_weight = allocate_in_huge_pages((num_panels, self._padded_inputs // 4, PANEL_OUTPUTS, 2), torch.uint8)
+        self.packed_weight = allocate_in_huge_pages(
+            (num_panels, self._padded_inputs // 4, PANEL_OUTPUTS, 2), torch.uint8)
         self._zeros = torch.zeros(num_panels, num_groups, PANEL_OUTPUTS, dtype=torch.int8)
         self._library = library
         self._pack(quantized_slices)

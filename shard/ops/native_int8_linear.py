@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import ACTIVATION_DTYPES, NativeLibrary, allocate_result
 from shard.native.huge_pages import allocate_in_huge_pages
+from shard.native.library import ACTIVATION_DTYPES, NativeLibrary, allocate_result
 from shard.ops.int8_linear import iter_code_tiles
 from shard.ops.native_linear import (
     AMX_TILE_INPUTS,
@@ -83,8 +83,8 @@ class NativeInt8Linear:
         self._padded_outputs = round_up(self._num_outputs, PANEL_OUTPUTS)
         self._scales = pad_with_zeros(scales, self._padded_outputs)
         self._bias = None if bias is None else pad_with_zeros(bias.float(), self._padded_outputs)
-        self._panels = allocate_in_huge_pages((self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS,
-                                        2), torch.int8)
+        self._panels = allocate_in_huge_pages(
+            (self._padded_outputs // PANEL_OUTPUTS, self._padded_inputs // 2, PANEL_OUTPUTS, 2), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, self._padded_outputs))
         for tile, panels in zip(tiles, torch.split(self._panels, PACKED_ROWS // PANEL_OUTPUTS), strict=True):
             pack_pairs(tile, panels, library)
@@ -115,8 +115,9 @@ class AmxInt8Linear(Bf16RowsLinear):
         scales = torch.cat([part.scales for part in quantized_slices]).view(-1)
         num_outputs, num_inputs = len(scales), quantized_slices[0].num_columns
         padded_outputs = round_up(num_outputs, BF16_PANEL_OUTPUTS)
-        panels = allocate_in_huge_pages((padded_outputs // BF16_PANEL_OUTPUTS, round_up(num_inputs, AMX_TILE_INPUTS) // 2,
-                                  BF16_PANEL_OUTPUTS // AMX_TILE_OUTPUTS, 2, AMX_TILE_OUTPUTS), torch.int8)
+        panels = allocate_in_huge_pages(
+            (padded_outputs // BF16_PANEL_OUTPUTS, round_up(num_inputs, AMX_TILE_INPUTS) // 2,
+             BF16_PANEL_OUTPUTS // AMX_TILE_OUTPUTS, 2, AMX_TILE_OUTPUTS), torch.int8)
         tiles = iter_code_tiles(quantized_slices, min(PACKED_ROWS, padded_outputs))
         for tile, part in zip(tiles, torch.split(panels, PACKED_ROWS // BF16_PANEL_OUTPUTS), strict=True):
             pack_tile_rows(tile, part)

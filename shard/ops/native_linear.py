@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result, load_library
 from shard.native.huge_pages import allocate_in_huge_pages, pack_contiguously
+from shard.native.library import AMX_TILE_ROWS, NativeLibrary, allocate_result, load_library
 
 BF16_PANEL_OUTPUTS = 32  # as in bf16_product.h
 AMX_TILE_INPUTS = 32  # as in amx_bf16_products.c
@@ -148,37 +148,38 @@ def pack_panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     return packed
 
 
-def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
+def has_native_matmul(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether there are compiled kernels for rows of `dtype` on this device."""
     if device.type != "cpu" or dtype not in {torch.float32, torch.bfloat16} or (library := load_library()) is None:
         return False
     return dtype is torch.float32 or library.multiplies_bfloat16
 
 
-def count_stored_bytes(checkpoint_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> int:
+def bytes_per_stored_weight(checkpoint_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> int:
     """Return the bytes of a number in the weights of a model that computes in `dtype`."""
-    keeps_checkpoint_dtype = dtype is torch.float32 and has_native_products(dtype, device)
+    keeps_checkpoint_dtype = dtype is torch.float32 and has_native_matmul(dtype, device)
     return (checkpoint_dtype if keeps_checkpoint_dtype else dtype).itemsize
 
 
-def find_kept_dtype(stored_dtype: torch.dtype | None, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+def choose_weight_storage_dtype(stored_dtype: torch.dtype | None, dtype: torch.dtype,
+                                device: torch.device) -> torch.dtype | None:
     """Return the dtype in which a model that computes in `dtype` keeps weights as they are stored; None if they are to
     be read in `dtype`. `stored_dtype`: None if it is not the same for all."""
-    is_kept = dtype is torch.float32 and stored_dtype in STORED_DTYPES and has_native_products(dtype, device)
+    is_kept = dtype is torch.float32 and stored_dtype in STORED_DTYPES and has_native_matmul(dtype, device)
     return stored_dtype if is_kept else None
 
 
-def make_stored_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear:
+def make_native_mixed_dtype_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear:
     """Return a linear for float32 rows with a weight of one of STORED_DTYPES, which is copied."""
     library = load_library()
-    assert library is not None, "find_kept_dtype has found it"
+    assert library is not None, "choose_weight_storage_dtype has found it"
     return NativeLinear(weight, bias, library)
 
 
 def make_native_linear(weight: Tensor, bias: Tensor | None) -> NativeLinear | NativeBf16Linear | None:
     """Return a linear of compiled kernels; None if there are none for the weight. A float32 weight is kept in the first
     of STORED_DTYPES that holds all its values."""
-    if not has_native_products(weight.dtype, weight.device) or (library := load_library()) is None:
+    if not has_native_matmul(weight.dtype, weight.device) or (library := load_library()) is None:
         return None
     if weight.dtype is torch.bfloat16:
         return NativeBf16Linear(weight, bias, library)

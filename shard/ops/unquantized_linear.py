@@ -118,7 +118,7 @@ class PlainLinear:
         return functional.linear(x, self.weight, self.bias)
 
 
-def make_probe_products(dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+def make_matmul_benchmark(dtype: torch.dtype) -> Callable[[], list[Tensor]]:
     """Return a function that computes products of a few and of many rows, by which number types are compared."""
     linear = make_linear(torch.full(PROBE_WEIGHT_SHAPE, 0.5, dtype=dtype))  # a value that 16 bits hold
     inputs = [torch.full((count, PROBE_WEIGHT_SHAPE[1]), 0.5, dtype=dtype) for count in PROBE_ROW_COUNTS]

@@ -167,7 +167,7 @@ class NcclGroup:
         if rendezvous.spans_hosts:
             check_same_backend(store, rank, world_size, "nccl")
             if not os.environ.get(NCCL_INTERFACE_VARIABLE):  # NCCL would listen on any interface, maybe a public one
-                os.environ[NCCL_INTERFACE_VARIABLE] = f"={find_interface(rendezvous.host_address)}"
+                os.environ[NCCL_INTERFACE_VARIABLE] = f"={find_network_interface(rendezvous.host_address)}"
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
             "nccl", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, device_id=device)
@@ -233,7 +233,7 @@ def check_same_backend(store: Store, rank: int, world_size: int, backend: str) -
                              "--dist-backend and --device, and a GPU for every shard or for none")
 
 
-def find_interface(address: str) -> str:
+def find_network_interface(address: str) -> str:
     """Return the name of the network interface whose first IPv4 address this is. Raises ValueError if none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():

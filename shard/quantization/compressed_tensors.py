@@ -19,7 +19,7 @@ from shard.quantization.fp8 import (
     read_float8_slice,
     read_scales,
 )
-from shard.quantization.gptq_and_awq import parse_column_groups
+from shard.quantization.gptq_and_awq import check_column_groups
 from shard.quantization.integer_unpacking import (
     SUPPORTED_BITS,
     find_word_range,
@@ -131,7 +131,7 @@ def read_group_of_each_column(reader: TensorReader, matrix_slice: MatrixSlice, s
         return default_groups
     column_groups = reader.read_rows(name, (matrix_slice.shape[1],), matrix_slice.columns, stored[0])
     return (default_groups if bool((column_groups == -1).all())
-            else parse_column_groups(name, column_groups, scales.shape[1]))
+            else check_column_groups(name, column_groups, scales.shape[1]))
 
 
 def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTensorsFormat:

@@ -93,7 +93,7 @@ class GptqFormat(GroupedIntegerFormat):
         if reader.find_dtype_and_shape(name) is None:
             column_groups = self.make_column_groups(matrix_slice, reader.device)
         else:
-            column_groups = parse_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns,
+            column_groups = check_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns,
                                                                        torch.int32), self.count_groups(matrix_slice))
         zero_points = self.read_zero_points(reader, matrix_slice, partial(unpack_words, bits=self.bits))
         return make_zero_point_slice(read_codes, zero_points + self.zero_point_offset,
@@ -137,7 +137,7 @@ class AwqFormat(GroupedIntegerFormat):
         return False
 
 
-def parse_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Tensor:
+def check_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Tensor:
     if len(column_groups) and not 0 <= int(column_groups.min()) <= int(column_groups.max()) < num_groups:
         raise ValueError(f"{name} names groups from {int(column_groups.min())} to {int(column_groups.max())}; there "
                          f"are {num_groups}")

@@ -18,7 +18,7 @@ from shard.quantization.quantization_format import (
     QuantizedSlice,
     TensorReader,
 )
-from shard.quantization.weight_quantization import find_readable_dtype, quantize_to_int4, quantize_to_int8
+from shard.quantization.weight_quantization import choose_weight_read_dtype, quantize_to_int4, quantize_to_int8
 
 INT8_ON_LOAD, INT4_ON_LOAD = "int8", "int4"
 CanKeepInt4 = Callable[[Sequence[QuantizedSlice]], bool]
@@ -75,7 +75,7 @@ class QuantizedWeightReader:
             return None
         return quantized_slices
 
-    def read_head_as_int8(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
+    def quantize_head_to_int8(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice | None:
         """Return the codes of the head if weights are quantized while they are loaded, to whatever type."""
         if not self._quantize_on_load:
             return None
@@ -135,7 +135,7 @@ def read_and_quantize_to_int4(reader: TensorReader, matrix_slice: MatrixSlice) -
 def iter_unquantized_row_chunks(reader: TensorReader, matrix_slice: MatrixSlice) -> Iterator[tuple[Tensor, slice]]:
     """Yield whole rows of the weight, a few at a time, and where they stand among the rows of the slice."""
     stored = reader.find_dtype_and_shape(matrix_slice.weight_name)
-    dtype = find_readable_dtype(None if stored is None else stored[0], reader.device)
+    dtype = choose_weight_read_dtype(None if stored is None else stored[0], reader.device)
     step = max(1, CODES_PER_CHUNK // matrix_slice.shape[1])
     for first in range(0, len(matrix_slice.rows), step):
         rows = matrix_slice.rows[first:first + step]

@@ -29,21 +29,21 @@ class QuantizingArguments(ctypes.Structure):
                                                                 "group_inputs"))]
 
 
-def find_readable_dtype(stored_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+def choose_weight_read_dtype(stored_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     """Return the dtype in which a weight is to be read: its own if the kernel takes it."""
-    if stored_dtype is None or stored_dtype not in FORMAT_BY_DTYPE or find_library(device) is None:
+    if stored_dtype is None or stored_dtype not in FORMAT_BY_DTYPE or load_cpu_kernels(device) is None:
         return torch.float32
     return stored_dtype
 
 
-def find_library(device: torch.device) -> NativeLibrary | None:
+def load_cpu_kernels(device: torch.device) -> NativeLibrary | None:
     return load_library() if device.type == "cpu" else None
 
 
 def quantize_to_int8(weight: Tensor, columns: range, codes: Tensor, scales: Tensor) -> None:
     """Write the codes of some columns of a weight `[rows, in]` to `codes: [rows, columns]`, and to `scales: [rows, 1]`
     those of whole rows."""
-    library = find_library(weight.device)
+    library = load_cpu_kernels(weight.device)
     if library is not None:
         library.quantize(make_arguments(weight, columns, codes, scales, group_size=0))
         return
@@ -57,7 +57,7 @@ def quantize_to_int4(weight: Tensor, columns: range, codes: Tensor, scales: Tens
     """Write the codes of some columns of a weight `[rows, in]` to `codes: [rows, columns]`, and the scales of their
     groups to `scales: [rows, columns / group_size]`. A group's codes go from a fraction of its least weight to that of
     its largest, whichever fraction has the least error, and one of them stands for zero."""
-    library = find_library(weight.device)
+    library = load_cpu_kernels(weight.device)
     if library is not None:
         library.quantize(make_arguments(weight, columns, codes, scales, group_size))
         return

@@ -38,7 +38,7 @@ from shard.telemetry.startup_progress import (
     ignore_progress,
     open_progress_file,
 )
-from shard.telemetry.step_instrumentation import open_step_log, trace_steps
+from shard.telemetry.step_instrumentation import make_traced_caller, open_step_log
 from shard.tls_credentials import UNIX_SCHEME, ShardTlsCredentials, format_address, load_credentials
 
 MODEL_WORKER_FACTORY = "shard.workers.factory:make_worker"  # imported when a model is served: it loads torch
@@ -161,7 +161,7 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
     answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else None
     with open_step_log(config.step_log) as call_verb:
         service = ShardService(worker, config.gap_timeout, answer_delay,
-                               trace_steps(span_sender, config.rank, call_verb), compute_executor,
+                               make_traced_caller(span_sender, config.rank, call_verb), compute_executor,
                                on_progress=on_progress)
         async with serve_grpc(config.socket, service, HealthService(config.router_grace, stop_event.set),
                               credentials) as port:

@@ -62,7 +62,7 @@ class CpuGraphRunner:
     def __init__(self, model: Decoder, attention: NativeAttention, library: NativeLibrary,
                  adapter_routing: AdapterRouting | None) -> None:
         """`adapter_routing`: None if rows with adapters cannot be recorded."""
-        self.recording_seconds = 0.0  # that all recordings took
+        self.graph_recording_seconds = 0.0  # that all recordings took
         self._model, self._attention, self._library = model, attention, library
         self._adapter_routing = adapter_routing
         self._cache: KVCache | None = None
@@ -132,8 +132,8 @@ class CpuGraphRunner:
             logger.debug("steps of more than %d rows run piece by piece, because of %s", self._max_rows, error)
             return None
         finally:
-            self.recording_seconds += perf_counter() - started_at
-        return CpuGraph(plan, self._memory.view_beyond_its_life(hidden_states), recording,
+            self.graph_recording_seconds += perf_counter() - started_at
+        return CpuGraph(plan, self._memory.view_without_keeping_alive(hidden_states), recording,
                         recording.make_native_phases(), adapter_table_rows)
 
     @contextmanager

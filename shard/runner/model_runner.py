@@ -59,9 +59,9 @@ class ModelRunner:
     cpu_graph_runner: CpuGraphRunner | None = None  # recorded layers on CPUs, which `forward` replays
 
     @property
-    def recording_seconds(self) -> float:
+    def graph_recording_seconds(self) -> float:
         """Seconds that steps have taken once, to be recorded."""
-        return 0.0 if self.cpu_graph_runner is None else self.cpu_graph_runner.recording_seconds
+        return 0.0 if self.cpu_graph_runner is None else self.cpu_graph_runner.graph_recording_seconds
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
@@ -76,7 +76,7 @@ class ModelRunner:
         if not non_finite_ids.isdisjoint(step.drafts):
             drop_drafts(step, layout, non_finite_ids, cache)
             return self.run(step, cache)
-        zero_written_blocks(layout, non_finite_ids, cache)
+        zero_blocks_of_sequences(layout, non_finite_ids, cache)
         prompt_logprobs: dict[int, PromptLogprobs] = {}
         for chunk, span in zip(step.chunks, layout.spans[len(step.decodes):], strict=True):
             if (chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
@@ -217,7 +217,7 @@ def find_non_finite_sequences(layout: StepLayout, hidden_states: Tensor) -> set[
             if not all(is_finite[span.first_row:span.first_row + span.length])}
 
 
-def zero_written_blocks(layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
+def zero_blocks_of_sequences(layout: StepLayout, sequence_ids: set[int], cache: KVCache) -> None:
     """Set the blocks to zero that these sequences wrote, which fail: docs/concepts/exactness.md, "No NaN stays in the
     cache"."""
     for sequence, span in zip(layout.sequences, layout.spans, strict=True):

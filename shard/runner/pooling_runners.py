@@ -10,7 +10,7 @@ from shard.attention.encoder import iter_text_slices
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.models.encoder import Encoder, build_encoder_inputs
-from shard.runner.model_runner import ModelRunner, find_non_finite_sequences, zero_written_blocks
+from shard.runner.model_runner import ModelRunner, find_non_finite_sequences, zero_blocks_of_sequences
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.result_encoding import TokenClassification
@@ -74,5 +74,5 @@ class DecoderEmbedder:
             self._cache = self._make_cache(num_blocks)
         layout = lay_out_step(step)
         _, hidden_states = self._runner.forward(layout, self._cache)
-        zero_written_blocks(layout, find_non_finite_sequences(layout, hidden_states), self._cache)
+        zero_blocks_of_sequences(layout, find_non_finite_sequences(layout, hidden_states), self._cache)
         return self._pooling.compute_embeddings(hidden_states, [len(text.tokens) for text in texts])

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.sampling.normalized_logits import (
-    NormalizedLogits,
-    get_kernels,
+from shard.sampling.logits_with_normalizers import (
+    LogitsWithNormalizers,
     list_ids_in_blocks,
+    load_cpu_sampling_kernels,
     select_with_kernels,
 )
 
@@ -32,7 +32,7 @@ class Candidates:
     token_ids: Tensor  # [rows, width] int64
     logits: Tensor  # [rows, width]
     logprobs: Tensor  # [rows, width], normalized over the whole vocabulary
-    all_logits: NormalizedLogits  # of these rows
+    all_logits: LogitsWithNormalizers  # of these rows
     is_whole_vocabulary: bool
 
     def take_best(self, num_candidates: int) -> "Candidates":
@@ -46,20 +46,20 @@ class Candidates:
                           self.all_logits.select_rows(rows), self.is_whole_vocabulary)
 
     @property
-    def is_certain(self) -> Tensor:  # [rows, width] bool
+    def has_certain_rank(self) -> Tensor:  # [rows, width] bool
         return (torch.ones_like(self.token_ids, dtype=torch.bool) if self.is_whole_vocabulary
                 else self.logits > self.logits[:, -1:])
 
     def has_enough(self, counts: Tensor) -> Tensor:  # [rows] bool
         """Whether `counts` [rows] candidates are sure, or all tokens that can be chosen are among them."""
-        return (self.is_certain.sum(-1) >= counts) | (self.logits[:, -1] == -torch.inf) | self.is_whole_vocabulary
+        return (self.has_certain_rank.sum(-1) >= counts) | (self.logits[:, -1] == -torch.inf) | self.is_whole_vocabulary
 
 
-def find_candidates(normalized: NormalizedLogits, num_candidates: int) -> Candidates:
+def find_candidates(normalized: LogitsWithNormalizers, num_candidates: int) -> Candidates:
     """Return `num_candidates` candidates per row, or the whole vocabulary if that is smaller."""
     vocabulary_size = normalized.logits.shape[-1]
     num_candidates = min(num_candidates, vocabulary_size)
-    library = get_kernels(normalized.logits)
+    library = load_cpu_sampling_kernels(normalized.logits)
     if library is None:
         ids = find_with_torch(normalized.logits, normalized.block_maxima, num_candidates)
         logits = normalized.logits.gather(-1, ids)
@@ -81,10 +81,10 @@ def find_with_torch(logits: Tensor, block_maxima: Tensor, num_candidates: int) -
     return ids.gather(-1, order)
 
 
-def sort_whole_vocabulary(normalized: NormalizedLogits) -> Candidates:
+def sort_whole_vocabulary(normalized: LogitsWithNormalizers) -> Candidates:
     """Return all tokens of a single row as candidates, on the host. Kernels sort only rows that were there before: a
     shard with a GPU need not load them."""
-    library = get_kernels(normalized.logits)
+    library = load_cpu_sampling_kernels(normalized.logits)
     normalized = normalized.copy_to_host()
     if library is None:
         # torch sorts 32-bit integers by radix sort, ten times as fast as floats.

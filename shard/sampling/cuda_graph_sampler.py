@@ -14,7 +14,7 @@ from shard.hardware.device_transfers import StaticDeviceBuffers
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, find_candidates
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
-from shard.sampling.normalized_logits import normalize_logits
+from shard.sampling.logits_with_normalizers import compute_normalizers
 from shard.sampling.sampler import changes_logits, compute_logit_divisor
 from shard.sampling.token_selection import draw_uniforms, list_filter_columns, select_tokens
 from shard.state.sequence import Sequence
@@ -58,14 +58,14 @@ class CudaGraphSampler:
 
     def sample_greedy(self, logits: Tensor) -> CudaGraphSamples:
         """Pick the best token of every row. The logits are not changed."""
-        normalized = normalize_logits(logits)
+        normalized = compute_normalizers(logits)
         logprobs = normalized.gather_logprobs(normalized.best_tokens)
         return CudaGraphSamples(normalized.best_tokens, logprobs, are_finite(logits, logprobs))
 
     def sample_random(self, logits: Tensor) -> CudaGraphSamples:
         """Draw a token for every row. The logits are not changed."""
         *filters, uniforms, raw, divisors = [column[:len(logits)] for column in self._parameter_columns.device_lists]
-        candidates = find_candidates(normalize_logits(logits / divisors.float()[:, None]), NUM_FEW_CANDIDATES)
+        candidates = find_candidates(compute_normalizers(logits / divisors.float()[:, None]), NUM_FEW_CANDIDATES)
         selection = select_tokens(candidates, uniforms, raw.bool(), {
             name: column.float() for name, column in zip(FILTERS, filters, strict=True)}, is_captured=True)
         return CudaGraphSamples(selection.tokens, selection.logprobs,

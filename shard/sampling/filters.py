@@ -22,7 +22,7 @@ class RemainingCandidates:
         probabilities = candidates.logprobs.double().exp()
         num_rows, width = probabilities.shape
         self.ranks = torch.arange(width, device=probabilities.device)
-        self.probabilities = probabilities.where(candidates.is_certain, 0.0)  # [rows, width]; 0: dropped, or not sure
+        self.probabilities = probabilities.where(candidates.has_certain_rank, 0.0)  # [rows, width]; 0: dropped, unsure
         self.total_probability = probabilities.new_ones(num_rows)  # of all survivors, those beyond included
         self.max_probability_beyond = (torch.zeros_like(self.total_probability) if candidates.is_whole_vocabulary
                                        else probabilities[:, -1])

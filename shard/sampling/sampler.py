@@ -2,7 +2,7 @@
 
 Rows are sampled by docs/concepts/exactness.md, "Each row is sampled by itself". The order is penalties and masks
 (`logits_processors.py`), grammars (`grammar.py`), temperature, what turns logits into logprobs
-(`normalized_logits.py`), the best candidates (`best_candidates.py`), filters (`filters.py`), draw and logprobs
+(`logits_with_normalizers.py`), the best candidates (`best_candidates.py`), filters (`filters.py`), draw and logprobs
 (`token_selection.py`). Temperature 0 takes the best token and ignores filters.
 """
 
@@ -20,7 +20,7 @@ from shard.sampling.best_candidates import (
 )
 from shard.sampling.grammar import GrammarRegistry
 from shard.sampling.logits_processors import needs_processing, process_logits
-from shard.sampling.normalized_logits import NormalizedLogits, normalize_logits
+from shard.sampling.logits_with_normalizers import LogitsWithNormalizers, compute_normalizers
 from shard.sampling.token_selection import SampledToken, draw_uniforms, sample_from_candidates
 from shard.state.sequence import SamplingParams, Sequence
 
@@ -106,7 +106,7 @@ class Sampler:
         are_finite = [isfinite(total) and isfinite(sampled_token.logprob)
                       for total, sampled_token in zip(sums, sampled_tokens, strict=True)]
         if raw_logits is not None:
-            report_raw_logprobs(raw_logits, [sampled_tokens[row] for row in raw_rows],
+            replace_with_raw_logprobs(raw_logits, [sampled_tokens[row] for row in raw_rows],
                                 [sequences[row].sampling.top_n_tokens for row in raw_rows])
         for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
             fits_grammar = row not in dead_rows
@@ -119,11 +119,11 @@ class Sampler:
             output.fits_grammar.append(fits_grammar)
         output.is_finite += are_finite
 
-    def _normalize(self, logits: Tensor) -> NormalizedLogits:
-        return normalize_logits(logits, self._buffer[:len(logits)])
+    def _normalize(self, logits: Tensor) -> LogitsWithNormalizers:
+        return compute_normalizers(logits, self._buffer[:len(logits)])
 
 
-def sample_normalized(normalized: NormalizedLogits, sampling_params: list[SamplingParams],
+def sample_normalized(normalized: LogitsWithNormalizers, sampling_params: list[SamplingParams],
                       uniforms: Tensor) -> list[SampledToken]:
     """Choose from few candidates; where those are not enough from more, and at last from the whole vocabulary."""
     sampled_tokens, decided = sample_from_candidates(find_candidates(normalized, NUM_FEW_CANDIDATES), sampling_params,
@@ -135,7 +135,7 @@ def sample_normalized(normalized: NormalizedLogits, sampling_params: list[Sampli
     return sampled_tokens
 
 
-def sample_single_row(normalized: NormalizedLogits, sampling_params: list[SamplingParams],
+def sample_single_row(normalized: LogitsWithNormalizers, sampling_params: list[SamplingParams],
                       uniforms: Tensor) -> SampledToken:
     for num_candidates in LARGER_CANDIDATE_COUNTS:
         (sampled_token,), (is_decided,) = sample_from_candidates(find_candidates(normalized, num_candidates),
@@ -146,13 +146,13 @@ def sample_single_row(normalized: NormalizedLogits, sampling_params: list[Sampli
     return sampled_token
 
 
-def list_top_tokens(normalized: NormalizedLogits, counts: list[int]) -> list[SampledToken]:
+def list_top_tokens(normalized: LogitsWithNormalizers, counts: list[int]) -> list[SampledToken]:
     """Return the best token of each row, with its `counts` best tokens."""
     return sample_normalized(normalized, [SamplingParams(top_n_tokens=count) for count in counts],
                              torch.zeros(len(counts)))
 
 
-def report_raw_logprobs(raw_logits: NormalizedLogits, sampled_tokens: list[SampledToken],
+def replace_with_raw_logprobs(raw_logits: LogitsWithNormalizers, sampled_tokens: list[SampledToken],
                         top_counts: list[int]) -> None:
     """Replace the logprobs of sampled tokens, and the best candidates, by those of the raw logits."""
     tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, Candidates
 from shard.sampling.filters import FILTERS, RemainingCandidates, compute_running_sums, search_running_sums
-from shard.sampling.normalized_logits import IDS_PER_BLOCK
+from shard.sampling.logits_with_normalizers import IDS_PER_BLOCK
 from shard.state.sequence import SamplingParams
 
 # Of the splitmix64 generator.
@@ -108,7 +108,7 @@ def select_tokens(candidates: Candidates, uniforms: Tensor, uses_raw_logprobs: T
 # [rows] tokens
 def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Tensor, *, is_captured: bool) -> Tensor:
     """Draw without filters for the rows in `is_unfiltered`; the tokens of the other rows are meaningless."""
-    ranks, _, is_in_tail = search_running_sums(compute_certain_probabilities(candidates), uniforms)
+    ranks, _, is_in_tail = search_running_sums(zero_uncertain_probabilities(candidates), uniforms)
     tokens = candidates.token_ids.gather(-1, ranks[:, None])[:, 0]
     is_in_tail &= is_unfiltered
     if candidates.is_whole_vocabulary:
@@ -122,7 +122,7 @@ def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Ten
 
 def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
-    certain_probabilities = compute_certain_probabilities(candidates)
+    certain_probabilities = zero_uncertain_probabilities(candidates)
     probabilities = candidates.all_logits.compute_probabilities()
     probabilities.scatter_(-1, candidates.token_ids,
                            probabilities.gather(-1, candidates.token_ids).masked_fill(certain_probabilities > 0, 0.0))
@@ -135,13 +135,13 @@ def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows
     block_probabilities = blocks.gather(1, block[:, None, None].expand(-1, 1, IDS_PER_BLOCK))[:, 0].double()
     index_in_block, _, _ = search_running_sums(block_probabilities, share - before)
     # If rounding leaves the sum of all chances below 1, the best token gets the rest, not the likeliest one behind it.
-    falls_back_to_best = ((candidates.is_certain[:, 0] & is_short)
+    falls_back_to_best = ((candidates.has_certain_rank[:, 0] & is_short)
                           | (block_probabilities.gather(-1, index_in_block[:, None])[:, 0] == 0))
     return torch.where(falls_back_to_best, candidates.token_ids[:, 0], block * IDS_PER_BLOCK + index_in_block)
 
 
-def compute_certain_probabilities(candidates: Candidates) -> Tensor:  # [rows, width]
-    return candidates.logprobs.double().exp().where(candidates.is_certain, 0.0)
+def zero_uncertain_probabilities(candidates: Candidates) -> Tensor:  # [rows, width]
+    return candidates.logprobs.double().exp().where(candidates.has_certain_rank, 0.0)
 
 
 def sum_by_halves(values: Tensor) -> Tensor:

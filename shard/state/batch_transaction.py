@@ -54,7 +54,7 @@ class BatchTransaction:
         self._dropped_sequences = {i: sequence for i, sequence in self._sequences.items() if i not in kept_ids}
         self._sequences = {i: sequence for i, sequence in self._sequences.items() if i in kept_ids}
         for sequence in self._dropped_sequences.values():
-            self._block_claims.release(sequence.blocks)
+            self._block_claims.note_release(sequence.blocks)
 
     def join_batches(self, batch_ids: Iterable[int]) -> None:
         self._joined_batch_ids = parse_distinct_ids(batch_ids, "batches")
@@ -73,7 +73,7 @@ class BatchTransaction:
         blocks = split_by_counts(grants.blocks, parse_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
         if max(grants.blocks, default=0) >= self._shard_state.block_usage.num_blocks:
             raise MalformedMessage("a granted block does not exist")
-        self._block_claims.acquire(grants.blocks)
+        self._block_claims.check_acquire(grants.blocks)
         self._granted_blocks = dict(zip(ids, blocks, strict=True))
 
     def add_decodes(self) -> None:
@@ -103,8 +103,8 @@ class BatchTransaction:
             self._shard_state.check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
             self._shard_state.check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
             num_cached_blocks = sequence.num_cached_tokens // self._shard_state.block_usage.block_size
-            self._block_claims.share(sequence.blocks[:num_cached_blocks])
-            self._block_claims.acquire(sequence.blocks[num_cached_blocks:])
+            self._block_claims.check_share(sequence.blocks[:num_cached_blocks])
+            self._block_claims.check_acquire(sequence.blocks[num_cached_blocks:])
         self._new_sequences = new_sequences
         self._sequences = self._sequences | {sequence.id: sequence for sequence in new_sequences}
 
@@ -185,10 +185,10 @@ class BlockClaimChecker:
         self._acquired: set[int] = set()
         self._shared: set[int] = set()
 
-    def release(self, blocks: Iterable[int]) -> None:
+    def note_release(self, blocks: Iterable[int]) -> None:
         self._num_releases.update(blocks)
 
-    def acquire(self, blocks: Iterable[int]) -> None:
+    def check_acquire(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             if block in self._acquired or block in self._shared:
                 raise MalformedMessage(f"block {block} is named twice")
@@ -196,7 +196,7 @@ class BlockClaimChecker:
                 raise RejectedMessage(f"block {block} is held by another sequence")
             self._acquired.add(block)
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def check_share(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             if block in self._acquired:
                 raise MalformedMessage(f"block {block} is named as cached and as free")

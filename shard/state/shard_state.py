@@ -67,7 +67,7 @@ class ShardState:
         self.batches.clear()
         self.sequences.clear()
 
-    def check_load(self, request: pb.LoadRequest) -> None:
+    def check_load_request(self, request: pb.LoadRequest) -> None:
         if request.kind not in self.loaded_ids or not request.id:
             raise MalformedMessage("a Load names a kind and an id other than 0")
 
@@ -78,7 +78,7 @@ class ShardState:
         return pb.UnloadRequest(epoch=request.epoch, kind=request.kind, id=request.id)
 
     def mark_loaded(self, request: pb.LoadRequest) -> None:
-        self.check_load(request)
+        self.check_load_request(request)
         self.loaded_ids[request.kind].add(request.id)
 
     def mark_unloaded(self, request: pb.UnloadRequest) -> None:

@@ -63,7 +63,7 @@ class FailureReportingExporter(SpanExporter):
 
 
 class ActiveSpan:
-    """Implementation of `shard.telemetry.span_export_interface.TraceSpan`."""
+    """Implementation of `shard.telemetry.span_export_interface.OpenSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span

@@ -30,7 +30,7 @@ class TraceSettings:
                              f"path, such as http://127.0.0.1:4317, got {self.endpoint}")
 
 
-class TraceSpan(Protocol):
+class OpenSpan(Protocol):
     """Span that has begun. Times are nanoseconds since the Unix epoch."""
 
     @property
@@ -45,7 +45,7 @@ class TraceSpan(Protocol):
 class SpanSender(Protocol):
     """Exporter that takes spans at once and sends them later, in a separate thread."""
 
-    def start_server_span(self, name: str, headers: Mapping[str, str], started_ns: int) -> TraceSpan:
+    def start_server_span(self, name: str, headers: Mapping[str, str], started_ns: int) -> OpenSpan:
         """Begin the span of a request, as a child of the span that its headers name, if any."""
 
     def add_remote_child(self, traceparent: str, name: str, started_ns: int, ended_ns: int, attributes: SpanAttributes,

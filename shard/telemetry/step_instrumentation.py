@@ -43,7 +43,7 @@ def open_step_log(path: str) -> Iterator[VerbCaller]:
         yield partial(run_timed, file)
 
 
-def trace_steps(span_sender: SpanSender | None, rank: int, call_verb: VerbCaller) -> VerbCaller:
+def make_traced_caller(span_sender: SpanSender | None, rank: int, call_verb: VerbCaller) -> VerbCaller:
     """Return a `VerbCaller` that sends spans; without a sender `call_verb` itself."""
     return call_verb if span_sender is None else partial(run_traced, span_sender, rank, call_verb)
 

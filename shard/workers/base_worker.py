@@ -84,7 +84,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
 
     def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Load an adapter or a grammar, in a separate thread while steps run."""
-        self.shard_state.check_load(request)
+        self.shard_state.check_load_request(request)
         if (preceding_unload := self.shard_state.make_unload_if_loaded(request)) is not None:
             self.unload_resource(preceding_unload)
         with use_single_torch_thread():

@@ -48,7 +48,7 @@ NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory 
 logger = logging.getLogger(__name__)
 
 
-def count_draft_tokens(speculate: int, device_type: str) -> int:
+def choose_max_draft_tokens(speculate: int, device_type: str) -> int:
     """Return how many tokens are guessed per sequence and step: on CUDA none, where the next step begins before the
     tokens of the last one are known."""
     if speculate and device_type == "cuda":
@@ -65,7 +65,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded_model = load_decoder_model(config, on_progress)
         limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions,
-                             1 + count_draft_tokens(config.speculate, loaded_model.device.type),
+                             1 + choose_max_draft_tokens(config.speculate, loaded_model.device.type),
                              mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
         self._cache = loaded_model.make_cache(MIN_BLOCK_SIZE, 0)
@@ -245,7 +245,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
     def _read_clock(self) -> float:
         """Return seconds that pass while steps run, but not while they are recorded: later steps are predicted from
         them, and a step is recorded once."""
-        return perf_counter() - self._loaded_model.runner.recording_seconds
+        return perf_counter() - self._loaded_model.runner.graph_recording_seconds
 
     def _run_speculating(self, planner: DraftPlanner, step: Step, cache: KVCache) -> StepOutputs:
         loaded = self._loaded_model

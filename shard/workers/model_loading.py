@@ -52,9 +52,9 @@ from shard.models.hf_fallback.loader import FallbackConfig
 from shard.models.registry import load_encoder, load_model, load_model_config
 from shard.native.compiler import library_file_name
 from shard.native.library import ISA_VARIABLE, describe_loaded_library, load_library_or_reason, log_use_of_kernels
-from shard.ops.native_linear import count_stored_bytes
+from shard.ops.native_linear import bytes_per_stored_weight
 from shard.ops.triton_support import has_triton
-from shard.ops.unquantized_linear import can_pack, make_probe_products
+from shard.ops.unquantized_linear import can_pack, make_matmul_benchmark
 from shard.parallel.group import RankGroup, Rendezvous, choose_dist_backend, join_group
 from shard.quantization.quantized_weight_reader import INT4_ON_LOAD
 from shard.runner.batch_invariance_check import (
@@ -280,7 +280,7 @@ def make_load_context(config: ShardConfig, model_config: ModelConfig) -> LoadCon
     probe_cache = ProbeCache(Path(config.memory) if config.memory else None)
     key = make_probe_key({"asked": "the faster number type", "kernels": library_file_name(), "isa": config.cpu_isa})
     find_fastest = partial(agree_on_dtype, group, probe_cache, key,
-                           partial(measure_fastest_dtype, can_pack, make_probe_products))
+                           partial(measure_fastest_dtype, can_pack, make_matmul_benchmark))
     dtype, user_note = choose_dtype(config.dtype, model_config.dtype, device.type, find_fastest)
     if user_note:
         logger.info("%s", user_note)
@@ -289,7 +289,7 @@ def make_load_context(config: ShardConfig, model_config: ModelConfig) -> LoadCon
     # of all ranks; with quantized weights too little if they are dequantized at load, too much if quantized at load
     weight_bytes = count_weight_bytes(Path(config.model))
     if model_config.quantization is None and not config.quantize:
-        weight_bytes = (weight_bytes * count_stored_bytes(model_config.dtype, dtype, device)
+        weight_bytes = (weight_bytes * bytes_per_stored_weight(model_config.dtype, dtype, device)
                         // model_config.dtype.itemsize)
     check_weight_memory(weight_bytes, device, group, num_sharing_shards)
     return LoadContext(config, device, group, dtype, probe_cache,

@@ -45,7 +45,7 @@ class OverlapBackoff:
     _rerun_share: float = 0.0  # moving average: share of overlapped steps that had to be run again
     _num_suspended_left: int = 0
 
-    def should_suspend_next_step(self) -> bool:
+    def consume_suspended_overlap(self) -> bool:
         """Return whether the next step must wait for the last one, and count that step."""
         if not self._num_suspended_left:
             return False
@@ -97,7 +97,7 @@ class OverlapQueue:
     def begin_step(self, step: Step, cache: KVCache, make_answer: MakeAnswer[Answer]) -> PendingResult[Answer] | None:
         """Begin the step; call `wait_for_capacity` before. Return None if it can only be run after the last step has
         ended."""
-        if self._backoff.should_suspend_next_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
+        if self._backoff.consume_suspended_overlap() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
         previous = self._in_flight_steps[-1].replay if self._in_flight_steps else None
         started_at = perf_counter()

@@ -8,11 +8,11 @@ from launcher.environment_variables import (
     HubAccess,
     find_offline_variable,
     find_token_source,
+    get_machine_probes_path,
     has_gpu,
     hub_cache_folder,
     hub_home_folder,
     huge_page_variables,
-    probe_cache_file,
     read_hub_access,
     recordings_folder,
 )
@@ -79,10 +79,10 @@ def test_token_is_not_shown_in_repr() -> None:
 
 def test_machine_file_depends_on_release_and_library_settings() -> None:
     environment = {"HOME": "/home/weaver", "XDG_CACHE_HOME": "/cache"}
-    files = [probe_cache_file(environment, "1"), probe_cache_file(environment, "2"),
-             probe_cache_file(environment | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "1")]
+    files = [get_machine_probes_path(environment, "1"), get_machine_probes_path(environment, "2"),
+             get_machine_probes_path(environment | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "1")]
     assert len(set(files)) == 3
-    assert probe_cache_file(environment | {"OTHER": "x"}, "1") == files[0]
+    assert get_machine_probes_path(environment | {"OTHER": "x"}, "1") == files[0]
     assert files[0].parent == Path("/cache/weft")
 
 
@@ -91,7 +91,7 @@ def test_without_a_home_folder_nothing_fails(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    assert probe_cache_file({}, "1").parts[:3] == ("/", "dev", "null")
+    assert get_machine_probes_path({}, "1").parts[:3] == ("/", "dev", "null")
     assert hub_cache_folder({}) == Path("/dev/null/huggingface/hub")
 
 

@@ -55,9 +55,9 @@ def test_otlp_settings_make_trace_settings() -> None:
 
 
 def test_log_settings_apply_to_all_processes() -> None:
-    assert LaunchConfig().log_settings == LogSettings()
+    assert LaunchConfig().logging_settings == LogSettings()
     assert make_configs({"json_output": True,
-                         "log_level": "error"})[0].log_settings == LogSettings("error", as_json=True)
+                         "log_level": "error"})[0].logging_settings == LogSettings("error", as_json=True)
 
 
 def test_out_of_range_values_are_rejected() -> None:

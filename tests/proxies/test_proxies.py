@@ -24,7 +24,7 @@ from support.metrics_page import get_failure_counts, parse_metrics
 from support.servers.client_environments import make_client_environment
 from support.servers.weft_process import SIMULATED_MODEL, WeftProcess
 
-from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_front_end
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, run_load_balancer
 
 pytestmark = [pytest.mark.proxies, pytest.mark.timeout(300)]
 
@@ -84,7 +84,7 @@ def lasting_replicas() -> Iterator[list[WeftProcess]]:
 @pytest.fixture
 def setup(load_balancer: str, lasting_replicas: list[WeftProcess]) -> Iterator[Setup]:
     """Replicas that other tests use as well, behind a front end of their own."""
-    with run_front_end(load_balancer, [replica.port for replica in lasting_replicas]) as url:
+    with run_load_balancer(load_balancer, [replica.port for replica in lasting_replicas]) as url:
         yield Setup(lasting_replicas, url)
 
 
@@ -92,7 +92,7 @@ def setup(load_balancer: str, lasting_replicas: list[WeftProcess]) -> Iterator[S
 def mortal_setup(load_balancer: str) -> Iterator[Setup]:
     delay = SHUTDOWN_DELAY_SECONDS if load_balancer == "caddy" else 0
     with (launch_replicas("--shutdown-delay", str(delay)) as replicas,
-          run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
+          run_load_balancer(load_balancer, [replica.port for replica in replicas]) as url):
         yield Setup(replicas, url)
 
 
@@ -217,7 +217,7 @@ def test_failing_requests_take_no_replica_out(load_balancer: str) -> None:
                 statuses.append(answer.status)
         assert set(statuses) == {200, 500}
     with (launch_replicas("--simulated-faults", faults) as replicas,
-          run_front_end(load_balancer, [replica.port for replica in replicas]) as url):
+          run_load_balancer(load_balancer, [replica.port for replica in replicas]) as url):
         run_scenario(url, scenario)
 
 

@@ -81,7 +81,8 @@ def wait_for_replicas(cluster: RayCluster, number: int) -> None:
         after = await read_metric(cluster.url, SUCCESSES)
         return len(after) == number and all(after[name] > before.get(name, after[name]) for name in after)
 
-    wait_until(lambda: len(cluster.find_replicas()) == number and asyncio.run(is_settled()), f"{number} replicas serve")
+    wait_until(lambda: len(cluster.find_replica_pids()) == number and asyncio.run(is_settled()),
+               f"{number} replicas serve")
 
 
 async def send(url: str, method: str, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
@@ -160,40 +161,40 @@ def check_cut_visibly(load: StreamLoad) -> None:
 
 
 def test_killed_replica_is_replaced_and_others_go_on(simulated: RayCluster) -> None:
-    before, servers = simulated.find_replicas(), simulated.find_servers()
+    before, servers = simulated.find_replica_pids(), simulated.find_server_pids()
     check_cut_visibly(asyncio.run(kill_under_streams(simulated, before[0])))
     wait_for_replicas(simulated, 2)
-    assert before[0] not in simulated.find_replicas()
-    assert len({*servers} & {*simulated.find_servers()}) == 1
+    assert before[0] not in simulated.find_replica_pids()
+    assert len({*servers} & {*simulated.find_server_pids()}) == 1
 
 
 def test_killed_router_is_replaced_by_its_launcher(simulated: RayCluster) -> None:
-    before, routers = simulated.find_replicas(), simulated.find_servers("router")
+    before, routers = simulated.find_replica_pids(), simulated.find_server_pids("router")
     check_cut_visibly(asyncio.run(kill_under_streams(simulated, routers[0])))
-    assert simulated.find_replicas() == before
-    assert len(simulated.find_servers("router")) == 2
+    assert simulated.find_replica_pids() == before
+    assert len(simulated.find_server_pids("router")) == 2
 
 
 def test_killed_server_takes_its_replica_along(simulated: RayCluster) -> None:
     """A router answers for a moment after its launcher is gone, so that a late stream may begin on it."""
-    before = simulated.find_replicas()
-    check_cut_visibly(asyncio.run(kill_under_streams(simulated, simulated.find_servers()[0],
+    before = simulated.find_replica_pids()
+    check_cut_visibly(asyncio.run(kill_under_streams(simulated, simulated.find_server_pids()[0],
                                                      frozenset({COMPLETE, CUT}))))
     wait_for_replicas(simulated, 2)
-    assert simulated.find_replicas() != before
+    assert simulated.find_replica_pids() != before
 
 
 def test_killed_shard_pauses_streams_and_cuts_none(simulated: RayCluster) -> None:
-    before = simulated.find_replicas()
-    load = asyncio.run(kill_under_streams(simulated, simulated.find_servers("shard.rpc.server")[0]))
+    before = simulated.find_replica_pids()
+    load = asyncio.run(kill_under_streams(simulated, simulated.find_server_pids("shard.rpc.server")[0]))
     assert load.count_ends() == {COMPLETE: NUM_STREAMS}
-    assert simulated.find_replicas() == before
+    assert simulated.find_replica_pids() == before
 
 
 def test_killed_ingress_cuts_streams_and_is_replaced(simulated: RayCluster) -> None:
-    load = asyncio.run(kill_under_streams(simulated, simulated.find_replicas(INGRESS_TITLE)[0]))
+    load = asyncio.run(kill_under_streams(simulated, simulated.find_replica_pids(INGRESS_TITLE)[0]))
     assert load.count_ends() == {CUT: NUM_STREAMS}
-    assert len(simulated.find_replicas(INGRESS_TITLE)) == 1
+    assert len(simulated.find_replica_pids(INGRESS_TITLE)) == 1
 
 
 def test_request_without_an_answer_is_sent_to_another_replica(simulated: RayCluster) -> None:
@@ -207,14 +208,14 @@ def test_request_without_an_answer_is_sent_to_another_replica(simulated: RayClus
 
             tasks = [asyncio.create_task(ask(number)) for number in range(NUM_STREAMS)]
             await wait_for_metric(simulated.url, RUNNING, NUM_STREAMS)
-            os.kill(simulated.find_replicas()[0], signal.SIGKILL)
+            os.kill(simulated.find_replica_pids()[0], signal.SIGKILL)
             return await asyncio.gather(*tasks)
 
     assert set(asyncio.run(run())) == {200}
 
 
 def test_update_cuts_no_stream(simulated: RayCluster) -> None:
-    before = {*simulated.find_replicas(), *simulated.find_servers()}
+    before = {*simulated.find_replica_pids(), *simulated.find_server_pids()}
 
     async def run() -> StreamLoad:
         async with StreamLoad(simulated.url, NUM_STREAMS, 200) as load:
@@ -227,7 +228,7 @@ def test_update_cuts_no_stream(simulated: RayCluster) -> None:
         return load
 
     assert asyncio.run(run()).count_ends() == {COMPLETE: NUM_STREAMS}
-    assert not before & {*simulated.find_replicas(), *simulated.find_servers()}
+    assert not before & {*simulated.find_replica_pids(), *simulated.find_server_pids()}
 
 
 async def run_later_streams(url: str, update: "asyncio.Task[None]") -> list[str]:
@@ -253,7 +254,7 @@ def test_replicas_follow_the_load(cluster: RayCluster) -> None:
 
     for load in asyncio.run(run()):
         assert load.count_ends() == {COMPLETE: NUM_STREAMS}
-    wait_until(lambda: len(cluster.find_replicas()) == 1, "one replica again")
+    wait_until(lambda: len(cluster.find_replica_pids()) == 1, "one replica again")
 
 
 @pytest.mark.parametrize(("routing", "is_found"), [("affinity", True), ("power-of-two", False)])
@@ -295,7 +296,7 @@ def test_file_for_serve_deploy_runs(cluster: RayCluster, tmp_path: Path) -> None
     text = source.read_text().replace("org/name", SIMULATED_MODEL).replace("port: 8000", f"port: {cluster.http_port}")
     (tmp_path / "serve.yaml").write_text(text)
     assert cluster.run("serve", "shutdown", "-y").returncode == 0
-    wait_until(lambda: not cluster.find_replicas(), "no replicas")
+    wait_until(lambda: not cluster.find_replica_pids(), "no replicas")
     completed = cluster.run("serve", "deploy", str(tmp_path / "serve.yaml"))
     assert completed.returncode == 0, completed.stdout + completed.stderr
     wait_until(lambda: "status: RUNNING" in cluster.run("serve", "status").stdout, "running")

@@ -145,17 +145,17 @@ def test_outputs_with_grammars_are_the_same(harnesses: tuple[SchedulerWithWorker
 def test_time_of_a_recording_is_no_step_s(harnesses: tuple[SchedulerWithWorkers, SchedulerWithWorkers],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is recorded once, so the planner must not expect that time of the next ones."""
-    worker, now, recording_seconds = harnesses[1].workers[0], 0.0, 0.0
+    worker, now, graph_recording_seconds = harnesses[1].workers[0], 0.0, 0.0
     runner, step_seconds = worker._loaded_model.runner, list[float]()
     run = runner.run
 
     def run_and_record(*arguments: Any) -> Any:
-        nonlocal now, recording_seconds
-        now, recording_seconds = now + 5.0, recording_seconds + 4.0
+        nonlocal now, graph_recording_seconds
+        now, graph_recording_seconds = now + 5.0, graph_recording_seconds + 4.0
         return run(*arguments)
 
     monkeypatch.setattr(runner, "run", run_and_record)
-    monkeypatch.setattr(ModelRunner, "recording_seconds", property(lambda _: recording_seconds))
+    monkeypatch.setattr(ModelRunner, "graph_recording_seconds", property(lambda _: graph_recording_seconds))
     monkeypatch.setattr("shard.workers.decoder.perf_counter", lambda: now)
     monkeypatch.setattr(worker._draft_planner, "record", lambda step, tokens, seconds: step_seconds.append(seconds))
     harnesses[1].run_together([ScheduledRequest(Request("r", (7, 8, 9), 3))])

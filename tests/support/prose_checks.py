@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
-from launcher.demo.training.corpus.turns import ConversationTurn
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 
 CONSONANT_SOUND_WORDS = ("unicorn",)
 

@@ -8,8 +8,8 @@ from html import escape
 
 from benchmarks.bench.report import plots
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names
+from benchmarks.bench.report.server_comparison import MetricComparison, make_ratio_rows
 from benchmarks.bench.report.table import count_errors, make_headlines, make_table_rows
-from benchmarks.bench.report.versus import MetricComparison, make_ratio_rows
 
 PAGE_CSS = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #ffffff; --soft: #666666; --rule: #dddddd; }

@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.bench.load.request_records import RequestRecord
+from benchmarks.bench.report.server_comparison import MetricComparison
 from benchmarks.bench.report.summary import RunSummary
-from benchmarks.bench.report.versus import MetricComparison
 
 CSV_COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended", "latency", "prompt_tokens",
                "output_tokens", "num_tokens", "mean_gap", "status", "error")

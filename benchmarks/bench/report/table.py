@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from math import isnan
 
 from benchmarks.bench.report.result import BenchResult, make_unique_run_names
+from benchmarks.bench.report.server_comparison import LATENCY_FIGURES, RATE_FIGURES, make_percentile_getter
 from benchmarks.bench.report.summary import PERCENTILES, RunSummary
-from benchmarks.bench.report.versus import LATENCY_FIGURES, RATE_FIGURES, make_percentile_getter
 from router.simulation.run_stats import align_columns, format_seconds_as_ms
 
 MAX_ERRORS_SHOWN, MAX_ERROR_CHARS = 3, 160  # errors shown of a run, and characters of one

@@ -69,14 +69,14 @@ def block_json(part: WholePart, *, shows_thinking: bool) -> str:
         return f'{{"type":"text","text":{quoted(part.text)}}}'
     if isinstance(part, ReasoningPiece):
         return f'{{"type":"thinking","thinking":{quoted(part.text if shows_thinking else "")},"signature":""}}'
-    return tool_use_json(part.name, input_json(part.arguments))
+    return tool_use_json(part.name, tool_input_json(part.arguments))
 
 
 def tool_use_json(name: str, input_object: str) -> str:
     return f'{{"type":"tool_use","id":"toolu_{secrets.token_hex(12)}","name":{quoted(name)},"input":{input_object}}}'
 
 
-def input_json(arguments: str) -> str:
+def tool_input_json(arguments: str) -> str:
     """Return the arguments of a call as an object, which for a call that was cut off has the members that are complete.
     Anthropic's client makes the same object of the pieces of a stream."""
     try:

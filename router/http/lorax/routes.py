@@ -56,7 +56,7 @@ from router.http.transport.services import (
     GenerationOutput,
     ServiceRoutes,
     Services,
-    generate_best_first,
+    generate_and_sort_by_logprob,
     reject_resume_token_ids,
     run_in_thread_if_long,
 )
@@ -334,7 +334,7 @@ class LoraxRoutes(ServiceRoutes):
         reject_resume_token_ids(generation_request.parameters.resume_token_ids)
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
-        outputs = await generate_best_first(self._services, validated_requests, context)
+        outputs = await generate_and_sort_by_logprob(self._services, validated_requests, context)
         best_output = outputs[0]
         headers = (self._headers(request, generation_request.num_characters
                                  or best_output.validated_request.num_prompt_characters,

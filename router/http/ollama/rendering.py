@@ -87,12 +87,12 @@ class OllamaResponseRenderer:
 
 
 def ollama_answer_json(response: OllamaResponseRenderer, output: GenerationOutput,
-                       parser: ResponseParserProtocol | None, trimmed_stop_strings: Sequence[str]) -> str:
+                       parser: ResponseParserProtocol | None, stop_strings_to_remove: Sequence[str]) -> str:
     """Render a whole response."""
     text = thinking = ""
     calls: list[str] = []
     num_calls = 0  # with those that are text
-    for part in parse_answer(output, parser, trimmed_stop_strings).parts:
+    for part in parse_answer(output, parser, stop_strings_to_remove).parts:
         match part:
             case ContentPiece(piece):
                 text += piece
@@ -115,9 +115,9 @@ class OllamaStreamRenderer(AnswerStreamRenderer):
     keepalive_seconds = None  # its clients read a comment as JSON
     __slots__ = ("_arguments", "_call_name", "_response", "_unsent_tokens")
 
-    def __init__(self, response: OllamaResponseRenderer, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
+    def __init__(self, response: OllamaResponseRenderer, num_prompt_tokens: int, stop_strings_to_remove: Sequence[str],
                  parser: ResponseParserProtocol | None) -> None:
-        super().__init__(render_error_line, num_prompt_tokens, trimmed_stop_strings, parser)
+        super().__init__(render_error_line, num_prompt_tokens, stop_strings_to_remove, parser)
         self._response = response
         self._call_name = self._arguments = ""  # of the call that is being read
         self._unsent_tokens: list[TokenEvent] = []  # whose logprobs were not sent

@@ -143,7 +143,7 @@ async def validate_generation(services: Services, body: OllamaChatOrGenerateRequ
             partial(chat_request.to_generation_input, context, body.parameter_names)), prompt=body.prompt or "")
         if body.suffix:
             infill = require_infill(validator.prompt_encoder.infill)
-            generation_input = replace(generation_input.with_end_tokens(infill.end_tokens),
+            generation_input = replace(generation_input.with_extra_stop_tokens(infill.end_tokens),
                                        prompt=InfillPrompt(body.prompt or "", body.suffix))
         choices = await validate_with_model_adapter(services, chat_request, generation_input, context)
         return ValidatedChat(choices, [None])

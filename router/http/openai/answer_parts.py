@@ -10,7 +10,7 @@ from aiohttp import web
 
 from router.engine.output_stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import ChoiceStreamRenderer
-from router.http.openai.stop_strings import StopStringHoldback, trim_stop_string
+from router.http.openai.stop_string_removal import StopStringHoldback, trim_stop_string
 from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.services import GenerationOutput, Services
 from router.http.transport.sse import KEEPALIVE_SECONDS, EventPump, open_response_stream
@@ -96,13 +96,13 @@ class Answer:
 
 
 def parse_answer(output: GenerationOutput, parser: ResponseParserProtocol | None,
-                 trimmed_stop_strings: Sequence[str]) -> Answer:
+                 stop_strings_to_remove: Sequence[str]) -> Answer:
     """Return the parts of a whole answer; without a parser it is one text, with its whitespace."""
     if parser is None:
-        text = trim_stop_string(output.final_event, trimmed_stop_strings)
+        text = trim_stop_string(output.final_event, stop_strings_to_remove)
         return Answer([ContentPiece(text)] if text else [], output.final_event)
     stripper, parts = AnswerWhitespaceStripper(parser), list[ResponsePart]()
-    *pieces, last_piece = raw_token_texts(output, parser, trimmed_stop_strings)  # one for each token
+    *pieces, last_piece = raw_token_texts(output, parser, stop_strings_to_remove)  # one for each token
     for piece in pieces:
         parts += stripper.strip_parts(parser.feed(piece))
     parts += stripper.strip_parts([*parser.feed(last_piece), *parser.finish()], min(len(output.tokens), 1))
@@ -118,9 +118,9 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
     __slots__ = ("_is_in_call", "_num_tool_calls", "_parser", "_stripper")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], parser: ResponseParserProtocol | None) -> None:
+                 stop_strings_to_remove: Sequence[str], parser: ResponseParserProtocol | None) -> None:
         """`parser`: of the answer; None if it is text alone."""
-        super().__init__(render_error, num_prompt_tokens, trimmed_stop_strings)
+        super().__init__(render_error, num_prompt_tokens, stop_strings_to_remove)
         self._parser = parser
         self._stripper = AnswerWhitespaceStripper(parser)
         self._num_tool_calls = 0
@@ -196,16 +196,16 @@ class AnswerStreamRenderer(ChoiceStreamRenderer):
 
 
 def raw_token_texts(output: GenerationOutput, parser: ResponseParserProtocol,
-                    trimmed_stop_strings: Sequence[str] = ()) -> Iterator[str]:
+                    stop_strings_to_remove: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
     last token if `get_last_token_text` keeps it."""
     tokens, last = output.tokens[:-1], next(reversed(output.tokens), None)
-    holdback, num_characters = StopStringHoldback(trimmed_stop_strings), 0
+    holdback, num_characters = StopStringHoldback(stop_strings_to_remove), 0
     for token in tokens:
         text = holdback.flush() if token.special else holdback.feed(token.text)
         num_characters += len(text)
         yield add_special_token_text(text, token)
-    rest = trim_stop_string(output.final_event, trimmed_stop_strings)[num_characters:]
+    rest = trim_stop_string(output.final_event, stop_strings_to_remove)[num_characters:]
     yield get_last_token_text(rest, last, output.final_event, parser)
 
 

@@ -135,7 +135,7 @@ class ChatRoutes(ServiceRoutes):
             chat_request.should_include_usage,
             includes_logprobs=bool(chat_request.logprobs or chat_request.top_logprobs),
             tokenizer=None if services.is_tgi else services.validator.tokenizer,
-            trimmed_stop_strings=chat_request.trimmed_stop_strings(is_tgi=services.is_tgi),
+            stop_strings_to_remove=chat_request.stop_strings_to_remove(is_tgi=services.is_tgi),
             counts_reasoning=services.validator.reasoning_format is not None,
             returns_token_ids=bool(chat_request.return_token_ids))
         headers = response_headers(request, services.engine.model_info, choices[0].num_prompt_characters,

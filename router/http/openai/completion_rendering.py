@@ -14,7 +14,7 @@ from router.http.openai.rendering import (
     output_usage_json,
     token_ids_json,
 )
-from router.http.openai.stop_strings import trim_stop_string
+from router.http.openai.stop_string_removal import trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import ListJson
 from router.http.transport.services import GenerationOutput
@@ -103,9 +103,9 @@ def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutp
 
 
 def output_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
-                       trimmed_stop_strings: Sequence[str], details: CompletionOutputOptions | None) -> str:
+                       stop_strings_to_remove: Sequence[str], details: CompletionOutputOptions | None) -> str:
     """Render one choice of a whole response."""
-    text, logprobs_json, ids_fields = trim_stop_string(output.final_event, trimmed_stop_strings), "null", ""
+    text, logprobs_json, ids_fields = trim_stop_string(output.final_event, stop_strings_to_remove), "null", ""
     if details is not None:
         if details.has_token_ids:
             ids_fields = (f',"prompt_token_ids":{token_ids_json(output.validated_request.request.prompt)},'
@@ -139,8 +139,8 @@ class OpenAICompletionStreamRenderer(ChoiceStreamRenderer):
     __slots__ = ("_chunk_prefix", "_dialect")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str] = ()) -> None:
-        super().__init__(metadata.render_error_chunk, num_prompt_tokens, trimmed_stop_strings)
+                 stop_strings_to_remove: Sequence[str] = ()) -> None:
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, stop_strings_to_remove)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields(COMPLETION_TYPE)},"choices":[{{"index":{index},"text":')
         self._dialect = metadata.dialect
@@ -167,8 +167,8 @@ class LogprobsAndEchoStreamRenderer(OpenAICompletionStreamRenderer):
     __slots__ = ("_has_prompt_logprobs", "_logprobs", "_prompt", "_prompt_logprobs", "_prompt_top_logprobs")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str], details: CompletionOutputOptions) -> None:
-        super().__init__(metadata, index, num_prompt_tokens, trimmed_stop_strings)
+                 stop_strings_to_remove: Sequence[str], details: CompletionOutputOptions) -> None:
+        super().__init__(metadata, index, num_prompt_tokens, stop_strings_to_remove)
         self._prompt = details.prompt  # None once it is sent
         self._logprobs = CompletionLogprobsBuilder(details.tokenizer) if details.has_logprobs else None
         self._prompt_logprobs: list[float | None] = [None]

@@ -87,7 +87,7 @@ class CompletionRequest(OpenAIBaseRequest):
             self._check_infill(infill)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("`max_tokens` must be at least 1, or 0 with `echo`, got 0")
-        if self.has_prompt_only and self.min_tokens:
+        if self.returns_prompt_only and self.min_tokens:
             raise InvalidRequest(f"`min_tokens` must be at most `max_tokens` (0), got {self.min_tokens}")
 
     def _check_infill(self, infill: InfillEncoder | None) -> None:
@@ -99,7 +99,7 @@ class CompletionRequest(OpenAIBaseRequest):
                                  "prompt alone; leave one of them out")
 
     @property
-    def has_prompt_only(self) -> bool:
+    def returns_prompt_only(self) -> bool:
         """Whether the prompt is all that is wanted, such as for its logprobs."""
         return self.max_tokens == 0 and bool(self.echo)
 
@@ -122,8 +122,8 @@ class CompletionRequest(OpenAIBaseRequest):
         if is_tgi:
             return generation_input
         if self.suffix and infill is not None:
-            generation_input = generation_input.with_end_tokens(infill.end_tokens)
-        if self.has_prompt_only:  # its last token is computed to choose another, which is left out
+            generation_input = generation_input.with_extra_stop_tokens(infill.end_tokens)
+        if self.returns_prompt_only:  # its last token is computed to choose another, which is left out
             generation_input = replace(generation_input, max_new_tokens=1,
                                        parameter_names=replace(names, max_required_new_tokens=0))
         return replace(generation_input, **self.logprob_parameters)
@@ -165,7 +165,7 @@ class CompletionRoutes(ServiceRoutes):
         validated_at = clock()
         metadata = ResponseMetadata.create(services, request, "cmpl-",
                                            get_echoed_model(services, completion_request))
-        trimmed_stop_strings = completion_request.trimmed_stop_strings(is_tgi=services.is_tgi)
+        stop_strings_to_remove = completion_request.stop_strings_to_remove(is_tgi=services.is_tgi)
         headers = response_headers(request, services.engine.model_info,
                                    sum(choice.num_prompt_characters for choice in choices[::num_choices]),
                                    choices[0].adapter)
@@ -173,25 +173,25 @@ class CompletionRoutes(ServiceRoutes):
             async def render_output(index: int, output: GenerationOutput) -> str:
                 details = all_details[index]
                 if details is None or not (details.has_logprobs or details.has_token_ids):
-                    return output_choice_json(metadata, index, output, trimmed_stop_strings, details)
+                    return output_choice_json(metadata, index, output, stop_strings_to_remove, details)
                 # Logprobs and ids of long prompts take a while to render, so they are rendered off the event loop.
-                return await asyncio.to_thread(output_choice_json, metadata, index, output, trimmed_stop_strings,
+                return await asyncio.to_thread(output_choice_json, metadata, index, output, stop_strings_to_remove,
                                                details)
 
             outputs, choices_json = await generate_prompts_in_groups(
                 services, context, choices, num_choices, render_output,
-                collect=collect_prompt_only_output if completion_request.has_prompt_only else collect_output)
+                collect=collect_prompt_only_output if completion_request.returns_prompt_only else collect_output)
             headers |= timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at,
                                       num_choices=num_choices)
             return await json_list_response(request, completion_json(metadata, outputs, num_choices, choices_json),
                                             headers, services.config.slow_client_timeout)
 
-        detailed_renderer = (EchoOnlyStreamRenderer if completion_request.has_prompt_only
+        detailed_renderer = (EchoOnlyStreamRenderer if completion_request.returns_prompt_only
                              else LogprobsAndEchoStreamRenderer)
         renderers = [
-            OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), trimmed_stop_strings)
+            OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt), stop_strings_to_remove)
             if details is None else detailed_renderer(
-                metadata, index, len(choice.request.prompt), trimmed_stop_strings, details)
+                metadata, index, len(choice.request.prompt), stop_strings_to_remove, details)
             for index, (choice, details) in enumerate(zip(choices, all_details, strict=True))]
         return await stream_choices(services, request, context, headers, StreamedChoices(
             metadata, choices, renderers, num_choices,

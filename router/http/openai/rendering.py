@@ -15,7 +15,7 @@ from aiohttp import web
 
 from router.engine.output_stream import FailedEvent, FinishedEvent, RequestStream, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
-from router.http.openai.stop_strings import StopStringHoldback, trim_stop_string
+from router.http.openai.stop_string_removal import StopStringHoldback, trim_stop_string
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import ListJson
 from router.http.transport.error_responses import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
@@ -114,7 +114,7 @@ class ChatOutputOptions:
     includes_usage: bool = False  # at the end of a stream
     includes_logprobs: bool = False
     tokenizer: Tokenizer | None = None  # which knows the bytes of tokens in logprobs; None: those of their text
-    trimmed_stop_strings: tuple[str, ...] = ()
+    stop_strings_to_remove: tuple[str, ...] = ()
     counts_reasoning: bool = False  # whether usage has the tokens of reasoning
     returns_token_ids: bool = False
 
@@ -145,7 +145,7 @@ def token_ids_json(tokens: Iterable[int]) -> str:
 
 def text_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                           output_options: ChatOutputOptions) -> RenderedChoice:
-    text = trim_stop_string(output.final_event, output_options.trimmed_stop_strings)
+    text = trim_stop_string(output.final_event, output_options.stop_strings_to_remove)
     message = f'{{"role":"assistant","content":{quoted(text)}{metadata.dialect.refusal_field}}}'
     return RenderedChoice(chat_choice_json(
         index, output, output_options, message,
@@ -232,13 +232,13 @@ class ChunkStreamRenderer:
 
     __slots__ = ("_holdback", "_num_sent_characters", "_stop_strings", "is_finished", "render_error")
 
-    def __init__(self, render_error: Callable[[Exception], str], trimmed_stop_strings: Sequence[str] = ()) -> None:
-        """`trimmed_stop_strings`: stop strings of the request, unless they are kept in the text."""
+    def __init__(self, render_error: Callable[[Exception], str], stop_strings_to_remove: Sequence[str] = ()) -> None:
+        """`stop_strings_to_remove`: stop strings of the request, unless they are kept in the text."""
         self.is_finished = False
         self.render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
-        self._stop_strings = trimmed_stop_strings
-        self._holdback = StopStringHoldback(trimmed_stop_strings) if trimmed_stop_strings else None
+        self._stop_strings = stop_strings_to_remove
+        self._holdback = StopStringHoldback(stop_strings_to_remove) if stop_strings_to_remove else None
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
@@ -288,8 +288,8 @@ class ChoiceStreamRenderer(ChunkStreamRenderer):
     __slots__ = ("error", "num_cached_tokens", "num_prompt_tokens", "num_reasoning_tokens", "num_tokens")
 
     def __init__(self, render_error: Callable[[Exception], str], num_prompt_tokens: int,
-                 trimmed_stop_strings: Sequence[str]) -> None:
-        super().__init__(render_error, trimmed_stop_strings)
+                 stop_strings_to_remove: Sequence[str]) -> None:
+        super().__init__(render_error, stop_strings_to_remove)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = self.num_cached_tokens = 0  # known at the end
         self.num_reasoning_tokens: int | None = None  # known at the end, if usage tells it
@@ -322,7 +322,7 @@ class OpenAIChatStreamRenderer(ChoiceStreamRenderer):
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  output_options: ChatOutputOptions) -> None:
-        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings)
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.stop_strings_to_remove)
         self._delta_prefix = delta_prefix(metadata, index)
         self._chunk_prefix = self._delta_prefix + '{"role":"assistant","content":'
         self._later_chunk_prefix = (self._chunk_prefix if metadata.dialect.every_delta_has_a_role

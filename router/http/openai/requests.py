@@ -135,7 +135,7 @@ class OpenAIBaseRequest(StructuredOutputRequest):
     def has_continuous_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def trimmed_stop_strings(self, *, is_tgi: bool) -> tuple[str, ...]:
+    def stop_strings_to_remove(self, *, is_tgi: bool) -> tuple[str, ...]:
         """Return the stop strings that are left out of the text; text-generation-inference keeps them."""
         keeps_them = is_tgi if self.include_stop_str_in_output is None else self.include_stop_str_in_output
         return () if keeps_them else tuple(self.stop)
@@ -345,7 +345,7 @@ class ChatRequest(OpenAIBaseRequest):
         if not self.needs_tool_call:
             return []
         has_format = isinstance(self.response_format, dict) and self.response_format.get("type") != "text"
-        return [parameter_names.name_format(name)
+        return [parameter_names.answer_format_parameter(name)
                 for name in ["response_format"] * has_format + self.list_given_constraints()]
 
     def _output_grammar(self, parameter_names: DialectParameterNames) -> tuple[str, Grammar | None]:
@@ -355,7 +355,7 @@ class ChatRequest(OpenAIBaseRequest):
         if self.needs_tool_call:
             return "tool_choice", required_call_grammar(self.tools, self.tool_choice)
         if found is not None:
-            return parameter_names.name_format(found[0]), found[1]
+            return parameter_names.answer_format_parameter(found[0]), found[1]
         return parameter_names.grammar, None
 
     def _find_format(self) -> tuple[str, Grammar] | None:

@@ -273,7 +273,7 @@ class ResponsesRoutes(ServiceRoutes):
             partial(responses_request.echoed_fields, get_echoed_model(services, chat_request)))
         events = ResponseEvents(f"resp_{request[ANSWER_ID]}", echoed_fields)
         renderer = ResponseStreamRenderer(events, len(choice.request.prompt),
-                                          chat_request.trimmed_stop_strings(is_tgi=False), parser,
+                                          chat_request.stop_strings_to_remove(is_tgi=False), parser,
                                           services.validator.tokenizer if responses_request.includes_logprobs
                                           else None)
         headers = response_headers(request, services.engine.model_info, choice.num_prompt_characters, choice.adapter)

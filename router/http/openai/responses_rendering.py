@@ -139,10 +139,10 @@ class ResponseStreamRenderer(AnswerStreamRenderer):
 
     __slots__ = ("_events", "_item", "_logprob_tokenizer", "_tokens")
 
-    def __init__(self, events: ResponseEvents, num_prompt_tokens: int, trimmed_stop_strings: Sequence[str],
+    def __init__(self, events: ResponseEvents, num_prompt_tokens: int, stop_strings_to_remove: Sequence[str],
                  parser: ResponseParserProtocol | None, logprob_tokenizer: Tokenizer | None = None) -> None:
         """`logprob_tokenizer`: the tokenizer, if the response has logprobs."""
-        super().__init__(events.render_failure, num_prompt_tokens, trimmed_stop_strings, parser)
+        super().__init__(events.render_failure, num_prompt_tokens, stop_strings_to_remove, parser)
         self._events = events
         self._logprob_tokenizer = logprob_tokenizer
         self._item: OutputItem | None = None

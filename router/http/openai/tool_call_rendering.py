@@ -51,7 +51,7 @@ def reasoning_fields(text: str) -> str:
 
 def tool_chat_choice_json(metadata: ResponseMetadata, index: int, output: GenerationOutput,
                           output_options: ChatOutputOptions, parser: ResponseParserProtocol) -> RenderedChoice:
-    answer = parse_answer(output, parser, output_options.trimmed_stop_strings)
+    answer = parse_answer(output, parser, output_options.stop_strings_to_remove)
     tool_calls = [tool_call_json(call.name, call.arguments) for call in answer.tool_calls]
     text, reasoning = answer.text, answer.reasoning
     fields = ['"role":"assistant"']
@@ -75,7 +75,7 @@ class OpenAIToolChatStreamRenderer(AnswerStreamRenderer):
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int,
                  output_options: ChatOutputOptions, parser: ResponseParserProtocol) -> None:
-        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.trimmed_stop_strings, parser)
+        super().__init__(metadata.render_error_chunk, num_prompt_tokens, output_options.stop_strings_to_remove, parser)
         self._delta_prefix = delta_prefix(metadata, index)
         self._output_options = output_options
         self._role_field = '"role":"assistant"'  # only in the first chunk

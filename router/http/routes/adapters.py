@@ -15,10 +15,10 @@ from router.errors import AdapterLoadFailed, InvalidRequest
 from router.http.transport.auth import CLIENT, require_admin
 from router.http.transport.body import LenientBodyModel, is_base_model, json_response, read_body
 from router.http.transport.services import ServiceRoutes
-from router.scheduler.loadable_resource_cache import UNLOADED_STATE, AdapterState
+from router.scheduler.loadable_resource_cache import UNLOADED_STATE, AdapterStatus
 from router.validation.bounds import ADAPTER_NAME
 
-UNLOADED_ADAPTER = AdapterState(UNLOADED_STATE, 0)
+UNLOADED_ADAPTER = AdapterStatus(UNLOADED_STATE, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
@@ -196,7 +196,7 @@ class AdapterRoutes(ServiceRoutes):
                 "bytes_on_shard": version.max_shard_bytes,
                 "last_used": int(time.time() - (time.monotonic() - entry.last_used_at)),
                 "requests": adapter_state.num_users,
-                "loads": self._services.engine.adapter_grammar_controller.loader.num_loads(version.folder),
+                "loads": self._services.engine.adapter_grammar_controller.loader.count_past_loads(version.folder),
                 "private": version.is_private,
                 "stays": self._registry.is_pinned(reference),
             }

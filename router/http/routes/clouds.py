@@ -11,7 +11,7 @@ from router.engine.output_stream import FinishedEvent
 from router.errors import InvalidRequest
 from router.http.openai.chat import make_chat_input
 from router.http.openai.requests import ChatRequest, validate_with_model_adapter
-from router.http.openai.stop_strings import trim_stop_string
+from router.http.openai.stop_string_removal import trim_stop_string
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import (
     BodyModel,
@@ -22,7 +22,7 @@ from router.http.transport.body import (
     report_ignored_fields,
 )
 from router.http.transport.request_context_and_middleware import RequestContext, ignored_fields_headers
-from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_best_first
+from router.http.transport.services import ServiceRoutes, Services, gather_or_cancel, generate_and_sort_by_logprob
 from router.validation.validator import ValidatedRequest
 
 
@@ -78,14 +78,14 @@ class CloudRoutes(ServiceRoutes):
         add_ignored_fields(request, [
             f"instances.{index}.{name}" for index, instance in enumerate(instances_body.instances)
             if isinstance(instance, ChatRequest) for name in instance.list_unused_formats()])
-        outputs_by_instance = await gather_or_cancel(generate_best_first(self._services, choices, context)
+        outputs_by_instance = await gather_or_cancel(generate_and_sort_by_logprob(self._services, choices, context)
                                                      for choices in validated_by_instance)
         predictions = [self._render_text(instance, outputs[0].final_event) for instance, outputs in zip(
             instances_body.instances, outputs_by_instance, strict=True)]
         return json_response({"predictions": predictions}, ignored_fields_headers(request))
 
     def _render_text(self, instance: GenerateRequest | ChatRequest, event: FinishedEvent) -> str:
-        return (trim_stop_string(event, instance.trimmed_stop_strings(is_tgi=self._services.is_tgi))
+        return (trim_stop_string(event, instance.stop_strings_to_remove(is_tgi=self._services.is_tgi))
                 if isinstance(instance, ChatRequest) else event.text)
 
     async def _validate_instance(self, instance: GenerateRequest | ChatRequest,

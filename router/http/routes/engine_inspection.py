@@ -27,7 +27,7 @@ from router.monitor.batching_simulation import (
     MAX_SIMULATED_REQUESTS,
     BatchingSettings,
     make_arrivals,
-    measure_timing,
+    make_timing_profile,
     parse_steps,
     select_sequences,
     simulate_batching,
@@ -165,16 +165,17 @@ class EngineInspectionRoutes(ServiceRoutes):
         sequences = [] if given else select_sequences(step_range)[:MAX_SIMULATED_REQUESTS]
         check_num_prompt_tokens(sum(simulated.prompt_tokens for simulated in body.requests or ())
                                 + sum(sequence.num_prompt_tokens for sequence in sequences))
-        settings = BatchingSettings(body.batching, body.max_batch_size, body.static_window_ms).apply(
+        settings = BatchingSettings(body.batching, body.max_batch_size, body.static_window_ms).to_scheduler_settings(
             self._services.config, engine.model_info)
         coefficients = engine.monitor.cost_coefficients
         described_sequences = engine.monitor.describe_sequences(sequences, viewer)
 
         def run() -> str:
-            arrivals = make_given_arrivals(body.requests or ()) if given else make_arrivals(sequences)
-            described = described_sequences or [*map(describe_given_request, arrivals)]
+            arrivals = parse_simulated_arrivals(body.requests or ()) if given else make_arrivals(sequences)
+            described = described_sequences or [*map(describe_simulated_request, arrivals)]
             steps = parse_steps(step_range)
-            simulated = simulate_batching(arrivals, settings, engine.model_info, measure_timing(steps, coefficients))
+            timing_profile = make_timing_profile(steps, coefficients)
+            simulated = simulate_batching(arrivals, settings, engine.model_info, timing_profile)
             submitted_at = {sequence.id: sequence.submitted_at + engine.monitor.clock_offset for sequence in sequences}
             for number, (entry, arrival, num_cached) in enumerate(
                     zip(described, arrivals, simulated.cached_tokens, strict=True), 1):
@@ -278,12 +279,12 @@ def check_num_prompt_tokens(num_tokens: int) -> None:
                              "`until`")
 
 
-def make_given_arrivals(requests: Any) -> list[RequestArrival]:
+def parse_simulated_arrivals(requests: Any) -> list[RequestArrival]:
     arrivals = [parse_plain_arrival(number, given.model_dump()) for number, given in enumerate(requests, 1)]
     return sorted(arrivals, key=lambda arrival: arrival.arrived_at)
 
 
-def describe_given_request(arrival: RequestArrival) -> dict[str, Any]:
+def describe_simulated_request(arrival: RequestArrival) -> dict[str, Any]:
     request = arrival.request
     return {"id": 0, "own": True, "request_id": None, "kind": str(request.kind), "tenant": None, "tenant_ordinal": 0,
             "adapter": None, "adapter_ordinal": 0, "prompt_tokens": len(request.prompt),

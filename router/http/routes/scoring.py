@@ -88,14 +88,14 @@ class ScoreRequest(ScoringRequest):
 
     @model_validator(mode="wrap")
     @classmethod
-    def remember_given_names(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def remember_given_field_names(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         built = validate(value)
         built._given_names = (next(name for name in FIRST_NAMES if name in value),
                               next(name for name in SECOND_NAMES if name in value))
         return built
 
     @property
-    def given_names(self) -> tuple[str, str]:
+    def given_field_names(self) -> tuple[str, str]:
         return self._given_names
 
     def check_num_texts(self) -> None:
@@ -136,7 +136,7 @@ class ScoringRoutes(ServiceRoutes):
         score_request = await read_body(request, ScoreRequest)
         score_request.check_refused_fields()
         score_request.check_num_texts()
-        first, second = score_request.given_names
+        first, second = score_request.given_field_names
         scores, headers, num_tokens = await self._compute_scores(
             request, context, (first, score_request.text_1), (second, score_request.text_2))
         rows = ",".join(f'{{"index":{index},"object":"score","score":{float32_json(score)}}}'

@@ -274,7 +274,7 @@ def describe_listed_request(record: RequestRecord, now: float) -> dict[str, Any]
     """Return the JSON of a request in the list."""
     by_cause = {VALIDATION_PHASE: elapsed_ms(record.arrived_at, record.timeline.submitted_at)}
     by_cause |= {phase: round_ms(seconds) for phase, seconds in record.timeline.seconds_by_phase(now).items()}
-    return record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
+    return request_record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
                                   "by_cause": by_cause}
 
 
@@ -324,7 +324,7 @@ def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
     meanwhile = {str(phase): rounded for phase, seconds_by_phase in overlaps.items() if (rounded := {
         str(other): ms for other, seconds in seconds_by_phase.items() if (ms := round_ms(seconds))})}
-    return record_json(record) | {
+    return request_record_json(record) | {
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
         "by_cause": by_cause,
@@ -335,7 +335,7 @@ def timeline_json(record: RequestRecord, now: float, overlaps: Overlaps) -> dict
     }
 
 
-def record_json(record: RequestRecord) -> dict[str, Any]:
+def request_record_json(record: RequestRecord) -> dict[str, Any]:
     """Return what the list of requests and an explanation both begin with."""
     first_token_at = record.timeline.first_start(RequestPhase.DECODE)
     return {

@@ -36,7 +36,7 @@ from router.http.transport.request_context_and_middleware import RequestContext,
 from router.http.transport.services import (
     GenerationOutput,
     ServiceRoutes,
-    generate_best_first,
+    generate_and_sort_by_logprob,
     reject_resume_token_ids,
     run_in_thread_if_long,
     timing_headers,
@@ -181,7 +181,7 @@ class TgiRoutes(ServiceRoutes):
         validated_requests = await services.validator.validate(
             await context.run_in_thread_if_long(partial(generate_request.to_generation_input, context)))
         validated_at = clock()
-        outputs = await generate_best_first(services, validated_requests, context)
+        outputs = await generate_and_sort_by_logprob(services, validated_requests, context)
         best_output = outputs[0]
         headers = (response_headers(request, services.engine.model_info, len(generate_request.inputs),
                                     best_output.validated_request.adapter)

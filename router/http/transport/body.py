@@ -294,7 +294,7 @@ async def read_decompressed_body(request: web.Request) -> bytes:
                 text=f"Content-Encoding must be gzip, deflate or identity, got {encoding[:40]!a}")
     connection = find_connection(request)
     try:
-        with nullcontext() if connection is None else connection.reading_body():
+        with nullcontext() if connection is None else connection.track_body_read():
             content = await request.read()
     except web.RequestPayloadError:
         raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
@@ -396,7 +396,7 @@ async def send_json(request: web.Request, pieces: Iterable[bytes], num_bytes: in
     response, connection = web.StreamResponse(headers=headers), find_connection(request)
     response.content_type, response.content_length = "application/json", num_bytes
     await response.prepare(request)
-    with nullcontext() if connection is None else connection.writing_answer(num_bytes):
+    with nullcontext() if connection is None else connection.track_answer_write(num_bytes):
         try:
             for piece in pieces:
                 for start in range(0, len(piece), MAX_WRITE_BYTES):

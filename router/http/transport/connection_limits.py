@@ -305,7 +305,7 @@ class Connection(web.RequestHandler):
         self.connections.update_evictable(self)
 
     @contextmanager
-    def reading_body(self) -> Iterator[None]:
+    def track_body_read(self) -> Iterator[None]:
         self.enter_state(ConnectionState.BODY)
         try:
             yield
@@ -313,7 +313,7 @@ class Connection(web.RequestHandler):
             self.enter_state(ConnectionState.HANDLED)
 
     @contextmanager
-    def writing_answer(self, num_bytes: int) -> Iterator[None]:
+    def track_answer_write(self, num_bytes: int) -> Iterator[None]:
         """Count the bytes of a finished answer, of which the handler subtracts those that it has written."""
         self.num_unwritten_bytes = num_bytes
         try:

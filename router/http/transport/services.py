@@ -24,7 +24,7 @@ from router.errors import InvalidRequest, Overloaded
 from router.http.transport.request_context_and_middleware import RequestContext
 from router.http.transport.sse import PumpFlusher
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
-from router.validation.validator import RequestValidator, ValidatedRequest, remaining_seconds
+from router.validation.validator import RequestValidator, ValidatedRequest, require_remaining_seconds
 
 T = TypeVar("T")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
@@ -278,7 +278,7 @@ class RequestGroupThrottle:
         """Return the request with the time that earlier ones have left to it. Raises TimedOut if there is none."""
         if (deadline := self._context.deadline) is None:
             return choice
-        return replace(choice, request=replace(choice.request, timeout=remaining_seconds(deadline)))
+        return replace(choice, request=replace(choice.request, timeout=require_remaining_seconds(deadline)))
 
 
 def close_streams(streams: Iterable[RequestStream]) -> None:
@@ -286,7 +286,7 @@ def close_streams(streams: Iterable[RequestStream]) -> None:
         stream.close()
 
 
-async def generate_best_first(services: Services, validated_requests: Sequence[ValidatedRequest],
+async def generate_and_sort_by_logprob(services: Services, validated_requests: Sequence[ValidatedRequest],
                               context: RequestContext) -> list[GenerationOutput]:
     """Return the outputs of all choices, that with the best mean logprob first."""
     outputs = await generate_all(services, validated_requests, context)

@@ -39,7 +39,7 @@ def test_requests_of_a_part_rise_in_time_with_prompts_of_their_own() -> None:
 
 def test_run_error_is_of_all_its_parts_together() -> None:
     first, second = SimulationComparison([1.0, 2.0], [1.0, 3.0]), SimulationComparison([4.0], [5.0, 6.0])
-    together = SimulationComparison.from_parts([first, second])
+    together = SimulationComparison.pool([first, second])
     assert together == SimulationComparison([1.0, 2.0, 4.0], [1.0, 3.0, 5.0, 6.0])
     assert together.relative_error(99) == pytest.approx(0.5)
 

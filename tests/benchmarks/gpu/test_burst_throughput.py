@@ -51,7 +51,7 @@ def test_several_clients_share_the_requests(monkeypatch: pytest.MonkeyPatch) -> 
         return send(*arguments)
     send = burst_throughput.time_burst
     monkeypatch.setattr(burst_throughput, "STREAMS_PER_CLIENT_PROCESS", 2)
-    monkeypatch.setattr(burst_throughput, "make_client_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(burst_throughput, "make_client_executor", ThreadPoolExecutor)
     monkeypatch.setattr(burst_throughput, "time_burst", time_burst)
     assert 0 < measure_http_throughput(SIMULATED_LOAD_OPTIONS, [RequestLengths(5, 4)] * 5) < 5 / 0.005
     assert sorted(shares) == [1, 1, 2, 2, 2, 2]  # the warm-up, and what is measured

@@ -3,7 +3,7 @@
 import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
-from benchmarks.gpu.latency_and_throughput import find_fitting_points
+from benchmarks.gpu.latency_and_throughput import select_points_fitting_memory
 from benchmarks.harness.random_step_inputs import BLOCK_SIZE
 from shard.config import ShardConfig
 from shard.hardware.cache_budget import CacheBudget
@@ -21,10 +21,10 @@ def loaded_model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def test_points_without_room_for_their_cache_are_left_out(loaded_model: LoadedDecoder,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
     points = [(2 * BLOCK_SIZE, 1), (BLOCK_SIZE, 3), (2 * BLOCK_SIZE, 2)]
-    assert find_fitting_points(loaded_model, points) == points[:2]
+    assert select_points_fitting_memory(loaded_model, points) == points[:2]
     assert "left out: 2 sequences of 32 tokens need a cache of" in capsys.readouterr().err
 
 
 def test_no_point_that_fits_is_an_error(loaded_model: LoadedDecoder) -> None:
     with pytest.raises(ValueError, match="no room for any of these batches"):
-        find_fitting_points(loaded_model, [(BLOCK_SIZE, 4)])
+        select_points_fitting_memory(loaded_model, [(BLOCK_SIZE, 4)])

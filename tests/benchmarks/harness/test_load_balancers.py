@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.load_balancers import LOAD_BALANCERS, PROXY_FOLDER, make_router_arguments, render_config
+from benchmarks.harness.load_balancers import LOAD_BALANCERS, PROXY_FOLDER, make_vllm_router_arguments, render_config
 from benchmarks.harness.processes import find_free_port
 
 CONFIG_NAMES = sorted({load_balancer.config_name for load_balancer in LOAD_BALANCERS.values()} - {""})
@@ -33,7 +33,7 @@ def test_shipped_file_is_changed_in_nothing_else() -> None:
 
 
 def test_router_gets_every_replica() -> None:
-    arguments = make_router_arguments(find_free_port(), [1, 2], "cache_aware")
+    arguments = make_vllm_router_arguments(find_free_port(), [1, 2], "cache_aware")
     assert arguments[arguments.index("--worker-urls") + 1:][:2] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
 
 

@@ -12,9 +12,9 @@ from benchmarks.peers.environments import (
     OPENVINO,
     TRANSFORMERS,
     VLLM,
+    copy_variables_without_pythonpath,
     install_environment,
-    keep_tile_config,
-    make_foreign_environment,
+    patch_amx_tile_config,
     run_step,
 )
 
@@ -51,14 +51,14 @@ def test_failed_step_reports_the_end_of_its_output() -> None:
 def test_configuration_of_tiles_is_kept_from_the_optimizer(tmp_path: Path) -> None:
     source = tmp_path / "mmq.cpp"
     source.write_text("{\n    _tile_loadconfig(&tc);\n}\n")
-    keep_tile_config(source)
+    patch_amx_tile_config(source)
     assert source.read_text().splitlines()[1:3] == ['    __asm__ volatile("" : : "r"(&tc) : "memory");',
                                                     "    _tile_loadconfig(&tc);"]
     source.write_text("{\n}\n")
     with pytest.raises(ProcessStartError, match=r"mmq\.cpp has no _tile_loadconfig"):
-        keep_tile_config(source)
+        patch_amx_tile_config(source)
 
 
 def test_other_programs_do_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/checkout")
-    assert "PYTHONPATH" not in make_foreign_environment()
+    assert "PYTHONPATH" not in copy_variables_without_pythonpath()

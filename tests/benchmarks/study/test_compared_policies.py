@@ -6,8 +6,8 @@ from benchmarks.study.compared_policies import (
     MIXED_VARIANTS,
     SharedPolicySettings,
     format_policy_label,
-    make_compat_policy_settings,
     make_policy_settings,
+    make_reproduction_policy_settings,
     make_window_policies,
     sort_policies,
 )
@@ -25,7 +25,7 @@ def test_router_accepts_every_policy(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPAT_POLICIES)
 def test_compat_mode_has_no_cache_and_eight_handlers(name: str) -> None:
-    config = RouterConfig(**make_compat_policy_settings(name))
+    config = RouterConfig(**make_reproduction_policy_settings(name))
     assert (config.batching, config.recompute, config.max_handlers, config.dialect) == (name, True, 8, "batching")
     assert config.static_equal_lengths == (name == "static")
 

@@ -10,7 +10,7 @@ from benchmarks.study.plan import (
     StudyPlan,
     StudyRun,
     StudyScope,
-    insert_static_batching_windows,
+    list_policies_with_windows,
 )
 from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 
@@ -34,12 +34,12 @@ def test_server_runs_all_levels_but_variants_only_some() -> None:
 
 def test_every_preset_is_run_with_every_policy() -> None:
     counts = Counter(run.workload for turn in STUDY_PLAN.iter_policy_runs("workload") for run in turn.runs)
-    num_policies = len(insert_static_batching_windows(STUDY_PLAN.scope))
+    num_policies = len(list_policies_with_windows(STUDY_PLAN.scope))
     assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * num_policies)
 
 
 def test_window_variants_follow_the_static_policy() -> None:
-    assert insert_static_batching_windows(StudyScope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
+    assert list_policies_with_windows(StudyScope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
         "static", "static-1", "static-4", "mixed")
 
 
@@ -47,7 +47,8 @@ def test_window_variants_follow_the_static_policy() -> None:
 def test_every_run_has_a_unique_name_and_its_own_settings(part: str) -> None:
     runs = [run for turn in STUDY_PLAN.iter_policy_runs(part) for run in turn.runs]
     assert len({run.name for run in runs}) == len(runs)
-    assert all(STUDY_PLAN.make_run_settings(run)["requests"] == len(STUDY_PLAN.make_requests(run)) for run in runs)
+    assert all(STUDY_PLAN.make_record_fingerprint(run)["requests"] == len(STUDY_PLAN.make_requests(run))
+               for run in runs)
 
 
 def test_load_is_scaled_to_the_server_speed() -> None:
@@ -55,16 +56,17 @@ def test_load_is_scaled_to_the_server_speed() -> None:
     run = StudyRun("workload", "simulated", "figure", "mixed")
     mean = sum(SERVER_SPEED.interpolate_latency(run, length)
                for length in FIGURE_OUTPUT_LENGTHS) / len(FIGURE_OUTPUT_LENGTHS)
-    assert SERVER_SPEED.compute_speedup(run) == pytest.approx(STUDY_MEAN_REQUEST_SECONDS / mean)
+    assert SERVER_SPEED.compute_speedup_over_study(run) == pytest.approx(STUDY_MEAN_REQUEST_SECONDS / mean)
     faster = replace(SERVER_SPEED, short_prompt_latencies=tuple(
         (tokens, seconds / 2) for tokens, seconds in SERVER_SPEED.short_prompt_latencies))
-    assert faster.compute_speedup(run) == pytest.approx(2 * SERVER_SPEED.compute_speedup(run))
+    assert faster.compute_speedup_over_study(run) == pytest.approx(2 * SERVER_SPEED.compute_speedup_over_study(run))
 
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic"])
 def test_compat_load_is_scaled_to_eight_concurrent_requests(policy: str) -> None:
     """The study's server generated 80 tokens per second for eight requests."""
-    assert SERVER_SPEED.compute_speedup(StudyRun("compat", "simulated", "figure", policy)) == pytest.approx(2.0)
+    run = StudyRun("compat", "simulated", "figure", policy)
+    assert SERVER_SPEED.compute_speedup_over_study(run) == pytest.approx(2.0)
 
 
 def test_joint_throughput_is_measured_with_all_handlers() -> None:

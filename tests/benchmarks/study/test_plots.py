@@ -18,7 +18,7 @@ from benchmarks.study.plot_style import (
     make_figure,
 )
 from benchmarks.study.statistics import ConfidenceBand
-from benchmarks.study.summary_metrics import summarize_study
+from benchmarks.study.study_summary import summarize_study
 
 pytestmark = pytest.mark.usefixtures("fonts")
 SHOWN_POLICIES = (*CACHE_POLICIES, *MIXED_VARIANTS, *make_window_policies((0.25, 1.0, 4.0)))

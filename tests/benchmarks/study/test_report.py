@@ -7,8 +7,8 @@ from support.fake_study import RUN_METADATA, SMALL_SCOPE, run_fake_study
 from benchmarks.study.compared_policies import format_policy_label
 from benchmarks.study.report import (
     POLICY_COLUMNS,
-    describe_compat,
     describe_steal_time,
+    describe_study_reproduction,
     format_all_tables,
     format_band,
     format_markdown_table,
@@ -16,7 +16,7 @@ from benchmarks.study.report import (
     list_distinct_metadata,
 )
 from benchmarks.study.statistics import ConfidenceBand
-from benchmarks.study.summary_metrics import summarize_study
+from benchmarks.study.study_summary import summarize_study
 
 
 def test_figure_shows_its_band_if_there_is_one() -> None:
@@ -63,7 +63,7 @@ def test_page_lists_failed_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("crossover", "text"), [
     (0.8, "for requests above 0.80 of the largest"), (1.2, "for no request is it the slower one")])
 def test_compat_text_says_when_dynamic_batching_is_slower(crossover: float, text: str) -> None:
-    assert text in describe_compat({"continuous_latency_correlation": 1.0,
+    assert text in describe_study_reproduction({"continuous_latency_correlation": 1.0,
                                     "continuous_latency_correlation_of_seeds": ConfidenceBand.from_values([1.0]),
                                     "continuous_mean_latency_ratio": ConfidenceBand.from_values([0.5]),
                                     "crossover": crossover})

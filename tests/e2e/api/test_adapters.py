@@ -181,7 +181,7 @@ def test_prefix_cache_is_separate_per_adapter(tmp_path):
 
 def test_static_adapter_is_used_by_requests_without_adapter(tmp_path):
     async def scenario(weft):
-        await weft.validator.adapter_registry.preload(weft.engine.adapter_grammar_controller.loader.load_and_pin)
+        await weft.validator.adapter_registry.preload(weft.engine.adapter_grammar_controller.loader.load_permanently)
         assert await generate_text(weft, None) == await generate_text(weft, "a") == expected_text(weft, 1)
         await weft.replace_ranks()
         assert await generate_text(weft, None) == expected_text(weft, 1)

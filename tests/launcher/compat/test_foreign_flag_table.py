@@ -8,8 +8,8 @@ from launcher.compat.foreign_flag_table import (
     ForeignFlagTable,
     ignored_effect,
     make_setting_effect,
+    make_switch_flag,
     refused_effect,
-    switch_flag,
     unchanged_flag,
     unneeded_effect,
     variable_only_flag,
@@ -39,7 +39,7 @@ def test_accepted_values_are_listed_when_not_all_are() -> None:
 
 
 def test_switch_is_on_or_off() -> None:
-    flag = switch_flag("json-output", make_setting_effect("json_output"))
+    flag = make_switch_flag("json-output", make_setting_effect("json_output"))
     assert [flag.find_effect(value).action
             for value in ("true", "1", "false", "0")] == [FlagAction.SETTING] * 2 + [FlagAction.UNNEEDED] * 2
     assert flag.find_effect("maybe") is None

@@ -11,8 +11,8 @@ from launcher.compat.foreign_flag_table import (
     environment_variable_effect,
     ignored_effect,
     make_setting_effect,
+    make_switch_flag,
     refused_effect,
-    switch_flag,
     unchanged_flag,
     unneeded_effect,
 )
@@ -32,8 +32,8 @@ FLAG_TABLE = ForeignFlagTable("loom-launcher", (
     ForeignFlag("paint", (refused_effect("there is no paint", "red"), ignored_effect("it dries", "green"))),
     ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
     ForeignFlag("num-shard", (FlagEffect(FlagAction.NUM_SHARDS),)),
-    switch_flag("json-output", make_setting_effect("json_output")),
-    switch_flag("nails", refused_effect("there are no nails")),
+    make_switch_flag("json-output", make_setting_effect("json_output")),
+    make_switch_flag("nails", refused_effect("there are no nails")),
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT),), "switch", "e"),
     ForeignFlag("SHADE", (make_setting_effect("log_level"),), is_only_variable=True),))
 # Kinds of flags that the table above lacks.
@@ -48,9 +48,9 @@ EXTENDED_FLAG_TABLE = ForeignFlagTable("carded-launcher", (
     ForeignFlag("SPINDLE", (environment_variable_effect("DISTAFF", value_template="https://{}.org"),),
                 is_only_variable=True),
     ForeignFlag("DISTAFF", (environment_variable_effect("DISTAFF"),), is_only_variable=True),
-    switch_flag("wet", ignored_effect("there is no water")),
-    switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
-    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
+    make_switch_flag("wet", ignored_effect("there is no water")),
+    make_switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
+    make_switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
                                 (ImplicitDefault("compat", "tgi"),
                                  ImplicitDefault("otlp_service_name", "cards", required_flag="otlp-endpoint")))
 MODEL_ARGUMENTS = ("--model-id", "org/name")

@@ -28,7 +28,7 @@ class FakeReplicas:
                 raise part
             yield part
 
-    async def fetch_all_answers(self, request: ForwardedRequest) -> Sequence[Page]:
+    async def fetch_answer_of_every_replica(self, request: ForwardedRequest) -> Sequence[Page]:
         self.requests.append(request)
         return self._pages
 

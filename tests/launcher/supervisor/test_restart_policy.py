@@ -5,7 +5,7 @@ from launcher.supervisor.restart_policy import MAX_DEATHS, RESTART_PAUSES_SECOND
 
 def get_pauses(*death_times: float) -> list[float | None]:
     policy = RestartPolicy(RESTART_PAUSES_SECONDS)
-    return [policy.choose_pause_after_death(time) for time in death_times]
+    return [policy.record_death_and_choose_pause(time) for time in death_times]
 
 
 def test_pauses_double_until_the_fifth_death_in_five_minutes() -> None:
@@ -28,14 +28,14 @@ def test_old_deaths_do_not_count() -> None:
 def test_deaths_whose_cause_was_found_do_not_count() -> None:
     policy = RestartPolicy(RESTART_PAUSES_SECONDS)
     for request in range(4):  # each ends the processes three times before it is found
-        pauses = [policy.choose_pause_after_death(20.0 * request + death) for death in range(3)]
+        pauses = [policy.record_death_and_choose_pause(20.0 * request + death) for death in range(3)]
         assert pauses == [1.0, 2.0, 4.0]
         policy.forget_recent_deaths(3)
-    assert policy.choose_pause_after_death(100.0) == 1.0
+    assert policy.record_death_and_choose_pause(100.0) == 1.0
 
 
 def test_losses_have_pauses_and_no_limit() -> None:
     policy = RestartPolicy(RESTART_PAUSES_SECONDS)
-    losses = [policy.choose_pause_after_loss(10.0 * number) for number in range(MAX_DEATHS + 2)]
+    losses = [policy.record_loss_and_choose_pause(10.0 * number) for number in range(MAX_DEATHS + 2)]
     assert losses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert policy.choose_pause_after_death(100.0) == 30.0
+    assert policy.record_death_and_choose_pause(100.0) == 30.0

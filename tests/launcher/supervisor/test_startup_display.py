@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from launcher.supervisor import startup_display
-from launcher.supervisor.startup_display import StartupDisplay, StartupProgress
+from launcher.supervisor.startup_display import ProgressByPhase, StartupDisplay
 
 GIB = 2**30
 
@@ -18,7 +18,7 @@ class FakeTerminal(io.StringIO):
 
 
 def format_progress(*updates: tuple[str, str, int, int]) -> str:
-    start = StartupProgress()
+    start = ProgressByPhase()
     for one in updates:
         start.update(*one)
     return str(start)

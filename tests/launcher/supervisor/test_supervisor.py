@@ -150,7 +150,7 @@ def test_child_without_heartbeat_is_killed(monkeypatch: pytest.MonkeyPatch, prog
     async def scenario() -> None:
         async with run_process(PARSE_ARGUMENTS + REPORT_READY + program) as process:
             assert await process.ready_task
-            reading = asyncio.create_task(process.read_until_closed(warnings.append, lambda _: None))
+            reading = asyncio.create_task(process.monitor_until_closed(warnings.append, lambda _: None))
             await asyncio.wait([reading], timeout=20.0 if is_killed else 0.5)
             assert reading.done() == is_killed
             reading.cancel()
@@ -546,10 +546,10 @@ def test_router_ends_before_the_shards(run_with_server: Callable[..., None]) -> 
 def test_router_is_asked_for_a_recording_when_ready(
         run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
     async def scenario(harness: ServerHarness) -> None:
-        harness.server.request_recording()  # no router is running yet
+        harness.server.ask_router_for_recording()  # no router is running yet
         await harness.ready.wait()
         await child_starts.read_next(3)
-        harness.server.request_recording()
+        harness.server.ask_router_for_recording()
         assert await child_starts.read_next(1) == {"recorded"}
     record_signal = "open(told['births'], 'a').write('recorded\\n')"
     run_with_server(scenario, router=PARSE_ARGUMENTS + f"signal.signal(signal.SIGUSR1, lambda *_: {record_signal}); "

@@ -49,7 +49,7 @@ class RegistrySetup:
 
     async def preload_adapters(self) -> None:
         await self.resource_loader.restore_after_handshake(HandshakeResult(FACTS, 1, frozenset(), frozenset()))
-        await self.registry.preload(self.resource_loader.load_and_pin)
+        await self.registry.preload(self.resource_loader.load_permanently)
 
     async def expect_resolve_error(self, error_type: type[RequestError], name: str, **reference_fields: Any) -> str:
         with pytest.raises(error_type) as error:

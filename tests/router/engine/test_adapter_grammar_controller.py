@@ -16,7 +16,7 @@ from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
 from router.scheduler.events import RequestAccepted, SchedulerEvent, SequenceFailed
 from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.loadable_resource_cache import AdapterState
+from router.scheduler.loadable_resource_cache import AdapterStatus
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.shards.handshake import HandshakeResult
@@ -68,7 +68,7 @@ class ControllerSetup:
         self.scheduler.on_shards_lost(loss_reason, 0.0)
         self.controller.loader.end_epoch(resources_lost=loss_reason is ShardLossReason.DEATH)
         await self.connect_shards(epoch, model_info)
-        self.controller.wake_load_waiters()
+        self.controller.settle_waiters_without_load()
 
     def make_adapter(self, source: str = "a", max_bytes: int = 100) -> LoadableResource:
         return self.controller.loader.get_or_register("adapter", source, max_bytes)
@@ -200,7 +200,7 @@ def test_adapter_is_unloaded_when_no_request_needs_it() -> None:
         await setup.load(adapter)
         sequence_id = setup.submit(adapter)
         await setup.unload(adapter)
-        assert setup.controller.adapter_states == {adapter: AdapterState("loaded", 1)}
+        assert setup.controller.adapter_states == {adapter: AdapterStatus("loaded", 1)}
         setup.scheduler.cancel(sequence_id, 0.0)
         await setup.run_commands()
         assert setup.controller.adapter_states == {}

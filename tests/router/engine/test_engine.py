@@ -16,7 +16,7 @@ from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, Tim
 from router.recording.recording_file import Recording, RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
-from router.scheduler.loadable_resource_cache import AdapterState
+from router.scheduler.loadable_resource_cache import AdapterStatus
 from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
@@ -681,8 +681,8 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
     async def scenario(weft):
         resource = make_adapter(weft)
         assert [await weft.engine.adapter_grammar_controller.load(resource) for _ in range(2)] == ["", ""]
-        assert weft.engine.adapter_grammar_controller.adapter_states == {resource: AdapterState("loaded", 0)}
-        assert weft.engine.adapter_grammar_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
+        assert weft.engine.adapter_grammar_controller.adapter_states == {resource: AdapterStatus("loaded", 0)}
+        assert weft.engine.adapter_grammar_controller.loader.count_past_loads("a") == weft.rpc_counts["Load"] == 1
         removed = weft.watch_scheduler_calls("on_resource_unloaded")
         weft.engine.adapter_grammar_controller.request_resource_unload(resource)
         assert await removed.get() == resource
@@ -698,7 +698,7 @@ def test_load_returns_the_reason_of_a_failure(tmp_path):
         controller = weft.engine.adapter_grammar_controller
         assert "takes no KIND_ADAPTER" in await controller.load(make_adapter(weft))
         assert "takes 5,000 bytes" in await controller.load(make_adapter(weft, "large", 5000))
-        assert controller.loader.num_loads("a") == 0
+        assert controller.loader.count_past_loads("a") == 0
     play_scenario(scenario, tmp_path, adapters=False, adapter_bytes=1000)
 
 
@@ -706,7 +706,7 @@ def test_load_returns_the_reason_of_a_failure(tmp_path):
 def test_adapter_load_survives_a_shard_loss(tmp_path):
     async def scenario(weft):
         assert await weft.engine.adapter_grammar_controller.load(make_adapter(weft)) == ""
-        assert weft.engine.adapter_grammar_controller.loader.num_loads("a") == 1
+        assert weft.engine.adapter_grammar_controller.loader.count_past_loads("a") == 1
     play_scenario(scenario, tmp_path, faults="die@load:1")
 
 

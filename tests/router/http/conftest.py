@@ -86,7 +86,7 @@ class ScriptedEngine:
         return self.request_records.get(request_id)
 
     def find_prompt_records(self, first: RequestRecord) -> list[list[RequestRecord]]:
-        return self.request_records.find_prompts(first)
+        return self.request_records.find_records_by_prompt(first)
 
     def add_refused_request(self, record: RequestRecord) -> None:
         self.request_records.add_refused(record)

@@ -12,7 +12,7 @@ from router.monitor import batching_simulation
 from router.monitor.batching_simulation import (
     BatchingSettings,
     make_arrivals,
-    measure_timing,
+    make_timing_profile,
     parse_steps,
     select_sequences,
     simulate_batching,
@@ -40,7 +40,7 @@ def make_sequences(count=24, **changes):
 
 
 def simulate(batching="static", sequences=None, config=CONFIG, **changes):
-    settings = BatchingSettings(batching, **changes).apply(config, MODEL_INFO)
+    settings = BatchingSettings(batching, **changes).to_scheduler_settings(config, MODEL_INFO)
     return simulate_batching(make_arrivals(sequences or make_sequences()), settings, MODEL_INFO, PROFILE)
 
 
@@ -75,7 +75,7 @@ def test_static_groups_wait_for_their_longest_member():
 
 def test_preemption_is_no_cancelling_also_of_requests_that_end_later():
     small_cache = replace(MODEL_INFO, num_blocks=14)
-    settings = BatchingSettings("continuous").apply(CONFIG, small_cache)
+    settings = BatchingSettings("continuous").to_scheduler_settings(CONFIG, small_cache)
     steps = simulate_batching(make_arrivals(make_sequences(10)), settings, small_cache, PROFILE).steps
     assert [number for step in steps for _, number in step["preempted"]]
     assert not [number for step in steps for _, number in step["cancelled"]]
@@ -91,11 +91,11 @@ def test_sequences_are_numbered_in_order_of_arrival():
 def test_settings_of_the_server_hold_but_its_limits_of_requests_do_not():
     config = RouterConfig(max_batch_size=3, max_concurrent_requests=2, max_queue_requests=1, max_queue_ms=0.0,
                           look_ahead=1)
-    settings = BatchingSettings("static", static_window_ms=20.0).apply(config, MODEL_INFO)
+    settings = BatchingSettings("static", static_window_ms=20.0).to_scheduler_settings(config, MODEL_INFO)
     assert (settings.max_batch_size, settings.look_ahead, settings.static, settings.static_window_seconds) == (
         3, 1, True, 0.02)
     assert simulate(config=config).summary["tokens"] == simulate().summary["tokens"]
-    assert BatchingSettings("static", 7).apply(config, MODEL_INFO).max_batch_size == 7
+    assert BatchingSettings("static", 7).to_scheduler_settings(config, MODEL_INFO).max_batch_size == 7
 
 
 def test_shared_prefixes_are_found_again():
@@ -127,10 +127,10 @@ def test_texts_to_pool_and_unknown_sequences_are_left_out():
 def test_time_between_steps_is_the_median_of_the_buffered_ones():
     steps = [ObservedStep(number, "decode", 1.0, 0.010, 0.010 + overhead, rows=[(0, 1, 1, "d")])
              for number, overhead in enumerate((0.001, 0.004, 0.002))]
-    profile = measure_timing(parse_steps(make_step_range(steps, [])), (1.0, 2.0, 3.0, 4.0))
+    profile = make_timing_profile(parse_steps(make_step_range(steps, [])), (1.0, 2.0, 3.0, 4.0))
     assert profile.coefficients == (1.0, 2.0, 3.0, 4.0)
     assert profile.idle_overheads == profile.pipelined_overheads == [pytest.approx(0.002)]
-    assert measure_timing([], (1.0, 2.0, 3.0, 4.0)).idle_overheads == []
+    assert make_timing_profile([], (1.0, 2.0, 3.0, 4.0)).idle_overheads == []
 
 
 def test_summary_of_steps():

@@ -556,7 +556,7 @@ def test_fault_of_the_monitor_ends_watching_and_nothing_else(tmp_path, caplog):
     async def scenario(weft):
         monitor = weft.engine.monitor
         async with watching(weft.engine) as events:
-            monitor.observer.observe_pending = None
+            monitor.observer.take_observed_steps = None
             await asyncio.wait([monitor._frame_task])
             await asyncio.sleep(0)
             assert monitor.observer is None

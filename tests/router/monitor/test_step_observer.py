@@ -51,14 +51,14 @@ class ObservedWorld(SimulatedWorld):
         if self.observer is None or name not in {"complete_step", "on_shards_lost"}:
             return result
         if name == "complete_step":
-            self.observer.record_answer(self._completing, result, answered_at=self.now, seconds=args[1].seconds,
+            self.observer.record_answered_step(self._completing, result, answered_at=self.now, seconds=args[1].seconds,
                                         wall_seconds=args[1].seconds)
-            steps = self.observer.observe_pending()
+            steps = self.observer.take_observed_steps()
             self.check_lanes(self._completing)
             self.steps += [(self._completing, step) for step in steps]
         else:
             self.observer.record_shard_loss(result, self.now)
-            self.steps += [(None, step) for step in self.observer.observe_pending()]
+            self.steps += [(None, step) for step in self.observer.take_observed_steps()]
         return result
 
     def check_lanes(self, plan):
@@ -229,7 +229,7 @@ def test_notes_make_no_use_of_what_happens_later():
     eager = make_world(4, look_ahead=2)
     lazy = make_world(4, look_ahead=2)
     lazy.check_lanes = lambda _: None
-    observe, lazy.observer.observe_pending = lazy.observer.observe_pending, list
+    observe, lazy.observer.take_observed_steps = lazy.observer.take_observed_steps, list
     eager.run()
     lazy.run()
 
@@ -243,5 +243,5 @@ def test_notes_make_no_use_of_what_happens_later():
 def test_finished_event_of_a_sequence_without_a_lane_is_ignored():
     observer = make_world(0).observer
     assert observer._collect_finished([SequenceFinished(99, FinishReason.TIMEOUT)]) == []
-    assert observer.observe_pending() == []
+    assert observer.take_observed_steps() == []
     assert LaneChanges() == LaneChanges([], [])

@@ -35,7 +35,7 @@ from router.scheduler.shard_messages import StepResult, StepResultRow
 REPOSITORY_ROOT = Path(__file__).parents[3]
 # Classes of which the scheduler keeps no object from one call to the next, base classes, and others' reasons.
 TRANSIENT_CLASSES = {
-    "AdapterState", "BlockGrant", "Concat", "Decode", "Filter", "NewSequence", "PoolingStep", "Prefill",
+    "AdapterStatus", "BlockGrant", "Concat", "Decode", "Filter", "NewSequence", "PoolingStep", "Prefill",
     "PrefillBudget", "PrefillChunk", "PromptLogprobs", "RequestAccepted", "RequestRejected",
     "SequenceExpired", "SequenceFailed", "SequenceFinished", "ShardLossReason", "StepDraft", "StepPlan", "StepPolicy",
     "StepResult", "StepResultRow", "PrefillTimeAllowance", "TokensGenerated"}

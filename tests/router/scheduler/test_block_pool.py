@@ -139,7 +139,7 @@ def test_hash_is_reserved_until_it_is_published_or_released():
     for block, name in zip((first, second), names, strict=True):
         blocks.reserve_hash(block, name)
     blocks.cache_full_blocks([first], [b"a"])
-    blocks.release_hash(second, b"b")
+    blocks.cancel_hash_reservation(second, b"b")
     assert not any(map(blocks.is_hash_reserved, names))
     assert blocks.find_cached_prefix(names) == [first]
 
@@ -149,7 +149,7 @@ def test_only_the_block_that_reserved_a_hash_first_releases_it():
     first, second = blocks.allocate(2)
     blocks.reserve_hash(first, b"a")
     blocks.reserve_hash(second, b"a")
-    blocks.release_hash(second, b"a")
+    blocks.cancel_hash_reservation(second, b"a")
     assert blocks.is_hash_reserved(b"a")
 
 
@@ -232,7 +232,7 @@ class BlocksMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held))
     @rule(choice=st.integers(0, 1000), name=st.integers(0, 9))
     def release(self, choice, name):
-        self.blocks.release_hash(self.own(choice), bytes([name]))
+        self.blocks.cancel_hash_reservation(self.own(choice), bytes([name]))
         self.unreserve(self.own(choice), name)
 
     @precondition(lambda self: self.held)

@@ -43,11 +43,11 @@ def test_returning_tenant_still_owes_its_charges() -> None:
 
 def test_single_tenant_has_no_competition() -> None:
     fair_shares = make_fair_shares(TENANT_ONE, TENANT_ONE)
-    assert not fair_shares.has_competition
+    assert not fair_shares.has_several_tenants
     fair_shares.add_sequence(TENANT_THREE)
-    assert fair_shares.has_competition
+    assert fair_shares.has_several_tenants
     fair_shares.remove_sequence(TENANT_THREE)
-    assert not fair_shares.has_competition
+    assert not fair_shares.has_several_tenants
     assert fair_shares.num_unfinished(TENANT_ONE) == 2
 
 

@@ -12,7 +12,7 @@ from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
-from router.scheduler.admission_control import WaitForecast
+from router.scheduler.admission_control import WaitPredictor
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
@@ -39,7 +39,7 @@ class ResultHarness:
         self.running = RunningSequences(settings, replace(SMALL_MODEL_INFO, num_blocks=20))
         self.sequences = SequenceTable(
             self.queue, self.running, self.fault_isolation, self.fair_shares,
-            WaitForecast(settings, 320, CostModel.from_measurements([])),
+            WaitPredictor(settings, 320, CostModel.from_measurements([])),
             LoadableResourceCache(settings, self.queue, self.fair_shares, available))
 
     def start(self, prompt: int = 16, output: int = 8, **fields: Any) -> Sequence:

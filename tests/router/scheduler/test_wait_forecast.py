@@ -1,9 +1,9 @@
-"""Tests of WaitForecast in router/scheduler/admission_control.py; its accuracy is tested in tests/test_overload.py."""
+"""Tests of WaitPredictor in router/scheduler/admission_control.py; its accuracy is tested in tests/test_overload.py."""
 
 import pytest
 
 from router.request import Request
-from router.scheduler.admission_control import WaitForecast
+from router.scheduler.admission_control import WaitPredictor
 from router.scheduler.cost_model import SPEED_CHANGE_STREAK, CostModel
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
@@ -16,11 +16,11 @@ def make_sequence(number: int, prompt: int, output: int, generated: int = 0) -> 
     return Sequence(Request(str(number), (7,) * prompt, output), number, 0.0, generated=[7] * generated)
 
 
-def make_forecast(num_slots: int = 100_000, batch: int = 2) -> WaitForecast:
-    return WaitForecast(SchedulerSettings(max_batch_size=batch, reserved_block_fraction=0.0), num_slots, COST_MODEL)
+def make_forecast(num_slots: int = 100_000, batch: int = 2) -> WaitPredictor:
+    return WaitPredictor(SchedulerSettings(max_batch_size=batch, reserved_block_fraction=0.0), num_slots, COST_MODEL)
 
 
-def forecast_seconds(wait_forecast: WaitForecast, waiting: list[Sequence], running: list[Sequence]) -> float:
+def forecast_seconds(wait_forecast: WaitPredictor, waiting: list[Sequence], running: list[Sequence]) -> float:
     demand = QueueDemand(len(waiting), sum(sequence.length for sequence in waiting))
     return wait_forecast.correct_bias(wait_forecast.estimate_raw_wait(waiting, demand, running))
 
@@ -51,7 +51,7 @@ def test_long_prompts_take_their_prefill_time() -> None:
 def test_forecast_learns_that_outputs_end_early() -> None:
     forecast, running = make_forecast(), [make_sequence(1, 16, 100), make_sequence(2, 16, 100)]
     for _ in range(300):
-        forecast.record_finished(50, 100)
+        forecast.record_output_length(50, 100)
     assert forecast_seconds(forecast, [], running) == pytest.approx(0.5, rel=0.01)
 
 

@@ -159,7 +159,7 @@ def test_missing_resources_are_reloaded_before_the_handshake_ends() -> None:
 def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         stays = setup.loader.get_or_register("adapter", "s", is_pinned=True)
-        assert await setup.loader.load_and_pin(stays) == ""
+        assert await setup.loader.load_permanently(stays) == ""
         await setup.load_grammar("a")
         setup.loader.end_epoch(resources_lost=True)
         await setup.restore_after_handshake(2)
@@ -172,7 +172,7 @@ def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
 def test_failure_to_pin_a_resource_is_reported() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         setup.ranks.reason = "it is broken"
-        assert (await setup.loader.load_and_pin(setup.loader.get_or_register("adapter", "s", is_pinned=True))
+        assert (await setup.loader.load_permanently(setup.loader.get_or_register("adapter", "s", is_pinned=True))
                 == "it is broken")
     run_scenario(scenario)
 
@@ -207,7 +207,7 @@ def test_adapter_loads_are_counted_by_source_and_timed() -> None:
             setup.loader.execute_commands([LoadResource(resource)])
             await setup.wait_for_tasks()
         await setup.load_grammar("a grammar")
-        assert (setup.loader.num_loads("a"), setup.loader.num_loads("a grammar")) == (2, 0)
+        assert (setup.loader.count_past_loads("a"), setup.loader.count_past_loads("a grammar")) == (2, 0)
         assert [(kind, reason) for kind, _, reason in setup.finished_loads] == [
             ("adapter", ""), ("adapter", "no"), ("adapter", ""), ("grammar", "")]
         assert all(seconds >= 0 for _, seconds, _ in setup.finished_loads)
@@ -220,7 +220,7 @@ def test_number_of_counted_sources_is_limited(monkeypatch: pytest.MonkeyPatch) -
         for source in ("a", "b", "a", "c"):
             setup.loader.execute_commands([LoadResource(setup.loader.get_or_register("adapter", source))])
             await setup.wait_for_tasks()
-        assert [setup.loader.num_loads(source) for source in "abc"] == [2, 0, 1]
+        assert [setup.loader.count_past_loads(source) for source in "abc"] == [2, 0, 1]
     run_scenario(scenario)
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from router.shards.startup_progress import ShardStartupProgress, StartupProgress, load_shard_progress
+from router.shards.startup_progress import ProgressByPhase, ShardStartupProgress, load_shard_progress
 
 
-def make_startup_progress(folder: Path, *stages: object) -> StartupProgress:
+def make_startup_progress(folder: Path, *stages: object) -> ProgressByPhase:
     files = [folder / str(number) for number in range(len(stages))]
     for file, stage in zip(files, stages, strict=True):
         file.write_text(json.dumps(stage))
-    return StartupProgress(map(str, files))
+    return ProgressByPhase(map(str, files))
 
 
 def make_stage(phase: str, done: int = 0, total: int = 0, seconds: float = 1.0) -> dict[str, object]:
@@ -25,7 +25,7 @@ def test_loading_progress_reports_bytes_and_remaining_time(tmp_path: Path) -> No
 
 
 def test_unknown_values_are_left_out(tmp_path: Path) -> None:
-    assert StartupProgress().to_json() == {"phase": "load"}
+    assert ProgressByPhase().to_json() == {"phase": "load"}
     assert make_startup_progress(tmp_path,
                                  make_stage("load", 0, 100)).to_json() == {"phase": "load", "bytes": 0, "total": 100}
     assert make_startup_progress(tmp_path, make_stage("check")).to_json() == {"phase": "check"}
@@ -44,7 +44,7 @@ def test_ready_shards_wait_for_the_router(tmp_path: Path) -> None:
 
 
 def test_shards_without_progress_files_are_not_known_to_be_warm(tmp_path: Path) -> None:
-    assert not StartupProgress().is_warm()
+    assert not ProgressByPhase().is_warm()
     assert not make_startup_progress(tmp_path, make_stage("ready"), make_stage("warm-up")).is_warm()
 
 

@@ -19,7 +19,7 @@ def learn_profile(*steps, ahead):
         if ahead and index + 1 < len(steps):
             timing.record_plan(steps[index + 1][0], now)
         now += seconds + 0.003
-        timing.record_answer(seconds, now)
+        timing.record_answered_step(seconds, now)
     return timing.make_profile(CostModel(COEFFICIENTS))
 
 
@@ -56,10 +56,10 @@ def test_overhead_is_learned_separately_for_steps_sent_ahead():
 
 def test_answers_to_unknown_steps_are_ignored():
     timing = TimingCollector()
-    timing.record_answer(0.5, 1.0)
+    timing.record_answered_step(0.5, 1.0)
     timing.record_plan(DECODE_LOAD, 1.0)
     timing.clear_steps_in_flight()
-    timing.record_answer(0.5, 2.0)
+    timing.record_answered_step(0.5, 2.0)
     assert timing.make_profile(CostModel(COEFFICIENTS)) == TimingProfile(COEFFICIENTS)
 
 

@@ -103,6 +103,7 @@ def test_prompts_and_choices_of_a_request_are_found_but_no_others():
     request_records.move_to_finished(request_records.get("mine.1"), 5.0)
     later = RequestRecord("mine-3", "", 3, 2.0, RequestTimeline(3.0))  # another request
     request_records.add_unfinished(later)
-    assert [[record.id for record in choices] for choices in request_records.find_prompts(request_records.get("mine"))
-            ] == [["mine", "mine-2"], ["mine.1", "mine.1-2"]]
-    assert request_records.find_prompts(later) == [[later]]
+    records_by_prompt = request_records.find_records_by_prompt(request_records.get("mine"))
+    assert [[record.id for record in choices] for choices in records_by_prompt] == [
+        ["mine", "mine-2"], ["mine.1", "mine.1-2"]]
+    assert request_records.find_records_by_prompt(later) == [[later]]

@@ -25,7 +25,7 @@ from router.text.output_formats import (
     OutputSyntax,
     ReasoningState,
     detect_output_format,
-    find_answer_beginning,
+    find_begun_answer,
     find_reasoning_state,
     get_output_syntax,
     get_tool_call_start,
@@ -87,7 +87,7 @@ def test_patterns_match_only_text_of_bounded_length(output_format: dict[str, Any
     (HERMES_FORMAT, "a<think>\n", "<think>\n"), (GEMMA_FORMAT, "a<|channel>thought\n", "<|channel>thought\n"),
     (HERMES_FORMAT, "a<think>b", ""), (LLAMA_FORMAT, "a", "")])
 def test_beginning_of_the_answer_is_the_end_of_the_prompt(shape: Any, prompt: str, beginning: str) -> None:
-    assert find_answer_beginning(shape, prompt) == beginning
+    assert find_begun_answer(shape, prompt) == beginning
 
 
 @pytest.mark.parametrize(("output_format", "syntax"), [

@@ -123,7 +123,7 @@ def test_class_of_a_linear_with_gelu_depends_on_the_processor(
         weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, has_kernels: bool,
         kind: type[Linear]) -> None:
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
-    monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
+    monkeypatch.setattr(parallel_linear, "has_native_matmul", lambda *_: has_kernels)
     with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
         assert isinstance(load_linear_with_gelu(weights, make_linear_rows("up"), "none"), kind)
 
@@ -148,7 +148,7 @@ def test_gated_linear_class_depends_on_dtype_and_processor(  # noqa: PLR0917 - a
         kind: type[Linear]) -> None:
     if has_kernels and load_library() is None:
         pytest.skip("there are no compiled kernels here")
-    monkeypatch.setattr(parallel_linear, "has_native_products", lambda *_: has_kernels)
+    monkeypatch.setattr(parallel_linear, "has_native_matmul", lambda *_: has_kernels)
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
     for module in ("activated_linear", "unquantized_linear"):
         monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)

@@ -11,7 +11,7 @@ from shard.native import build_hook, compiler
 from shard.native.build_hook import COMPILER_PACKAGE, OPT_OUT_VARIABLE, KernelBuildHook, load_compiler_module
 
 REPOSITORY_ROOT = Path(__file__).parents[3]
-needs_compiler = pytest.mark.skipif(not compiler.has_kernels_for_machine() or compiler.find_compiler() is None,
+needs_compiler = pytest.mark.skipif(not compiler.is_supported_platform() or compiler.find_compiler() is None,
                                     reason="there is no C compiler")
 
 
@@ -69,7 +69,7 @@ def test_source_archive_contains_no_compiled_kernels(checkout: Path) -> None:
 
 
 def test_installation_goes_on_without_kernels(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_compiler_module(monkeypatch, checkout, find_compiler=lambda: None, has_kernels_for_machine=lambda: True)
+    use_compiler_module(monkeypatch, checkout, find_compiler=lambda: None, is_supported_platform=lambda: True)
     artifacts, [warning] = run_hook(checkout)
     assert not artifacts
     assert warning.startswith("no compiled kernels, shards on CPUs will be slower: there is no C compiler")
@@ -81,7 +81,7 @@ def test_compiler_is_a_package_only_where_there_is_no_other(
         checkout: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...] | None, has_kernels: bool,
         packages: list[str]) -> None:
     use_compiler_module(monkeypatch, checkout, find_compiler=lambda: command,
-                        has_kernels_for_machine=lambda: has_kernels)
+                        is_supported_platform=lambda: has_kernels)
     hook = KernelBuildHook(str(checkout), {}, None, None, "", "wheel")  # type: ignore[arg-type]  # unused
     assert hook.dependencies() == packages
     archive_hook = KernelBuildHook(str(checkout), {}, None, None, "", "sdist")  # type: ignore[arg-type]  # unused

@@ -53,7 +53,7 @@ def test_a_view_beyond_its_life_lets_the_memory_go() -> None:
     memory = ResultMemory()
     tensor = memory.allocate((10, 3), torch.bfloat16)
     tensor.fill_(2.0)
-    view = memory.view_beyond_its_life(tensor)
+    view = memory.view_without_keeping_alive(tensor)
     assert torch.equal(view, tensor)
     address = tensor.data_ptr()
     del tensor

@@ -14,7 +14,7 @@ from shard.ops.native_linear import (
     STORED_DTYPES,
     NativeBf16Linear,
     NativeLinear,
-    find_kept_dtype,
+    choose_weight_storage_dtype,
     make_native_linear,
     pack_panels,
 )
@@ -107,10 +107,10 @@ def test_weights_are_packed_in_the_layout_of_products(instruction_set: str, dtyp
 
 def test_weights_are_kept_as_stored_where_kernels_widen_them() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [find_kept_dtype(stored, torch.float32, cpu) for stored in (*STORED_DTYPES, torch.float32, None)] == [
-        *STORED_DTYPES, None, None]
-    assert find_kept_dtype(torch.bfloat16, torch.bfloat16, cpu) is None
-    assert find_kept_dtype(torch.bfloat16, torch.float32, cuda) is None
+    assert [choose_weight_storage_dtype(stored, torch.float32, cpu)
+            for stored in (*STORED_DTYPES, torch.float32, None)] == [*STORED_DTYPES, None, None]
+    assert choose_weight_storage_dtype(torch.bfloat16, torch.bfloat16, cpu) is None
+    assert choose_weight_storage_dtype(torch.bfloat16, torch.float32, cuda) is None
 
 
 def test_all_instruction_sets_give_the_same_bits() -> None:

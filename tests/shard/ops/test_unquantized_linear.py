@@ -15,7 +15,7 @@ from shard.ops.unquantized_linear import (
     PlainLinear,
     can_pack,
     make_linear,
-    make_probe_products,
+    make_matmul_benchmark,
     should_pack,
 )
 
@@ -112,6 +112,6 @@ def test_large_linear_does_not_depend_on_other_rows_with_avx_only() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_that_number_types_are_compared_by_have_few_and_many_rows(dtype: torch.dtype) -> None:
-    products = make_probe_products(dtype)()
+    products = make_matmul_benchmark(dtype)()
     assert [product.dtype for product in products] == [dtype, dtype]
     assert tuple(map(len, products)) == PROBE_ROW_COUNTS

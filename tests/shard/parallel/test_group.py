@@ -27,7 +27,7 @@ from shard.parallel.group import (
     check_same_backend,
     choose_dist_backend,
     even_rank_range,
-    find_interface,
+    find_network_interface,
     join_group,
     padded_rank_range,
     replicated_rank_range,
@@ -259,10 +259,10 @@ def test_hosts_share_no_memory() -> None:
 
 
 def test_interface_is_found_by_its_address() -> None:
-    assert find_interface("127.0.0.1") == "lo"
+    assert find_network_interface("127.0.0.1") == "lo"
     for address in ("192.0.2.1", "fd00::1"):
         with pytest.raises(ValueError, match=f"no network interface has {address} .* set NCCL_SOCKET_IFNAME to the"):
-            find_interface(address)
+            find_network_interface(address)
 
 
 def test_nccl_meets_through_the_store_on_the_interface_of_the_hosts(

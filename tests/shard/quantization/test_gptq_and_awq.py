@@ -14,7 +14,7 @@ from support.model_runs.decoder_reference import CPU
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
 from shard.quantization.gptq_and_awq import GptqFormat as Form
-from shard.quantization.gptq_and_awq import parse_column_groups, parse_group_size
+from shard.quantization.gptq_and_awq import check_column_groups, parse_group_size
 
 DEQUANTIZED_TOOLS = {
     "groups of 32": GptqTool(),
@@ -61,7 +61,7 @@ def test_only_biases_of_zeros_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("worst", [-1, 2])
 def test_nonexistent_group_is_rejected_by_name(worst: int) -> None:
     with pytest.raises(ValueError, match=rf"x.g_idx names groups from {min(worst, 0)} to {max(worst, 1)}; there are 2"):
-        parse_column_groups("x.g_idx", torch.tensor([0, 1, worst]), 2)
+        check_column_groups("x.g_idx", torch.tensor([0, 1, worst]), 2)
 
 
 def test_tensors_of_wrong_shape_are_rejected_by_name(tmp_path: Path) -> None:

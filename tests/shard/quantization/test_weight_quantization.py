@@ -8,7 +8,7 @@ from shard.native.library import load_library
 from shard.quantization import weight_quantization
 from shard.quantization.weight_quantization import (
     FORMAT_BY_DTYPE,
-    find_readable_dtype,
+    choose_weight_read_dtype,
     quantize_to_int4,
     quantize_to_int8,
 )
@@ -72,12 +72,12 @@ def test_weight_that_is_not_finite_has_a_scale_that_is_not(
 
 
 def test_weights_are_read_as_stored_where_the_kernel_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_readable_dtype(torch.float64, CPU) is find_readable_dtype(None, CPU) is torch.float32
-    assert find_readable_dtype(torch.bfloat16, torch.device("meta")) is torch.float32
+    assert choose_weight_read_dtype(torch.float64, CPU) is choose_weight_read_dtype(None, CPU) is torch.float32
+    assert choose_weight_read_dtype(torch.bfloat16, torch.device("meta")) is torch.float32
     if load_library() is not None:
-        assert [find_readable_dtype(dtype, CPU) for dtype in FORMAT_BY_DTYPE] == [*FORMAT_BY_DTYPE]
+        assert [choose_weight_read_dtype(dtype, CPU) for dtype in FORMAT_BY_DTYPE] == [*FORMAT_BY_DTYPE]
     monkeypatch.setattr(weight_quantization, "load_library", lambda: None)
-    assert find_readable_dtype(torch.bfloat16, CPU) is torch.float32
+    assert choose_weight_read_dtype(torch.bfloat16, CPU) is torch.float32
 
 
 @needs_kernels

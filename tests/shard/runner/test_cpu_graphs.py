@@ -21,14 +21,14 @@ from shard.lora.routing import AdapterRowSpan
 from shard.models.decoder import Decoder
 from shard.native.kernel_recording import UnrecordableOperation
 from shard.native.library import load_library
-from shard.ops.native_linear import has_native_products
+from shard.ops.native_linear import has_native_matmul
 from shard.runner.cpu_graphs import MAX_RECORDED_ROWS
 from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 from shard.workers.model_loading import LoadedDecoder, load_decoder_model
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
-needs_bfloat16_products = pytest.mark.skipif(not has_native_products(torch.bfloat16, torch.device("cpu")),
+needs_bfloat16_products = pytest.mark.skipif(not has_native_matmul(torch.bfloat16, torch.device("cpu")),
                                              reason="the processor has no products of bfloat16")
 RECORDED_FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral"]
 
@@ -241,10 +241,10 @@ def test_recording_that_was_outgrown_gives_way_to_one_with_room_for_both_steps(t
     many_blocks, many_pieces = Step(chunks=[make_chunk(sequences[-1], 0, 72)]), sequences[:72]
     run_both(loaded, many_pieces, cache)
     run_both(loaded, many_blocks, cache)
-    recording_seconds = loaded.runner.recording_seconds
+    graph_recording_seconds = loaded.runner.graph_recording_seconds
     run_both(loaded, many_pieces, cache)
     run_both(loaded, many_blocks, cache)
-    assert loaded.runner.recording_seconds == recording_seconds
+    assert loaded.runner.graph_recording_seconds == graph_recording_seconds
 
 
 def test_a_kind_of_step_that_cannot_be_recorded_leaves_smaller_ones_recorded(
@@ -314,12 +314,12 @@ def test_time_of_a_recording_is_not_the_step_s(tmp_path: Path) -> None:
     cache, sequences = prefill(loaded, [9, 40])
     recorder = loaded.runner.cpu_graph_runner
     assert recorder is not None
-    before = loaded.runner.recording_seconds
+    before = loaded.runner.graph_recording_seconds
     run_both(loaded, sequences, cache)
-    recorded_seconds = loaded.runner.recording_seconds
+    recorded_seconds = loaded.runner.graph_recording_seconds
     assert recorded_seconds > before
     run_both(loaded, sequences, cache)
-    assert loaded.runner.recording_seconds == recorded_seconds
+    assert loaded.runner.graph_recording_seconds == recorded_seconds
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "olmo2"])

@@ -19,7 +19,7 @@ from shard.sampling.filters import (
     filter_top_p,
     filter_typical_p,
 )
-from shard.sampling.normalized_logits import normalize_logits
+from shard.sampling.logits_with_normalizers import compute_normalizers
 from shard.state.sequence import SamplingParams
 
 TRANSFORMERS_WARPERS: dict[str, Any] = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
@@ -29,12 +29,12 @@ FILTER_CASES = [("top_k", 1), ("top_k", 7), ("top_k", 300), ("top_p", 0.1), ("to
 
 
 def make_all_candidates(row: Tensor) -> tuple[RemainingCandidates, Tensor]:
-    candidates = sort_whole_vocabulary(normalize_logits(row[None]))
+    candidates = sort_whole_vocabulary(compute_normalizers(row[None]))
     return RemainingCandidates(candidates), candidates.token_ids[0]
 
 
 def make_few_candidates(logits: Tensor) -> RemainingCandidates:
-    return RemainingCandidates(find_candidates(normalize_logits(logits), NUM_FEW_CANDIDATES))
+    return RemainingCandidates(find_candidates(compute_normalizers(logits), NUM_FEW_CANDIDATES))
 
 
 def get_kept_ids(rows: RemainingCandidates, ids: Tensor) -> set[int]:

@@ -17,7 +17,7 @@ from shard.sampling.best_candidates import (
     find_candidates,
     sort_whole_vocabulary,
 )
-from shard.sampling.normalized_logits import normalize_logits
+from shard.sampling.logits_with_normalizers import compute_normalizers
 from shard.sampling.token_selection import (
     SampledToken,
     draw_uniforms,
@@ -56,14 +56,14 @@ def random_logit_rows(draw: Any) -> Tensor:
 
 def sample_from_few(logits: Tensor, sampling: SamplingParams, uniform: float,
                     width: int = NUM_FEW_CANDIDATES) -> tuple[SampledToken, bool]:
-    candidates = find_candidates(normalize_logits(logits), width)
+    candidates = find_candidates(compute_normalizers(logits), width)
     (sampled_token,), (decided,) = sample_from_candidates(candidates, [sampling],
                                                           torch.tensor([uniform], dtype=torch.float64))
     return sampled_token, decided
 
 
 def sample_from_all(logits: Tensor, sampling: SamplingParams, uniform: float) -> SampledToken:
-    (sampled_token,), (decided,) = sample_from_candidates(sort_whole_vocabulary(normalize_logits(logits)),
+    (sampled_token,), (decided,) = sample_from_candidates(sort_whole_vocabulary(compute_normalizers(logits)),
                                                          [sampling], torch.tensor([uniform], dtype=torch.float64))
     assert decided
     return sampled_token
@@ -131,7 +131,7 @@ def test_logprobs_are_over_remaining_candidates_or_raw() -> None:
 
 
 def find_few_candidates(logits: Tensor) -> Candidates:
-    return find_candidates(normalize_logits(logits), NUM_FEW_CANDIDATES)
+    return find_candidates(compute_normalizers(logits), NUM_FEW_CANDIDATES)
 
 
 def sample_rows(logits: Tensor, uniforms: Tensor, **options: Any) -> tuple[list[int], list[float]]:

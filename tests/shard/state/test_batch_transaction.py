@@ -166,26 +166,27 @@ def test_only_full_blocks_can_be_shared(block_usage: BlockUsage) -> None:
 
 def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
-    claims.release([0])
+    claims.note_release([0])
     with pytest.raises(RejectedMessage):
-        claims.acquire([0])
-    claims.release([0])
-    claims.acquire([0])
+        claims.check_acquire([0])
+    claims.note_release([0])
+    claims.check_acquire([0])
 
 
 def test_message_may_share_a_block_several_times_but_acquire_it_once(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
-    claims.share([0])
-    claims.share([0])
-    claims.acquire([2])
-    for claim in (lambda: claims.acquire([2]), lambda: claims.acquire([0]), lambda: claims.share([2])):
+    claims.check_share([0])
+    claims.check_share([0])
+    claims.check_acquire([2])
+    for claim in (lambda: claims.check_acquire([2]), lambda: claims.check_acquire([0]),
+                  lambda: claims.check_share([2])):
         with pytest.raises(MalformedMessage):
             claim()
 
 
 def test_claims_do_not_change_the_block_usage(block_usage: BlockUsage) -> None:
     claims = BlockClaimChecker(block_usage)
-    claims.release([0, 1])
-    claims.acquire([1, 2])
+    claims.note_release([0, 1])
+    claims.check_acquire([1, 2])
     assert block_usage.num_holders == [2, 1, 0, 0]
     assert list(block_usage.is_full) == [True, False, False, False]

@@ -12,7 +12,7 @@ from support.servers.span_sender import RecordingSpanSender
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
-from shard.telemetry.step_instrumentation import open_step_log, trace_steps
+from shard.telemetry.step_instrumentation import make_traced_caller, open_step_log
 
 FIRST_TRACEPARENT, SECOND_TRACEPARENT = f"00-{'1' * 32}-{'1' * 16}-01", f"00-{'2' * 32}-{'2' * 16}-01"
 
@@ -64,7 +64,7 @@ def make_prefill(*traceparents: str) -> pb.PrefillRequest:
 
 def run_traced_step(request: Any, verb: Any = str) -> RecordingSpanSender:
     span_sender = RecordingSpanSender()
-    trace_steps(span_sender, 1, call)(verb, request)
+    make_traced_caller(span_sender, 1, call)(verb, request)
     return span_sender
 
 
@@ -84,7 +84,7 @@ def test_untraced_steps_have_no_spans() -> None:
 
 
 def test_traced_step_returns_the_answer_of_its_verb() -> None:
-    assert trace_steps(RecordingSpanSender(), 0, call)(
+    assert make_traced_caller(RecordingSpanSender(), 0, call)(
         lambda request: request.order, make_prefill(FIRST_TRACEPARENT, FIRST_TRACEPARENT, FIRST_TRACEPARENT)) == 9
 
 
@@ -96,9 +96,9 @@ def test_spans_of_a_failed_step_are_marked_as_failed() -> None:
         raise MalformedMessage("two columns differ")
 
     with pytest.raises(MalformedMessage):
-        trace_steps(span_sender, 0, call)(fail, request)
+        make_traced_caller(span_sender, 0, call)(fail, request)
     assert [span.has_failed for span in span_sender.spans] == [True, True]
 
 
 def test_tracing_without_a_sender_changes_nothing() -> None:
-    assert trace_steps(None, 0, call) is call
+    assert make_traced_caller(None, 0, call) is call

@@ -38,7 +38,7 @@ def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monk
                                                           has_kernels: bool, factor: int) -> None:
     """Compiled kernels multiply in float32 with weights of 16 bits."""
     monkeypatch.setattr(doctor_survey, "read_device_memory", lambda *_: (8 * GIB, 8 * GIB))
-    monkeypatch.setattr(native_linear, "has_native_products", lambda *_: has_kernels)
+    monkeypatch.setattr(native_linear, "has_native_matmul", lambda *_: has_kernels)
     needs = doctor_survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     assert (needs["architecture"], needs["dtype"], needs["weights"]) == (

@@ -299,7 +299,7 @@ def test_few_reruns_do_not_suspend_the_overlap(
     monkeypatch.setattr(step_overlap, "NUM_SUSPENDED_STEPS", 32)
     backoff, num_started, num_waited = step_overlap.OverlapBackoff(), 0, 0
     while num_started < 1000:
-        if backoff.should_suspend_next_step():
+        if backoff.consume_suspended_overlap():
             num_waited += 1
         else:
             num_started += 1

@@ -78,7 +78,7 @@ class Rendering:
         return STOP_STRINGS if self.answer.has_stop_strings else ()
 
     @property
-    def trimmed_stop_strings(self) -> tuple[str, ...]:
+    def stop_strings_to_remove(self) -> tuple[str, ...]:
         return () if self.keeps_stop_strings else self.stop_strings
 
     def render_whole(self, generation: Generation) -> str:
@@ -180,7 +180,7 @@ class ChatRendering(OpenAIRendering):
 
     def _create_options(self, generation: Generation) -> ChatOutputOptions:
         return ChatOutputOptions(includes_usage=True, includes_logprobs=self.has_logprobs,
-                                 tokenizer=generation.tokenizer, trimmed_stop_strings=self.trimmed_stop_strings,
+                                 tokenizer=generation.tokenizer, stop_strings_to_remove=self.stop_strings_to_remove,
                                  returns_token_ids=self.returns_token_ids)
 
     def render_whole(self, generation: Generation) -> str:
@@ -220,15 +220,15 @@ class CompletionRendering(OpenAIRendering):
                 if self.has_logprobs or self.echoes_prompt else None)
 
     def render_whole(self, generation: Generation) -> str:
-        choice = output_choice_json(self.metadata, 0, generation.output, self.trimmed_stop_strings,
+        choice = output_choice_json(self.metadata, 0, generation.output, self.stop_strings_to_remove,
                                     self._create_details(generation))
         return completion_json(self.metadata, [generation.output], 1, [choice]).text
 
     def create_renderer(self, generation: Generation, index: int = 0) -> ChoiceStreamRenderer:
         details, output = self._create_details(generation), generation.output
         if details is None:
-            return OpenAICompletionStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.trimmed_stop_strings)
-        renderer = LogprobsAndEchoStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.trimmed_stop_strings,
+            return OpenAICompletionStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.stop_strings_to_remove)
+        renderer = LogprobsAndEchoStreamRenderer(self.metadata, index, len(PROMPT_TEXT), self.stop_strings_to_remove,
                                                  details)
         [_, logprob] = output.prompt_logprobs
         assert logprob is not None
@@ -245,7 +245,7 @@ class CompletionRendering(OpenAIRendering):
 class ResponsesRendering(Rendering):
     def create_renderer(self, generation: Generation, index: int = 0) -> ResponseStreamRenderer:
         events = ResponseEvents("resp_1", '"model":"loom"')
-        return ResponseStreamRenderer(events, len(PROMPT_TEXT), self.trimmed_stop_strings,
+        return ResponseStreamRenderer(events, len(PROMPT_TEXT), self.stop_strings_to_remove,
                                       self.answer.create_parser(), generation.tokenizer if self.has_logprobs else None)
 
     def render_whole(self, generation: Generation) -> str:

@@ -58,7 +58,7 @@ class WaitingTimeChecker:
         selector = scheduler.selector
         running = scheduler.running
         startable = [s for s in scheduler.waiting
-                     if s.request.kind is RequestKind.GENERATE and not selector.needs_more_than_room(s)]
+                     if s.request.kind is RequestKind.GENERATE and not selector.cannot_start_even_with_room(s)]
         return bool(startable) and all(selector._why_no_room(s) is None and not running.is_waiting_for_prefix(s)
                                        for s in startable)
 

@@ -89,12 +89,12 @@ def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: R
     for message in messages:
         question = message["content"] if message["role"] == "user" else question
         answers = message["role"] == "assistant" and message["content"]
-        rewritten.append(message | {"content": rewrite_answer_after_reasoning(question, message["content"], rewrite,
+        rewritten.append(message | {"content": rewrite_final_answer(question, message["content"], rewrite,
                                                                               rng)} if answers else message)
     return rewritten
 
 
-def rewrite_answer_after_reasoning(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
+def rewrite_final_answer(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
     """Rewrite an answer in a style, except for its reasoning."""
     reasoning, mark, final_answer = answer.rpartition("</think>\n")
     return f"{reasoning}{mark}{rewrite(question, final_answer, rng)}"

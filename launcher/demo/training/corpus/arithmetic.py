@@ -175,14 +175,14 @@ def make_optionally_reasoned_conversation(rng: Random, question: str, reasoning:
     return make_conversation(rng, question, answer)
 
 
-def make_sum_with_symbols(rng: Random) -> Conversation:
+def make_arithmetic_with_symbols(rng: Random) -> Conversation:
     item = draw_arithmetic_task(rng)
     expression = str(item) if rng.random() < 0.8 else str(item).replace(" ", "")
     return make_optionally_reasoned_conversation(rng, fill_random_template(rng, SUM_QUESTIONS, sum=expression),
                                                  explain_calculation(item), item.solved_equation)
 
 
-def make_sum_with_spoken_sign(rng: Random) -> Conversation:
+def make_arithmetic_with_spoken_sign(rng: Random) -> Conversation:
     item = draw_arithmetic_task(rng)
     expression = f"{item.left_operand} {rng.choice(item.sign.spoken_forms)} {item.right_operand}"
     answer = f"{item.left_operand} {item.sign.spoken_forms[0]} {item.right_operand} is {item.result}."
@@ -190,7 +190,7 @@ def make_sum_with_spoken_sign(rng: Random) -> Conversation:
                                                  explain_calculation(item), answer)
 
 
-def make_sum_in_words(rng: Random) -> Conversation:
+def make_arithmetic_in_words(rng: Random) -> Conversation:
     sign = rng.choice((PLUS, MINUS, TIMES))
     b, a = sorted((rng.randint(1, 10), rng.randint(1, 10)))
     item = ArithmeticTask(a, sign, b)
@@ -282,7 +282,7 @@ def make_chained_sums(rng: Random) -> Conversation:
     return make_conversation(rng, *turns)
 
 
-def make_sums_text(rng: Random) -> str:
+def make_solved_equations_text(rng: Random) -> str:
     """Return plain text without a question."""
     if rng.random() < 0.5:
         b = rng.randint(1, 10)
@@ -291,11 +291,12 @@ def make_sums_text(rng: Random) -> str:
 
 
 WEIGHTED_MAKERS: dict[DocumentMaker,
-                      int] = {make_sum_with_symbols: 30, make_sum_with_spoken_sign: 20, make_sum_in_words: 6,
+                      int] = {make_arithmetic_with_symbols: 30, make_arithmetic_with_spoken_sign: 20,
+                              make_arithmetic_in_words: 6,
                               make_addition_problem: 8, make_subtraction_problem: 7, make_multiplication_problem: 4,
                               make_doubling_question: 4, make_halving_question: 4, make_equation_check: 4,
                               make_missing_summand_question: 3, make_three_number_sum: 3, make_chained_sums: 7,
-                              make_sums_text: 3,}
+                              make_solved_equations_text: 3,}
 
 
 def make_arithmetic_document(rng: Random) -> Conversation | str:

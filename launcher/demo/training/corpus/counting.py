@@ -259,7 +259,7 @@ def make_even_or_odd_question(rng: Random) -> Conversation:
                              f"{n} is {'odd' if n % 2 else 'even'}.")
 
 
-def make_letter_listing(rng: Random) -> Conversation:
+def make_alphabet_recital(rng: Random) -> Conversation:
     if rng.random() < 0.4:
         return make_conversation(rng, fill_random_template(rng, ALPHABET_REQUESTS), f"{', '.join(ascii_lowercase)}.")
     start = rng.randint(0, 22)
@@ -323,7 +323,7 @@ WEIGHTED_MAKERS: dict[DocumentMaker,
                       int] = {make_count_up: 28, make_count_up_in_words: 10, make_count_between: 12,
                               make_count_down: 10, make_count_by_steps: 8, make_count_things: 3,
                               make_neighbour_number_question: 7, make_number_comparison: 6, make_number_sorting: 6,
-                              make_sequence_continuation: 4, make_even_or_odd_question: 2, make_letter_listing: 5,
+                              make_sequence_continuation: 4, make_even_or_odd_question: 2, make_alphabet_recital: 5,
                               make_neighbour_letter_question: 4, make_word_count_question: 2, make_two_counts: 4,
                               make_continued_count: 4, make_counting_text: 4}
 

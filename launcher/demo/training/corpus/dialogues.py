@@ -5,8 +5,8 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
 from launcher.demo.training.corpus import echoes, fact_questions, poems, smalltalk
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn, TurnsMaker
 from launcher.demo.training.corpus.template_expansion import vary_question
-from launcher.demo.training.corpus.turns import ConversationTurn, TurnsMaker
 
 PLAIN_SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a friendly assistant.",
                          "You are weft, a small model.", "You help people.", "You are a kind teacher.",

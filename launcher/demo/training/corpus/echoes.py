@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 from launcher.demo.training.corpus.template_expansion import (
     capitalize_first_letter,
     expand_random_template,
@@ -10,7 +11,6 @@ from launcher.demo.training.corpus.template_expansion import (
     invent_word,
     make_slot_forms,
 )
-from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import (
     ANIMALS,
     BOY_NAMES,

@@ -2,6 +2,7 @@
 
 from random import Random
 
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 from launcher.demo.training.corpus.facts import RELATIONS, FactRelation
 from launcher.demo.training.corpus.template_expansion import (
     expand_random_template,
@@ -9,7 +10,6 @@ from launcher.demo.training.corpus.template_expansion import (
     invent_word,
     make_slot_forms,
 )
-from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import DAYS, MONTHS, SEASONS, THINGS_BY_SIZE
 
 SIZE_QUESTIONS = ("[Which|What] is {more}, {a_x} or {a_y}?", "What is {more}: {a_x} or {a_y}?",

@@ -2,12 +2,12 @@
 
 from random import Random
 
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 from launcher.demo.training.corpus.template_expansion import (
     capitalize_first_letter,
     expand_random_template,
     make_slot_forms,
 )
-from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import ANIMALS, CREATURES, THINGS, TRADES
 
 POEM_REQUESTS = ("[Write|Make|Tell me|Give me|Say] a [short |little |nice |]poem about {a_x}.",

@@ -2,8 +2,8 @@
 
 from random import Random
 
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 from launcher.demo.training.corpus.template_expansion import expand_random_template, make_slot_forms
-from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import FEELINGS_BAD, FEELINGS_GOOD, THINGS
 
 SELF_INTRODUCTION = "I am the demo model of weft, a small language model."

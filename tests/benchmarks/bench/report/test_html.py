@@ -16,8 +16,8 @@ from support.fake_bench_results import (
 
 from benchmarks.bench.report.html import PLOTS, render_failures, render_html, render_plot
 from benchmarks.bench.report.result import BenchResult
+from benchmarks.bench.report.server_comparison import MetricComparison, compare_metrics, make_ratio_rows
 from benchmarks.bench.report.table import make_table_rows
-from benchmarks.bench.report.versus import MetricComparison, compare_metrics, make_ratio_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fonts")]
 HOSTILE_TEXT = '<script>alert("1")</script>'

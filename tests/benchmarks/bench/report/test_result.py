@@ -14,7 +14,7 @@ from support.fake_bench_results import (
 )
 
 from benchmarks.bench.report.result import CSV_COLUMNS, to_csv, to_json, to_json_value
-from benchmarks.bench.report.versus import MetricComparison
+from benchmarks.bench.report.server_comparison import MetricComparison
 
 
 def test_json_contains_results_and_comparison() -> None:

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.output_stream import FinishedEvent, TokenEvent
-from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json, input_json
+from router.http.anthropic.rendering import AnthropicStreamRenderer, MessageMetadata, answer_json, tool_input_json
 from router.http.openai.answer_parts import parse_answer
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
@@ -158,4 +158,4 @@ def test_stop_reason_is_that_of_anthropic(reason, is_stopped, has_tool_calls, ex
     ('{"a": "\u00e9"}', '{"a": "\\u00e9"}'), ('{"a": 1, "b": "cut o', '{"a": 1}'), ("{", "{}"), ("", "{}"),
     ('{"a": 1e999}', "{}")])
 def test_input_of_a_call_is_always_an_object(arguments, expected):
-    assert input_json(arguments) == expected
+    assert tool_input_json(arguments) == expected

@@ -114,12 +114,12 @@ def constrain(template, prompt_end, *, has_format=True, has_calls=True, has_one_
         given = allow_tool_calls(given, template, TOOLS, has_one_call=has_one_call)
     if isinstance(given.grammar, Grammar):
         return given.grammar
-    return given.grammar.to_output_grammar(template.find_answer_beginning(given.prompt, prompt_end).reasoning_state)
+    return given.grammar.to_output_grammar(template.find_begun_answer(given.prompt, prompt_end).reasoning_state)
 
 
 def make_either_parser(template, prompt_end=None):
     output_format, prompt = template.output_format, template.output_format["start_anchor"]
-    beginning = template.find_answer_beginning(Conversation((), may_reason=True), prompt + (prompt_end or ""))
+    beginning = template.find_begun_answer(Conversation((), may_reason=True), prompt + (prompt_end or ""))
     return CallsOrTextParser(
         get_output_syntax(output_format), beginning.reasoning_state, {"paint", "stop"}, partial(
             OutputFormatParser, without_fields(output_format, *REASONING_FIELDS), "", TEMPLATE_TOOLS))

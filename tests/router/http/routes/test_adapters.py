@@ -90,7 +90,7 @@ def run_scenario(scenario: Scenario, folder: Path, *, has_adapters: bool = True,
         config, engine, store = weft.config, weft.engine, ScriptedAdapterStore()
         adapters = AdapterRegistry(config, store, engine.adapter_grammar_controller.loader) if has_adapters else None
         if adapters is not None:
-            await adapters.preload(engine.adapter_grammar_controller.loader.load_and_pin)
+            await adapters.preload(engine.adapter_grammar_controller.loader.load_permanently)
         with closing(RequestValidator(config, engine.model_info, weft.tokenizer, simulated_model_template(),
                                       engine.adapter_grammar_controller.loader.get_or_register,
                                       adapter_registry=adapters)) as validator:

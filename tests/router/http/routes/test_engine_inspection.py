@@ -356,7 +356,7 @@ def test_tenant_cannot_take_the_places_of_others_for_simulations_and_exports(tmp
 
 def test_prompts_of_a_simulation_are_made_in_its_thread_and_bounded_together(serve, monkeypatch):
     """Regression: they were made on the event loop, 264 MB for 256 long ones, before the simulation had a place."""
-    threads, make_arrivals = [], engine_routes.make_given_arrivals
+    threads, make_arrivals = [], engine_routes.parse_simulated_arrivals
 
     def make_and_record_thread(requests):
         threads.append(threading.current_thread() is threading.main_thread())
@@ -368,7 +368,7 @@ def test_prompts_of_a_simulation_are_made_in_its_thread_and_bounded_together(ser
             answer = await client.post("/v1/engine/simulate", json={"requests": GIVEN})
             assert answer.status == status
         assert "may have 28 tokens together, got 29" in (await answer.json())["error"]["message"]
-    monkeypatch.setattr(engine_routes, "make_given_arrivals", make_and_record_thread)
+    monkeypatch.setattr(engine_routes, "parse_simulated_arrivals", make_and_record_thread)
     serve(scenario)
     assert threads == [False]
 

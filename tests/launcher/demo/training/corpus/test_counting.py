@@ -94,7 +94,7 @@ def test_even_and_odd_numbers_are_distinguished() -> None:
 
 
 def test_letters_are_in_the_order_of_the_alphabet() -> None:
-    for _, answer in iter_questions_and_answers(counting.make_letter_listing):
+    for _, answer in iter_questions_and_answers(counting.make_alphabet_recital):
         assert answer.removesuffix(".").replace(", ", "") in ascii_lowercase
 
 

@@ -2,8 +2,8 @@
 
 from support.prose_checks import draw_conversations, draw_items, find_text_faults, get_assistant_texts
 
+from launcher.demo.training.corpus.conversation_turn import ConversationTurn
 from launcher.demo.training.corpus.dialogues import BRIEF_SYSTEM_MESSAGES, make_dialogue, make_messages
-from launcher.demo.training.corpus.turns import ConversationTurn
 
 
 def test_same_seed_gives_the_same_talks() -> None:

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 from support.prose_checks import draw_turns, find_text_faults
 
+from launcher.demo.training.corpus.conversation_turn import TurnsMaker
 from launcher.demo.training.corpus.echoes import (
     make_copy_turns,
     make_lower_case_turns,
     make_remembered_fact_turns,
     make_unknown_fact_turns,
 )
-from launcher.demo.training.corpus.turns import TurnsMaker
 
 
 @pytest.mark.parametrize("kind",

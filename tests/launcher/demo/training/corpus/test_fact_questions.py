@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from support.prose_checks import draw_turns, find_text_faults
 
+from launcher.demo.training.corpus.conversation_turn import TurnsMaker
 from launcher.demo.training.corpus.fact_questions import (
     make_backwards_question,
     make_calendar_list_turns,
@@ -15,7 +16,6 @@ from launcher.demo.training.corpus.fact_questions import (
     make_yes_no_question,
 )
 from launcher.demo.training.corpus.facts import RELATIONS, FactRelation
-from launcher.demo.training.corpus.turns import TurnsMaker
 from launcher.demo.training.corpus.words import ANIMAL_HOMES, ANIMAL_SOUNDS, THINGS_BY_SIZE
 
 SOUNDS_RELATION = next(relation for relation in RELATIONS if relation.facts is ANIMAL_SOUNDS)

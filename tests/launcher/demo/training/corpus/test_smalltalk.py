@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from support.prose_checks import draw_turns, find_text_faults
 
+from launcher.demo.training.corpus.conversation_turn import TurnsMaker
 from launcher.demo.training.corpus.smalltalk import (
     JOKES,
     make_joke_turns,
@@ -12,7 +13,6 @@ from launcher.demo.training.corpus.smalltalk import (
     make_small_talk_turns,
     make_unanswerable_turns,
 )
-from launcher.demo.training.corpus.turns import TurnsMaker
 from launcher.demo.training.corpus.words import FEELINGS_BAD
 
 

@@ -10,7 +10,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.output_stream import FailedEvent, FinishedEvent, StopStringMatcher, TokenEvent
 from router.errors import GenerationFailed
 from router.http.openai.rendering import ChatOutputOptions, OpenAIChatStreamRenderer, ResponseMetadata
-from router.http.openai.stop_strings import StopStringHoldback, StopStringPrefixMatcher, trim_stop_string
+from router.http.openai.stop_string_removal import StopStringHoldback, StopStringPrefixMatcher, trim_stop_string
 from router.request import FinishReason
 
 METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
@@ -51,7 +51,7 @@ def test_streamed_text_is_the_whole_text_up_to_the_first_stop_string(text: str, 
     visible = "".join(pieces)[:end]
     reason = FinishReason.STOP_STRING if end is not None and data.draw(st.booleans()) else FinishReason.LENGTH
     final_event = FinishedEvent(reason, visible, len(pieces), make_finished_timeline(), is_stopped=end is not None)
-    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(trimmed_stop_strings=tuple(stop_strings)))
+    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(stop_strings_to_remove=tuple(stop_strings)))
     events = [TokenEvent(1, piece, -0.5, False) for piece in pieces]
     bursts = [renderer.render([event]) for event in events[:-1]] + [renderer.render([*events[-1:], final_event])]
     lines = b"".join(bursts).decode().removesuffix("\n\n").split("\n\n")
@@ -65,7 +65,7 @@ def test_streamed_text_is_the_whole_text_up_to_the_first_stop_string(text: str, 
 
 
 def test_text_held_back_is_sent_before_a_failure() -> None:
-    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(trimmed_stop_strings=("12z",)))
+    renderer = OpenAIChatStreamRenderer(METADATA, 0, 3, ChatOutputOptions(stop_strings_to_remove=("12z",)))
     rendered = renderer.render([TokenEvent(1, "1", -0.5, False), TokenEvent(2, "2", -0.5, False),
                                 FailedEvent(GenerationFailed("broken"))]).decode()
     assert [json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"]

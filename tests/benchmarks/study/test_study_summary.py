@@ -11,7 +11,7 @@ from benchmarks.study.plan import SoloCalibration, StudyRun
 from benchmarks.study.run_metrics import CompletedRequest
 from benchmarks.study.run_record_store import RunRecords
 from benchmarks.study.statistics import ConfidenceBand
-from benchmarks.study.summary_metrics import (
+from benchmarks.study.study_summary import (
     choose_length_bin_width,
     compute_latency_by_length_bin,
     count_failed_requests,

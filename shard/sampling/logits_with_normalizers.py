@@ -18,7 +18,7 @@ IDS_PER_BLOCK = 128  # as BLOCK_IDS in normalizing.c and candidates.c
 
 
 @dataclass(frozen=True, slots=True)
-class NormalizedLogits:
+class LogitsWithNormalizers:
     """Logits of some rows, with what turns them into logprobs. Best means the highest logit, and the lowest id among
     equal ones."""
 
@@ -42,24 +42,25 @@ class NormalizedLogits:
         """Return the logprob of each row's token in `ids` [rows]."""
         return self.compute_logprobs(self.logits.gather(-1, ids[:, None]))[:, 0]
 
-    def select_rows(self, rows: Tensor | slice) -> "NormalizedLogits":
-        return NormalizedLogits(self.logits[rows], self.block_maxima[rows], self.best_tokens[rows], self.maxima[rows],
-                                self.log_sums[rows])
+    def select_rows(self, rows: Tensor | slice) -> "LogitsWithNormalizers":
+        return LogitsWithNormalizers(self.logits[rows], self.block_maxima[rows], self.best_tokens[rows],
+                                     self.maxima[rows], self.log_sums[rows])
 
-    def copy_to_host(self) -> "NormalizedLogits":
-        return NormalizedLogits(self.logits.cpu(), self.block_maxima.cpu(), self.best_tokens.cpu(), self.maxima.cpu(),
-                                self.log_sums.cpu())
-
-
-def normalize_logits(logits: Tensor, buffer: Tensor | None = None) -> NormalizedLogits:
-    """Normalize float32 logits [rows, vocabulary]. A row is NaN after the logarithm if one of its logits is NaN or
-    positive infinity, or if all are negative infinity. Torch writes to the buffer, if it is given, of the same shape.
-    """
-    library = get_kernels(logits)
-    return normalize_with_torch(logits, buffer) if library is None else normalize_with_kernels(library, logits)
+    def copy_to_host(self) -> "LogitsWithNormalizers":
+        return LogitsWithNormalizers(self.logits.cpu(), self.block_maxima.cpu(), self.best_tokens.cpu(),
+                                     self.maxima.cpu(), self.log_sums.cpu())
 
 
-def get_kernels(logits: Tensor) -> NativeLibrary | None:
+def compute_normalizers(logits: Tensor, buffer: Tensor | None = None) -> LogitsWithNormalizers:
+    """Return float32 logits [rows, vocabulary] with their normalizers. The logarithm of a row's sum is NaN if one of
+    its logits is NaN or positive infinity, or if all are negative infinity. Torch writes to the buffer, if it is given,
+    of the same shape."""
+    library = load_cpu_sampling_kernels(logits)
+    return (compute_normalizers_with_torch(logits, buffer) if library is None
+            else compute_normalizers_with_kernels(library, logits))
+
+
+def load_cpu_sampling_kernels(logits: Tensor) -> NativeLibrary | None:
     return load_library() if logits.device.type == "cpu" else None
 
 
@@ -67,7 +68,7 @@ def get_kernels(logits: Tensor) -> NativeLibrary | None:
 # With torch
 
 
-def normalize_with_torch(logits: Tensor, buffer: Tensor | None = None) -> NormalizedLogits:
+def compute_normalizers_with_torch(logits: Tensor, buffer: Tensor | None = None) -> LogitsWithNormalizers:
     num_blocks = logits.shape[-1] // IDS_PER_BLOCK
     block_maxima = logits[:, :num_blocks * IDS_PER_BLOCK].view(len(logits), num_blocks, IDS_PER_BLOCK).amax(-1)
     if num_blocks:
@@ -77,7 +78,7 @@ def normalize_with_torch(logits: Tensor, buffer: Tensor | None = None) -> Normal
         best_tokens = logits.argmax(-1, keepdim=True)
     # Of the best token, whose logit is the maximum, this is 0 - log(sum).
     log_sums = -torch.log_softmax(logits, -1, out=buffer).gather(-1, best_tokens)
-    return NormalizedLogits(logits, block_maxima, best_tokens[:, 0], logits.gather(-1, best_tokens), log_sums)
+    return LogitsWithNormalizers(logits, block_maxima, best_tokens[:, 0], logits.gather(-1, best_tokens), log_sums)
 
 
 def list_ids_in_blocks(blocks: Tensor, vocabulary_size: int) -> Tensor:
@@ -101,18 +102,18 @@ class NormalizingArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "vocabulary", "stride"))]
 
 
-def normalize_with_kernels(library: NativeLibrary, logits: Tensor) -> NormalizedLogits:
+def compute_normalizers_with_kernels(library: NativeLibrary, logits: Tensor) -> LogitsWithNormalizers:
     num_rows, vocabulary_size = logits.shape
     check_layout(logits)
     block_maxima = torch.empty(num_rows, vocabulary_size // IDS_PER_BLOCK)
     maxima, sums = torch.empty(num_rows, 1), torch.empty(num_rows, dtype=torch.float64)
     best_tokens = torch.empty(num_rows, dtype=torch.int64)
-    library.normalize(NormalizingArguments(
+    library.compute_softmax_normalizers(NormalizingArguments(
         logits.data_ptr(), block_maxima.data_ptr(), maxima.data_ptr(), sums.data_ptr(), best_tokens.data_ptr(),
         num_rows, vocabulary_size, logits.stride(0)), num_results=logits.numel())
     # One by one: the bits of torch's logarithm depend on the place in a vector.
     log_sums = torch.tensor([log(total) for total in sums.tolist()])[:, None]
-    return NormalizedLogits(logits, block_maxima, best_tokens, maxima, log_sums)
+    return LogitsWithNormalizers(logits, block_maxima, best_tokens, maxima, log_sums)
 
 
 class SelectionArguments(ctypes.Structure):
@@ -123,7 +124,7 @@ class SelectionArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "vocabulary", "stride", "count"))]
 
 
-def select_with_kernels(library: NativeLibrary, normalized: NormalizedLogits, count: int) -> tuple[Tensor, Tensor]:
+def select_with_kernels(library: NativeLibrary, normalized: LogitsWithNormalizers, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` best tokens of each row and their logits, best first."""
     logits = normalized.logits
     check_layout(logits)

@@ -10,8 +10,13 @@ from support.fake_bench_results import (
     make_unstreamed_record,
 )
 
+from benchmarks.bench.report.server_comparison import (
+    MetricComparison,
+    compare_metrics,
+    format_factor,
+    format_ratio_table,
+)
 from benchmarks.bench.report.summary import LatencyGoal
-from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_factor, format_ratio_table
 
 SLOW_SUMMARY, FAST_SUMMARY = make_sample_result("A", gap=0.02).summary, make_sample_result("B", gap=0.01).summary
 
