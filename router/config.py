@@ -91,7 +91,8 @@ class RouterConfig:
     max_batch_prefill_tokens: int = setting(
         4096, "Maximum number of tokens in a step. Prompts that are longer together run in several steps.", low=32)
     max_batch_total_tokens: int | None = setting(
-        None, "Size of the KV cache in tokens, at most what fits into memory. Default: all that fits.", low=16)
+        None, "Size of the KV cache in tokens, at most what fits into memory. Default: all that fits, but "
+        "no more than --max-batch-size requests of full length can use.", low=16)
     max_batch_size: int = setting(256, "Maximum number of sequences that run at once.", low=1)
     batching: str = setting(
         "continuous", "Which requests run together. continuous: requests join and leave at every step. static: a "

@@ -85,9 +85,10 @@ class ShardConfig:
         "auto", "Number type of weights and computation. auto: on CUDA that of the checkpoint; on CPU float32 for a "
         "float32 checkpoint, else bfloat16 or float32, whichever a short measurement finds faster.", choices=DTYPES)
     quantize: str = setting(
-        "", "Quantize the weights while loading, except the embedding and, without compiled kernels, the head. int8: a "
-        "byte per weight, with a scale per output. int4: half a byte, with a scale for each 64 inputs, on CPU only. "
-        "Quantized checkpoints (AWQ, GPTQ, fp8, compressed-tensors) need no flag.", choices=QUANTIZATIONS)
+        "", "Quantize the weights while loading: int8, or int4 on a CPU; quantized checkpoints need no flag. int8: a "
+        "byte per weight, with a scale per output. int4: half a byte, with a scale for each 64 inputs. The embedding "
+        "and, without compiled kernels, the head stay as they are. AWQ, GPTQ, fp8 and compressed-tensors load.",
+        choices=QUANTIZATIONS)
     adaptable: bool = setting(False, "Whether adapters can be loaded.")
     embedding_dim: int = setting(
         0, "Number of values in an embedding: the first ones of the model's, for models trained so. 0: all.", low=0)

@@ -24,8 +24,12 @@ CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 IMAGE_PATTERNS: Mapping[str, re.Pattern[str]] = {
     TGI_FLAG_TABLE.program: re.compile(r"([^-].*/)?text-generation-inference([:@].*)?"),
     LORAX_FLAG_TABLE.program: re.compile(r"([^-].*/)?lorax([:@].*)?")}
-ENVIRONMENT_FLAGS = ("-e", "--env")
+ENVIRONMENT_FLAGS, PUBLISH_FLAGS = ("-e", "--env"), ("-p", "--publish")
 ENVIRONMENT_FLAG_PATTERN = re.compile(r"--env[= ]|-e ?")  # at the beginning of `-e A=b`, `-eA=b`, `--env=A=b`
+PUBLISH_FLAG_PATTERN = re.compile(r"(?:--publish[= ]|-p ?)(?:(?P<address>[\d.]+|\[[\da-fA-F:]+\]):)?(?P<port>\d+):"
+                                  r"(?P<container_port>\d+)(?:/tcp)?")
+DEFAULT_CONTAINER_PORT = "80"  # in the images of the programs
+ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - of a server that any machine may reach
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -46,12 +50,16 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     foreign_variables = {flag.environment_variable for flag in table.flags}
     variables = {name: value for name, value in assignments.items()
                  if name not in foreign_variables} | translation.environment_variables
-    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
-               *map(shlex.quote, translation.weft_arguments)]
-    notes = [*translation.notes, *translation.unneeded_notes]
+    weft_arguments, notes = list(translation.weft_arguments), [*translation.notes, *translation.unneeded_notes]
     if container_options and not translation.is_download_only:
-        notes.append(f"options of the container are left out: {shlex.join(container_options)}. --port is the port that "
-                     "clients use, and --hostname 127.0.0.1 keeps it on this machine")
+        container_options = use_published_address(weft_arguments, container_options)
+        if container_options:
+            notes.append(f"options of the container are left out: {shlex.join(container_options)}. Paths in the "
+                         "container, such as /data, are others here")
+        if get_argument(weft_arguments, "--hostname") in ALL_ADDRESSES:
+            notes.append("--hostname 127.0.0.1 would keep the server on this machine")
+    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
+               *map(shlex.quote, weft_arguments)]
     return "\n".join([*(f"# {note}" for note in notes), " ".join(command)])
 
 
@@ -98,6 +106,33 @@ def split_container_options(options: Sequence[str]) -> tuple[list[str], list[str
         else:
             others += words
     return assignments, others
+
+
+def use_published_address(weft_arguments: list[str], container_options: Sequence[str]) -> list[str]:
+    """Let weft listen where the container published its port, and return the other options of the container."""
+    served_port = get_argument(weft_arguments, "--port") or DEFAULT_CONTAINER_PORT
+    others, remaining = list[str](), iter(container_options)
+    for option in remaining:
+        words = [option, next(remaining, "")] if option in PUBLISH_FLAGS else [option]
+        published = PUBLISH_FLAG_PATTERN.fullmatch(" ".join(words))
+        if published is None or published["container_port"] != served_port:
+            others += words
+            continue
+        set_argument(weft_arguments, "--port", published["port"])
+        set_argument(weft_arguments, "--hostname", (published["address"] or ALL_ADDRESSES[0]).strip("[]"))
+    return others
+
+
+def get_argument(arguments: Sequence[str], flag: str) -> str:
+    """Return the value of a flag, or an empty string without it."""
+    return arguments[arguments.index(flag) + 1] if flag in arguments[:-1] else ""
+
+
+def set_argument(arguments: list[str], flag: str, value: str) -> None:
+    if flag in arguments[:-1]:
+        arguments[arguments.index(flag) + 1] = value
+    else:
+        arguments += flag, value
 
 
 def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequence[str]]:

@@ -72,7 +72,7 @@ def diagnose_kv_cache(model_survey: SurveyResult) -> Finding:
                        f"{format_gib(model_survey['free'])} are free", f"choose a smaller model, or {more}")
     max_useful_tokens = DEFAULT_ROUTER_CONFIG.max_batch_size * model_survey["max_positions"]
     cache_text = (f"a cache of about {min(model_survey['tokens'], max_useful_tokens):,} tokens "
-                  f"({model_survey['block']:,} bytes for every 16)")
+                  f"({model_survey['block']:,} bytes for 16 tokens)")
     if not model_survey["tokens"]:
         return Finding("fits", "problem", "no: beside the weights there is no room for a cache",
                        "raise --memory-fraction or choose a smaller model")

@@ -252,7 +252,8 @@ class Scheduler:
             if self._answered_at is not None:  # a step was in flight all the time since then
                 self._wait_forecast.record_step(now - self._answered_at, plan.load.chunk_tokens,
                                                 has_turned_new_sequence_away=plan.has_turned_new_sequence_away)
-            self._answered_at = now if self._unanswered_plans else None
+            has_step_in_flight = any(unanswered.load is not None for unanswered in self._unanswered_plans)
+            self._answered_at = now if has_step_in_flight else None
         return self.sequences.apply_result(plan, result, stop_token_counts, now)
 
     # -- shards

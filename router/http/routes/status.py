@@ -57,7 +57,7 @@ MAX_NAMED_PROMPTS = 3  # prompts of other requests that an explanation names
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
-    VALIDATION_PHASE: "The body was read, checked and tokenized.",
+    VALIDATION_PHASE: "The body was read, checked and tokenized, and an adapter that was new here was fetched.",
     RequestPhase.QUEUE: "It waited for the next step, and for requests before it in the queue.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
@@ -74,8 +74,8 @@ PHASE_DESCRIPTIONS = {
     RequestPhase.SLOW_CLIENT: "Its client did not read what it was sent.",
     RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
     RequestPhase.NO_SHARDS: "The processes of the model were not there.",
-    RequestPhase.PREFILL: "Its prompt was computed, in steps with the prompts and tokens of others.",
-    RequestPhase.DECODE: "Its tokens were generated, in steps with the prompts and tokens of others.",
+    RequestPhase.PREFILL: "Its prompt was computed, in steps with prompts and tokens of others if there were any.",
+    RequestPhase.DECODE: "Its tokens were generated, in steps with prompts and tokens of others if there were any.",
 }
 # By the phase of the others, which are the first in the queue or, for prompts, any.
 MEANWHILE_DESCRIPTIONS = {

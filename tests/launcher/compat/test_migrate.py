@@ -56,8 +56,13 @@ def test_lorax_line_is_migrated_and_known_variables_are_kept() -> None:
 @pytest.mark.parametrize(("line", "expected"), [
     ("docker run --gpus all --shm-size 1g -p 8080:80 -e HF_TOKEN=a -v /d:/data ghcr.io/huggingface/"
      "text-generation-inference:3.3.4 --model-id org/name --max-total-tokens 512",
-     r"# options of the container are left out: --gpus all --shm-size 1g -p 8080:80 -v /d:/data\. --port .*\n"
-     r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*"),
+     r"# options of the container are left out: --gpus all --shm-size 1g -v /d:/data\. Paths .*\n# --hostname .*\n"
+     r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*--hostname 0\.0\.0\.0 .*--port 8080"),
+    ("docker run -p 127.0.0.1:8080:80 -p 9000:9000 lorax --model-id org/name",
+     r"# (.*\n# )*options of the container are left out: -p 9000:9000\. (.*\n)+"
+     r"weft serve --model-id org/name .*--hostname 127\.0\.0\.1 .*--port 8080"),
+    ("docker run --publish=[::1]:81:8080/tcp lorax --model-id org/name --port 8080",
+     r"(# .*\n)*weft serve --model-id org/name .*--hostname ::1 .*--port 81 .*"),
     ("docker container run -e HF_TOKEN -eMODEL_ID=org/name -it lorax",
      r"# (.*\n# )*options of the container are left out: -e HF_TOKEN -it\. (.*\n)+weft serve --model-id org/name .*"),
     ("docker run --gpus device=0 --ulimit memlock=-1 -e HF_TOKEN=a lorax --model-id org/name",

@@ -1,6 +1,7 @@
 """Tests of WaitPredictor in router/scheduler/admission_control.py; its accuracy is tested in tests/test_overload.py."""
 
 import pytest
+from support.scheduling.scheduler_simulation import SchedulerSimulation, TrueCosts
 
 from router.request import Request
 from router.scheduler.admission_control import WaitPredictor
@@ -74,6 +75,19 @@ def test_speed_change_is_not_counted_twice_after_steps_at_the_new_speed(factor: 
     forecast.scale_step_times(factor)
     forecast.record_step(0.01 * factor, 0, has_turned_new_sequence_away=False)
     assert forecast_seconds(forecast, [], running) == pytest.approx(60 * 0.01 * factor)
+
+
+def test_idle_minutes_are_no_step() -> None:
+    """The last answer of a burst may be that to a plan without a step, which only removes finished sequences."""
+    def learn_step_seconds(pause_seconds: float) -> float:
+        world = SchedulerSimulation(SchedulerSettings(), TrueCosts(0.05, 0.001, 0.001, 1e-6), seed=1, latency=0.001)
+        for burst in range(3):
+            for number in range(4):
+                request = Request(f"{burst}-{number}", (7,) * 64, 20 + number)
+                world.add_arrival(request, pause_seconds * burst + 0.001 * number)
+        world.run()
+        return world.scheduler._wait_forecast._step_seconds
+    assert learn_step_seconds(600.0) == pytest.approx(learn_step_seconds(10.0), rel=0.01)
 
 
 def test_very_long_queue_is_extrapolated_from_its_beginning() -> None:

@@ -153,15 +153,15 @@ def block_usage() -> BlockUsage:
 
 
 def test_only_free_blocks_can_be_acquired(block_usage: BlockUsage) -> None:
-    BlockClaimChecker(block_usage).acquire([2, 3])
+    BlockClaimChecker(block_usage).check_acquire([2, 3])
     with pytest.raises(RejectedMessage, match="block 0 is held"):
-        BlockClaimChecker(block_usage).acquire([0])
+        BlockClaimChecker(block_usage).check_acquire([0])
 
 
 def test_only_full_blocks_can_be_shared(block_usage: BlockUsage) -> None:
-    BlockClaimChecker(block_usage).share([0])
+    BlockClaimChecker(block_usage).check_share([0])
     with pytest.raises(RejectedMessage, match=r"block 1 .* never filled"):
-        BlockClaimChecker(block_usage).share([1])
+        BlockClaimChecker(block_usage).check_share([1])
 
 
 def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockUsage) -> None:
