@@ -51,7 +51,7 @@ def measure_decode_latencies(shape: str, load_options: ModelLoadOptions, device_
 
 
 def select_points_fitting_memory(loaded_model: LoadedDecoder,
-                        contexts_and_batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+                                 contexts_and_batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the points whose cache has room, and print the others. Raises ValueError if there are none."""
     budget, block_bytes = loaded_model.compute_cache_budget(), loaded_model.bytes_per_block(BLOCK_SIZE)
     fitting_points = list[tuple[int, int]]()

@@ -129,7 +129,7 @@ def unchanged_flag(name: str, default: str = "", short_name: str = "", kind: Fla
 
 
 def make_switch_flag(name: str, effect_if_true: FlagEffect, reason_if_false: str = "it is off by default",
-                conflicts_with: str = "") -> ForeignFlag:
+                     conflicts_with: str = "") -> ForeignFlag:
     """Return a switch. `effect_if_true` is the outcome if it is true, `reason_if_false` the reason why false needs no
     action."""
     return ForeignFlag(name, (replace(effect_if_true, matching_values=TRUE_VALUES),

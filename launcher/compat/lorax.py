@@ -69,8 +69,8 @@ ADAPTER_FLAGS = (
     ForeignFlag("preloaded-adapter-source", make_adapter_source_effects("preloaded_adapter_source")),
     ForeignFlag("predibase-api-token", (ignored_effect(REASON_NO_PREDIBASE_REGISTRY),)),
     make_switch_flag("merge-adapter-weights",
-                ignored_effect("adapters are computed beside the model; answers are the same, and requests "
-                               "may name others")),
+                     ignored_effect("adapters are computed beside the model; answers are the same, and requests "
+                                    "may name others")),
     unchanged_flag("max-active-adapters"),
     unchanged_flag("adapter-cycle-time-s"),
     ForeignFlag("adapter-memory-fraction", (
@@ -81,7 +81,7 @@ PROCESS_FLAGS = (
     *tgi.TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
     make_switch_flag("compile", unneeded_effect(tgi.REASON_CUDA_GRAPHS), tgi.REASON_CUDA_GRAPHS),
     make_switch_flag("eager", make_setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
-                conflicts_with="compile"),
+                     conflicts_with="compile"),
     ForeignFlag("compile-max-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("compile-max-rank", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
     ForeignFlag("compile-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),

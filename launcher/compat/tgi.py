@@ -43,8 +43,8 @@ MODEL_FLAGS = (
     unchanged_flag("model-id"),
     unchanged_flag("revision"),
     make_switch_flag("trust-remote-code",
-                refused_effect("weft runs no code from a model's folder, and no model needs it; leave it out"),
-                "weft runs no code from a model's folder"),
+                     refused_effect("weft runs no code from a model's folder, and no model needs it; leave it out"),
+                     "weft runs no code from a model's folder"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
         make_setting_effect("quantize", "int8", "int4"),
@@ -59,8 +59,8 @@ MODEL_FLAGS = (
     unchanged_flag("tokenizer-config-path"),
     make_switch_flag("disable-grammar-support", make_setting_effect("disable_grammar_support")),
     make_switch_flag("enable-prefill-logprobs",
-                unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
-                "logprobs of the prompt are there for whoever asks for them"),
+                     unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
+                     "logprobs of the prompt are there for whoever asks for them"),
     ForeignFlag("watermark-gamma", (
         unneeded_effect("it is what weft has", "0.5"),
         refused_effect("the share of the vocabulary that a watermark favours is 0.5"))),

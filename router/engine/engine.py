@@ -288,7 +288,7 @@ class Engine:
         self._queued_events += events
         if (observer := self.monitor.observer) is not None:
             observer.record_answered_step(plan, events, answered_at=answered_at, seconds=result.seconds,
-                                   wall_seconds=round_trip_seconds)
+                                          wall_seconds=round_trip_seconds)
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():

@@ -50,7 +50,7 @@ class LimitedStepObserver(StepObserver):
         self._ends_at = thread_time() + MAX_PROCESSOR_SECONDS
 
     def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
-                      wall_seconds: float) -> None:
+                             wall_seconds: float) -> None:
         self._num_answers += 1
         self._num_rows += len(plan.member_ids)
         if (self._num_answers > MAX_SIMULATED_STEPS or self._num_rows > MAX_SIMULATED_ROWS

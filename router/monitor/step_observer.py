@@ -105,7 +105,7 @@ class StepObserver:
     # -- notes, while steps run
 
     def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
-                      wall_seconds: float) -> None:
+                             wall_seconds: float) -> None:
         """Note an answered plan: what `Scheduler.complete_step` returned, the seconds that the shards computed, and
         those since the plan was sent or the answer before."""
         step = plan.messages[-1]

@@ -36,7 +36,7 @@ class AnsweredStepObserver(Protocol):
     """Interface of an observer of the simulated scheduler's answered plans."""
 
     def record_answered_step(self, plan: StepPlan, events: list[SchedulerEvent], *, answered_at: float, seconds: float,
-                      wall_seconds: float) -> None: ...
+                             wall_seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Simulation:
         self.stats.record_events(events, self.now)
         if self.observer is not None:
             self.observer.record_answered_step(step.plan, events, answered_at=self.now, seconds=step.seconds,
-                                        wall_seconds=self.now - max(step.planned_at, self._last_answered_at))
+                                               wall_seconds=self.now - max(step.planned_at, self._last_answered_at))
         self._last_answered_at = self.now
         for event in events:
             if isinstance(event, TokensGenerated):

@@ -107,7 +107,7 @@ class Sampler:
                       for total, sampled_token in zip(sums, sampled_tokens, strict=True)]
         if raw_logits is not None:
             replace_with_raw_logprobs(raw_logits, [sampled_tokens[row] for row in raw_rows],
-                                [sequences[row].sampling.top_n_tokens for row in raw_rows])
+                                      [sequences[row].sampling.top_n_tokens for row in raw_rows])
         for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
             fits_grammar = row not in dead_rows
             if grammars is not None and sequence.grammar_id and are_finite[row] and fits_grammar:
@@ -153,7 +153,7 @@ def list_top_tokens(normalized: LogitsWithNormalizers, counts: list[int]) -> lis
 
 
 def replace_with_raw_logprobs(raw_logits: LogitsWithNormalizers, sampled_tokens: list[SampledToken],
-                        top_counts: list[int]) -> None:
+                              top_counts: list[int]) -> None:
     """Replace the logprobs of sampled tokens, and the best candidates, by those of the raw logits."""
     tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
                           device=raw_logits.best_tokens.device)

@@ -275,7 +275,7 @@ def describe_listed_request(record: RequestRecord, now: float) -> dict[str, Any]
     by_cause = {VALIDATION_PHASE: elapsed_ms(record.arrived_at, record.timeline.submitted_at)}
     by_cause |= {phase: round_ms(seconds) for phase, seconds in record.timeline.seconds_by_phase(now).items()}
     return request_record_json(record) | {"total_ms": elapsed_ms(record.arrived_at, record.timeline.ended_at or now),
-                                  "by_cause": by_cause}
+                                          "by_cause": by_cause}
 
 
 def metrics_page_to_json(page: str) -> dict[str, Any]:

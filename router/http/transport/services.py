@@ -287,7 +287,7 @@ def close_streams(streams: Iterable[RequestStream]) -> None:
 
 
 async def generate_and_sort_by_logprob(services: Services, validated_requests: Sequence[ValidatedRequest],
-                              context: RequestContext) -> list[GenerationOutput]:
+                                       context: RequestContext) -> list[GenerationOutput]:
     """Return the outputs of all choices, that with the best mean logprob first."""
     outputs = await generate_all(services, validated_requests, context)
     if len(outputs) > 1:

@@ -52,7 +52,7 @@ class ObservedWorld(SimulatedWorld):
             return result
         if name == "complete_step":
             self.observer.record_answered_step(self._completing, result, answered_at=self.now, seconds=args[1].seconds,
-                                        wall_seconds=args[1].seconds)
+                                               wall_seconds=args[1].seconds)
             steps = self.observer.take_observed_steps()
             self.check_lanes(self._completing)
             self.steps += [(self._completing, step) for step in steps]

@@ -90,7 +90,7 @@ def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: R
         question = message["content"] if message["role"] == "user" else question
         answers = message["role"] == "assistant" and message["content"]
         rewritten.append(message | {"content": rewrite_final_answer(question, message["content"], rewrite,
-                                                                              rng)} if answers else message)
+                                                                    rng)} if answers else message)
     return rewritten
 
 
