@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients test-proxies chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check manifests-check proto proto-check page page-check test-page test-ray docs docs-site bench study dist stats clean
+.PHONY: help run free-port test test-long test-clients test-proxies chaos soak fuzz gpu-wheels gpu-check gpu-memcheck gpu-bench check manifests-check proto proto-check page page-check test-page test-ray docs docs-site bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -151,7 +151,18 @@ endef
 	.venv-docs/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) $(DOCS_TOOLS)
 	touch .venv-docs/ready
 
-run: .venv/serving
+# Asked before minutes of installing instead of after them. A port in ARGS is left to weft.
+free-port:
+ifeq ($(findstring -p,$(ARGS)),)
+	@port=$(or $(PORT),3000)
+	if [ ! -e .venv/serving ] && $(if $(PYTHON),"$(PYTHON)",python3) -c 'import socket, sys
+	sys.exit(socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))))' "$$port" 2>/dev/null; then
+		echo "weft: port $$port is taken; choose another: make run PORT=$$((port + 1))" >&2
+		exit 1
+	fi
+endif
+
+run: free-port .venv/serving
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # In three parts at once. What the servers' tests say comes as they say it, the others' when all are over, and then once more

@@ -35,11 +35,18 @@ from launcher.command_line.delegated_subcommands import (
     top_command,
     tune_command,
 )
-from launcher.command_line.error_messages import describe_error
+from launcher.command_line.error_messages import (
+    COMMANDS_WITH_SETTINGS,
+    DEPLOY_COMMAND,
+    DOCTOR_COMMAND,
+    RUN_COMMAND,
+    SERVE_COMMAND,
+    describe_error,
+)
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.command_line.setting_origins import describe_settings, record_setting_sources
 from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
-from launcher.compat.migrate import translate_command_line
+from launcher.compat.migrate import RefusedFlagsError, translate_command_line
 from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import command as doctor
 from launcher.environment_variables import (
@@ -89,7 +96,6 @@ SERVE_FLAG_NAMES = {flag.removeprefix("--"): setting.flags[0].removeprefix("--")
                     for setting in SETTINGS_BY_NAME.values() for flag in setting.flags if flag.startswith("--")}
 HELP_ALL_FLAG = "--help-all"
 RAY_OPTION_NAMES = tuple(option.name for option in fields(RayOptions))
-SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND = "serve", "run", "deploy"  # those that take the settings of a server
 RAY_ENGINE = "ray"  # what `weft deploy` can deploy on
 
 
@@ -278,19 +284,15 @@ SIMULATE_SETTINGS = ("max_concurrent_requests", "max_queue_requests", "max_queue
                      "max_active_adapters")
 
 
-# Server settings that `weft doctor` checks.
-DOCTOR_SETTINGS = ("model_id", "revision", "num_shard", "dtype", "device", "quantize", "max_batch_total_tokens",
-                   "hostname", "port")
-
-
 def doctor_command(*positional: str,
                    json: Annotated[bool, Parameter(help="Print JSON.", negative=())] = False,
                    **settings: Any) -> None:
-    """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem."""
-    server_settings = add_default_settings(merge_settings(positional, settings))
-    doctor_settings = doctor.DoctorSettings(
-        **{name: value for name, value in server_settings.items() if name in DOCTOR_SETTINGS})
-    raise SystemExit(doctor.run_doctor(doctor_settings, os.environ, as_json=json))
+    """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem.
+
+    Takes the settings of `weft serve`.
+    """
+    server_settings = doctor.DoctorSettings(*make_configs(add_default_settings(merge_settings(positional, settings))))
+    raise SystemExit(doctor.run_doctor(server_settings, os.environ, as_json=json))
 
 
 def completion_command(
@@ -302,20 +304,18 @@ def completion_command(
 def migrate_command(*line: Annotated[str, Parameter(
         help="The command line that is run today, or the one of docker run.", allow_leading_hyphen=True)]) -> None:
     """Translate a command line of text-generation-launcher or lorax-launcher into one of `weft`, and list what is left
-    out."""
-    print(translate_command_line(line, os.environ))
+    out. A refused flag is left out, too, and the exit code is 2."""
+    try:
+        print(translate_command_line(line, os.environ))
+    except RefusedFlagsError as error:
+        print(error.translated_line, flush=True)
+        raise
 
 
 def make_simulate_flags() -> list[inspect.Parameter]:
     """Return the flags of SIMULATE_SETTINGS. They ignore environment variables, which are meant for a server."""
     group = Group("Settings to try")
     return [make_flag_parameter(SETTINGS_BY_NAME[name], group, read_variables=False) for name in SIMULATE_SETTINGS]
-
-
-def make_doctor_flags() -> list[inspect.Parameter]:
-    group = Group("Settings of the server")
-    parameters = [make_flag_parameter(SETTINGS_BY_NAME[name], group) for name in DOCTOR_SETTINGS]
-    return [*parameters, inspect.signature(doctor_command).parameters["json"]]
 
 
 def version_command() -> None:
@@ -363,7 +363,7 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
     deploy_settings = {name: value for name, value in settings.items() if name != "json-output"}
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value",
-              config=(*([ConfigDict({SERVE_COMMAND: settings, RUN_COMMAND: run_settings,
+              config=(*([ConfigDict({SERVE_COMMAND: settings, DOCTOR_COMMAND: settings, RUN_COMMAND: run_settings,
                                      DEPLOY_COMMAND: {RAY_ENGINE: deploy_settings}}, source=config_path)]
                         if settings else []), record_setting_sources))
     parameters = make_serve_flags(shows_all=shows_all)
@@ -388,8 +388,9 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
          *make_simulate_flags()])
     app.command(simulate_command, name="simulate")
     app.command(tune_command, name="tune")
-    doctor_command.__signature__ = inspect.Signature(make_doctor_flags())  # type: ignore[attr-defined]
-    app.command(doctor_command, name="doctor")
+    doctor_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*parameters, inspect.signature(doctor_command).parameters["json"]])
+    app.command(doctor_command, name=DOCTOR_COMMAND, help_epilogue="" if shows_all else epilogue)
     deploy_app = App(name=DEPLOY_COMMAND, help="Serve a model on a cluster.")
     deploy_app.command(deploy_ray_command, name=RAY_ENGINE, help_epilogue="" if shows_all else epilogue)
     app.command(deploy_app)
@@ -423,7 +424,7 @@ def report_errors_in_one_line(output: ConsoleOutput = PLAIN_OUTPUT) -> Iterator[
 
 
 def run_command_line(arguments: Sequence[str]) -> None:
-    takes_settings = bool(arguments) and arguments[0] in {SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND}
+    takes_settings = bool(arguments) and arguments[0] in COMMANDS_WITH_SETTINGS
     shows_all = HELP_ALL_FLAG in arguments and takes_settings
     words = ["--help" if shows_all and word == HELP_ALL_FLAG else word for word in arguments]
     with report_errors_in_one_line():

@@ -49,8 +49,8 @@ IMPORT_ORDER = {
               "sampling", "attention", "lora", "checkpoint", "adapters", "layers", "models", "runner", "workers",
               "rpc"],
     "launcher": ["environment_variables", "console_output", "client", "demo", "hub", "settings", "adapters",
-                 "supervisor", "hosts", "banner", "doctor", "compat", "settings_docs",
-                 "command_line", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
+                 "supervisor", "hosts", "banner", "compat", "settings_docs",
+                 "command_line", "doctor", "ray_serve", "cli", "ray_app", "compat_commands", "entry_point"],
     "benchmarks": ["settings_search", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "peers",
                    "experiments", "study"],
 }

@@ -16,7 +16,7 @@ from launcher.console_output import align_columns, format_bytes
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
-TABLE_HEADER = ["adapter", "source", "state", "requests", "loads", "on a shard", "on disk", "last used", ""]
+TABLE_HEADER = ["adapter", "source", "state", "running", "loads", "on a shard", "on disk", "last used", ""]
 TIME_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 

@@ -43,8 +43,9 @@ def format_explanation(explanation: dict[str, Any]) -> str:
         lines.append(f"{cause:<{width}}  {format_duration_ms(ms):>9}  {share:3.0f} %  {explanation['causes'][cause]}")
         lines += [f"{'':<{width}}  {format_duration_ms(other_ms):>9}  of it: {explanation['meanwhile_causes'][other]}"
                   for other, other_ms in explanation["meanwhile"].get(cause, {}).items()]
-    prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens, {format_duration_ms(prompt['ms'])})"
-                        for prompt in explanation["meanwhile_prompts"])
+    prompts = ", ".join(f"{prompt['id']} ({prompt['prompt_tokens']} tokens"
+                        + (f", {cached} of them cached" if (cached := prompt.get("cached_tokens")) else "")
+                        + f", {format_duration_ms(prompt['ms'])})" for prompt in explanation["meanwhile_prompts"])
     lines += [f"longest prompts of other requests in this time: {prompts}"] * bool(prompts)
     if num_generating := explanation.get("meanwhile_generating"):  # older servers do not say
         lines.append(f"on average {num_generating} other sequences were generated at the same time")

@@ -1,9 +1,55 @@
 """Messages for mistakes on the command line, where that of the parser does not help."""
 
-from cyclopts import CoercionError, MissingArgumentError, UnusedCliTokensError
+import os
+from collections.abc import Mapping
 
+from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+
+SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND = "serve", "run", "deploy", "doctor"
+COMMANDS_WITH_SETTINGS = {SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND}  # with those of a server
+QUANTIZE_FLAG = "--quantize"
 # Values of --quantize that vLLM and text-generation-inference have for formats that weft finds in the checkpoint.
 CHECKPOINT_FORMATS = {"awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin"}
+# Values of theirs for weights that are quantized as they are loaded, by their beginnings.
+LOAD_TIME_FORMATS = ("bitsandbytes", "gptq-int", "awq-int")
+FORMATS_IN_CONFIG = "its config.json says how a checkpoint is quantized (AWQ, GPTQ, fp8, compressed-tensors)"
+# What to do instead of giving flags of vLLM, text-generation-inference and llama.cpp that have no counterpart, or one
+# that is not known by a similar name.
+HINTS_BY_FLAG: Mapping[str, str] = {
+    "--quantization": f"Leave it out: {FORMATS_IN_CONFIG}. --quantize int8 or int4 quantizes the weights of others.",
+    "--load-format": "Leave it out: weft reads *.safetensors, and weights of any other format not at all.",
+    "--kv-cache-dtype": "Leave it out: the KV cache keeps the number type that the model computes with (--dtype).",
+    "--gpu-memory-utilization": "--memory-fraction is weft's.",
+    "--cuda-memory-fraction": "--memory-fraction is weft's.",
+    "--enforce-eager": "--no-cuda-graphs is weft's.",
+    "--max-lora-rank": "Leave it out: adapters of ranks up to 1,024 are loaded.",
+    "--max-loras": "--max-active-adapters is weft's.",
+    "--max-cpu-loras": "--adapter-disk-gb limits the adapters that are kept.",
+    "--lora": "--adapter-root FOLDER serves all adapters in a folder, by their names.",
+    "--lora-adapters": "--preloaded-adapter-ids NAME=ID is weft's, once for each adapter.",
+    "--enable-prefix-caching": "Leave it out: prefixes are cached, see --cache-scope.",
+    "--no-enable-prefix-caching": "--cache-scope off is weft's.",
+    "--enable-chunked-prefill": "Leave it out: prompts are computed in chunks, see --prefill-policy.",
+    "--trust-remote-code": "Leave it out: weft runs no code from a model's folder.",
+    "--tokenizer": "Leave it out: the tokenizer is read from the model's folder.",
+    "--chat-template": "Write the template into a JSON file, as `chat_template`: --tokenizer-config-path FILE.",
+    "--enable-auto-tool-choice": "Leave it out: tools need no flag.",
+    "--tool-call-parser": "Leave it out: tools need no flag.",
+    "--reasoning-parser": "Leave it out: reasoning needs no flag.",
+    "--speculative-config": "--speculate N lets weft guess up to N tokens ahead.",
+    "--disable-log-requests": "--no-request-log is weft's.",
+    "--enable-log-requests": "Leave it out: each finished request has a line in the log.",
+    "--pipeline-parallel-size": "--num-shard divides a model among GPUs or processes.",
+    "--data-parallel-size": "Start several servers, or `weft deploy ray --replicas N`.",
+    "--max-tokens": "Requests say how long their answers may be (max_tokens); --max-total-tokens limits them.",
+    "--n-gpu-layers": "Leave it out: with --device cuda the whole model is on the GPU.",
+    "--sharded": "--num-shard N is weft's.",
+    "-m": "Give the model without a flag: weft serve MODEL.",
+    "-c": "--max-total-tokens is weft's.",
+    "-ngl": "Leave it out: with --device cuda the whole model is on the GPU.",
+    "-tp": "--num-shard N is weft's.",
+    "-np": "--max-batch-size is weft's.",
+}
 
 
 def describe_error(error: Exception) -> str:
@@ -12,9 +58,11 @@ def describe_error(error: Exception) -> str:
         return describe_missing_argument(error)
     if isinstance(error, UnusedCliTokensError):
         words, command = " ".join(error.unused_tokens or ()), " ".join(["weft", *(error.command_chain or ())])
-        return f"unexpected argument: {words}; `{command} --help` shows what can be given"
+        return f"unexpected argument: {words}; `{command} --help` shows what can be given{format_argument_hint(error)}"
     if isinstance(error, CoercionError):
-        return f"{error}{format_quantize_hint(error)}"
+        return describe_invalid_value(error)
+    if isinstance(error, UnknownOptionError):
+        return describe_unknown_flag(error)
     return str(error)
 
 
@@ -27,9 +75,38 @@ def describe_missing_argument(error: MissingArgumentError) -> str:
     return f"weft {command} needs {name}: {meaning[:1].lower()}{meaning[1:]} `weft {command} --help` says more."
 
 
-def format_quantize_hint(error: CoercionError) -> str:
-    token = error.token
-    if token is not None and token.keyword == "--quantize" and token.value.lower() in CHECKPOINT_FORMATS:
+def format_argument_hint(error: UnusedCliTokensError) -> str:
+    """Return a hint about arguments that a server's flags would take elsewhere."""
+    if not takes_settings(error):
+        return ""
+    if os.path.isdir((error.unused_tokens or ("",))[0]):
+        return ". A folder that contains adapters is named by --adapter-root."
+    return ". A flag takes one value, and is repeated for several."
+
+
+def takes_settings(error: CycloptsError) -> bool:
+    """Whether the command takes the settings of a server."""
+    return (error.command_chain or ("",))[0] in COMMANDS_WITH_SETTINGS
+
+
+def describe_unknown_flag(error: UnknownOptionError) -> str:
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
+    hint = HINTS_BY_FLAG.get(flag.replace("_", "-")) if takes_settings(error) else None
+    return f"Unknown option: {flag}. {hint}" if hint else str(error)
+
+
+def describe_invalid_value(error: CoercionError) -> str:
+    message, token = str(error), error.token
+    if token is None or token.keyword != QUANTIZE_FLAG:
+        return message
+    # The empty default is no choice that anyone would type.
+    return message.replace('Choose from: "", ', "Choose from: ") + format_quantize_hint(token.value.lower())
+
+
+def format_quantize_hint(value: str) -> str:
+    if value in CHECKPOINT_FORMATS:
         return " A checkpoint in AWQ, GPTQ, fp8 or compressed-tensors needs no flag: its config.json names the format."
+    if value.startswith(LOAD_TIME_FORMATS):
+        return f" Checkpoints that are quantized already need no flag: {FORMATS_IN_CONFIG}."
     return ""
 

@@ -3,7 +3,9 @@
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
+from launcher.adapters.adapter_files import CONFIG_FILE
 from launcher.adapters.allow_list import AdapterAllowList
 from launcher.banner import serves_adapters
 from launcher.environment_variables import has_gpu
@@ -49,10 +51,19 @@ def check_adapter_root(launch: LaunchConfig, router: RouterConfig) -> None:
     at start. The router would only report it after the model is loaded."""
     if launch.adapter_root and not os.path.isdir(launch.adapter_root):
         raise ConfigurationError(f"there is no folder {launch.adapter_root} (--adapter-root)")
+    if launch.adapter_root and is_adapter_without_others(root := Path(launch.adapter_root).absolute()):
+        raise ConfigurationError(f"{launch.adapter_root} (--adapter-root) is an adapter itself; name the folder that "
+                                 f"it is in: --adapter-root {shlex.quote(str(root.parent))}, and requests may name "
+                                 f"{root.name}")
     folders = list_preloaded_local_adapters(router)
     if folders and not launch.adapter_root:
         raise ConfigurationError(f"to load the adapter {folders[0]}, name the folder that contains it: --adapter-root "
                                  f"{suggest_adapter_root(folders)}")
+
+
+def is_adapter_without_others(folder: Path) -> bool:
+    """Whether a folder is an adapter. One that contains others, as peft writes several, is a root as well."""
+    return (folder / CONFIG_FILE).is_file() and not any(folder.glob(f"*/{CONFIG_FILE}"))
 
 
 def list_preloaded_local_adapters(router: RouterConfig) -> list[str]:

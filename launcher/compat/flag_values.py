@@ -122,12 +122,21 @@ def mark_overridden_flags(resolved_flags: Sequence[ResolvedFlag]) -> Iterator[Re
             yield item
 
 
+def list_refusals(resolved_flags: Sequence[ResolvedFlag]) -> list[str]:
+    """Return a message for each refused flag."""
+    return [f"{item.name_as_given} is refused: {item.effect.reason}" for item in resolved_flags
+            if item.effect.action is FlagAction.REFUSED]
+
+
 def reject_refused_or_conflicting_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
     """Raise ValueError for refused flags, all in one message, or for flags that repeat or contradict each other."""
-    refusals = [f"{item.name_as_given} is refused: {item.effect.reason}" for item in resolved_flags
-                if item.effect.action is FlagAction.REFUSED]
-    if refusals:
+    if refusals := list_refusals(resolved_flags):
         raise ValueError("; and ".join(refusals))
+    reject_conflicting_flags(resolved_flags)
+
+
+def reject_conflicting_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
+    """Raise ValueError for flags that repeat or contradict each other."""
     names = Counter(item.effect.target_name for item in resolved_flags if item.effect.action is FlagAction.SETTING)
     for name in (name for name, count in names.items() if count > 1):
         both = " and ".join(item.name_as_given for item in resolved_flags if item.effect.target_name == name)

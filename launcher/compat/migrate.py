@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import takewhile
 
 from launcher.compat.foreign_flag_table import ForeignFlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
@@ -30,22 +31,32 @@ PUBLISH_FLAG_PATTERN = re.compile(r"(?:--publish[= ]|-p ?)(?:(?P<address>[\d.]+|
                                   r"(?P<container_port>\d+)(?:/tcp)?")
 DEFAULT_CONTAINER_PORT = "80"  # in the images of the programs
 ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - of a server that any machine may reach
+SUDO_FLAGS = {"-E", "--preserve-env"}  # of sudo, that have no value
 ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+class RefusedFlagsError(ValueError):
+    """Flags were refused. `translated_line` is the translation of the others."""
+
+    def __init__(self, refusals: Sequence[str], translated_line: str) -> None:
+        super().__init__("; and ".join(refusals))
+        self.translated_line = translated_line
 
 
 def translate_command_line(command_line: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the command line of weft, with notes as comments above it.
 
-    `command_line` may begin with assignments of variables, as in a shell. `environment` only determines the visible
-    GPUs.
+    `command_line` may begin with assignments of variables, as in a shell, and be one word in quotes. `environment`
+    only determines the visible GPUs. Raises RefusedFlagsError for refused flags.
     """
-    leading_assignments = list_leading_assignments(command_line)
-    program_words, container_assignments, container_options = unwrap_container(command_line[len(leading_assignments):])
+    words = shlex.split(command_line[0]) if len(command_line) == 1 else command_line
+    leading_assignments, command = split_leading_assignments(words)
+    program_words, container_assignments, container_options = unwrap_container(command)
     assignments = {name: value for name, _, value in (
         word.partition("=") for word in (*leading_assignments, *container_assignments))}
-    table, words = find_flag_table(program_words)
+    table, arguments = find_flag_table(program_words)
     devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
-    translation = translate(table, words, assignments, devices)
+    translation = translate(table, arguments, assignments, devices, skips_refused=True)
     check_flags_are_known(translation.weft_arguments, table)
     foreign_variables = {flag.environment_variable for flag in table.flags}
     variables = {name: value for name, value in assignments.items()
@@ -58,9 +69,12 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
                          "container, such as /data, are others here")
         if get_argument(weft_arguments, "--hostname") in ALL_ADDRESSES:
             notes.append("--hostname 127.0.0.1 would keep the server on this machine")
-    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
-               *map(shlex.quote, weft_arguments)]
-    return "\n".join([*(f"# {note}" for note in notes), " ".join(command)])
+    weft_command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
+                    *map(shlex.quote, weft_arguments)]
+    line = "\n".join([*(f"# {note}" for note in (*translation.refusals, *notes)), " ".join(weft_command)])
+    if translation.refusals:
+        raise RefusedFlagsError(translation.refusals, line)
+    return line
 
 
 def check_flags_are_known(weft_arguments: Sequence[str], table: ForeignFlagTable) -> None:
@@ -75,10 +89,15 @@ def check_flags_are_known(weft_arguments: Sequence[str], table: ForeignFlagTable
                              + (f"; did you mean {similar[0]}?" if similar else ""))
 
 
-def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
-    """Return the assignments that the line begins with."""
-    return list(command_line[:next((index for index, word in enumerate(command_line)
-                                    if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
+def split_leading_assignments(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """Return the assignments that a line begins with, before and after `sudo`, and its other words."""
+    assignments = list(takewhile(ASSIGNMENT_PATTERN.fullmatch, words))
+    command = words[len(assignments):]
+    if not command or os.path.basename(command[0]) != "sudo":
+        return assignments, command
+    sudo_words = list(takewhile(SUDO_FLAGS.__contains__, command[1:]))
+    others, command = split_leading_assignments(command[1 + len(sudo_words):])
+    return [*assignments, *others], command
 
 
 def unwrap_container(words: Sequence[str]) -> tuple[Sequence[str], list[str], list[str]]:

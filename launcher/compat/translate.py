@@ -8,7 +8,13 @@ from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from launcher.compat.flag_descriptions import describe_flag
-from launcher.compat.flag_values import ParsedArguments, ResolvedFlag, reject_refused_or_conflicting_flags
+from launcher.compat.flag_values import (
+    ParsedArguments,
+    ResolvedFlag,
+    list_refusals,
+    reject_conflicting_flags,
+    reject_refused_or_conflicting_flags,
+)
 from launcher.compat.foreign_flag_table import FlagAction, ForeignFlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
 from launcher.compat.num_shards import choose_num_shards
@@ -25,6 +31,7 @@ class TranslatedSettings:
     environment_variables: dict[str, str] = field(default_factory=dict)
     # arguments that are not in the table: flags of weft, or mistakes
     remaining_arguments: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)  # messages about refused flags
     notes: list[str] = field(default_factory=list)  # differences from what was asked for
     unneeded_notes: list[str] = field(default_factory=list)  # flags that are left out without any difference
     default_settings: dict[str, str] = field(default_factory=dict)  # settings that apply unless weft's own are given
@@ -119,13 +126,19 @@ def is_address(text: str) -> bool:
 
 
 def translate(table: ForeignFlagTable, arguments: Sequence[str], environment: Mapping[str, str],
-              count_devices: Callable[[], int]) -> TranslatedSettings:
-    """Translate a command line. `count_devices` counts the visible GPUs. Raises ValueError for refused flags."""
+              count_devices: Callable[[], int], *, skips_refused: bool = False) -> TranslatedSettings:
+    """Translate a command line. `count_devices` counts the visible GPUs.
+
+    Raises ValueError for refused flags, all in one message; with `skips_refused` they are left out, and listed.
+    """
     parsed, remaining_arguments = make_argument_parser(table).parse_known_args(arguments)
     parsed_arguments = ParsedArguments(vars(parsed), remaining_arguments, environment)
     resolved_flags = parsed_arguments.resolve_flags(table)
-    reject_refused_or_conflicting_flags(resolved_flags)
-    result = TranslatedSettings(remaining_arguments=remaining_arguments,
+    if skips_refused:
+        reject_conflicting_flags(resolved_flags)
+    else:
+        reject_refused_or_conflicting_flags(resolved_flags)
+    result = TranslatedSettings(remaining_arguments=remaining_arguments, refusals=list_refusals(resolved_flags),
                              default_settings=parsed_arguments.get_implicit_defaults(table),
                              required_settings={item.effect.required_setting: f"{item.name_as_given} {item.value}"
                                                 for item in resolved_flags if item.effect.required_setting})

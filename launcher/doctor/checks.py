@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, files, requires, version
 from pathlib import Path
@@ -126,4 +127,7 @@ def check_port(hostname: str, port_number: int) -> Finding:
             return make_ok_finding("port", f"{hostname}:{port_number} is free")
     except LaunchError as error:
         problem, _, cure = str(error).partition("; ")
+        if model_name := import_module("launcher.client.served_model").fetch_served_model_name(hostname, port_number):
+            return Finding("port", "warning", f"a server of {model_name} already answers at {hostname}:{port_number}",
+                           "stop it, or choose another port with --port")
         return Finding("port", "problem", problem, cure)

@@ -7,71 +7,72 @@
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from launcher.command_line.start_checks import check_server_settings
 from launcher.doctor import checks, diagnosis
+from launcher.doctor.adapter_checks import check_adapters
 from launcher.doctor.findings import Finding, compute_exit_code
 from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.config_check import check_model_config
 from launcher.hub.resolve import ModelNotCachedError, find_model
 from launcher.settings import LaunchConfig
+from launcher.supervisor.supervisor import ConfigurationError
 from router.config import RouterConfig
 from shard.config import ShardConfig
 
 SURVEY_COMMAND = python_module_command("shard.workers.doctor_survey")
-# the defaults
-DEFAULT_LAUNCH_CONFIG, DEFAULT_ROUTER_CONFIG, DEFAULT_SHARD_CONFIG = LaunchConfig(), RouterConfig(), ShardConfig()
 SURVEY_TIMEOUT_SECONDS = 120.0  # seconds for a child that loads torch, on a slow disk
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorSettings:
+class DoctorSettings(NamedTuple):
     """Settings of the server to check."""
 
-    model_id: str = DEFAULT_LAUNCH_CONFIG.model_id
-    revision: str = DEFAULT_LAUNCH_CONFIG.revision
-    num_shard: int = DEFAULT_LAUNCH_CONFIG.num_shard
-    dtype: str = DEFAULT_SHARD_CONFIG.dtype
-    device: str = DEFAULT_SHARD_CONFIG.device
-    quantize: str = DEFAULT_SHARD_CONFIG.quantize
-    max_batch_total_tokens: int | None = DEFAULT_ROUTER_CONFIG.max_batch_total_tokens
-    hostname: str = DEFAULT_ROUTER_CONFIG.hostname
-    port: int = DEFAULT_ROUTER_CONFIG.port
+    launch: LaunchConfig
+    router: RouterConfig
+    shard: ShardConfig
 
 
 def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iterator[Finding]:
+    launch, router, shard = settings
     yield checks.check_python()
     yield from checks.check_packages()
     yield from checks.check_c_extensions(environment)
-    folder, model_finding = find_model_folder(settings, hub_cache_folder(environment))
-    survey_result = run_survey({"model": folder, "dtype": settings.dtype, "device": settings.device,
-                                "num_shards": settings.num_shard, "block_size": DEFAULT_ROUTER_CONFIG.block_size,
-                                "quantize": settings.quantize, "max_cache_tokens": settings.max_batch_total_tokens})
+    folder, model_finding = find_model_folder(launch, hub_cache_folder(environment), shard.quantize)
+    survey_result = run_survey({"model": folder, "dtype": shard.dtype, "device": shard.device,
+                                "num_shards": launch.num_shard, "block_size": router.block_size,
+                                "quantize": shard.quantize, "max_cache_tokens": router.max_batch_total_tokens})
     if "failed" in survey_result:
         yield Finding("torch", "problem", survey_result["failed"],
                       "pip install torch, or see the README for its builds")
     else:
         yield from diagnosis.diagnose_machine(survey_result["machine"], checks.read_nvidia_driver_version())
-    yield checks.check_shared_memory(settings.num_shard)
+    yield checks.check_shared_memory(launch.num_shard)
     yield from checks.check_hub_access(environment)
-    yield checks.check_port(settings.hostname, settings.port)
+    try:
+        check_server_settings(launch, router, shard.device)
+    except ConfigurationError as error:
+        yield Finding("settings", "problem", str(error))
+    else:
+        yield from check_adapters(launch, router)
+    yield checks.check_port(router.hostname, router.port)
     if model_finding:
         yield model_finding
     elif folder and "failed" not in survey_result:
-        yield from diagnosis.diagnose_model(survey_result, settings.model_id)
+        yield from diagnosis.diagnose_model(survey_result, launch.model_id)
 
 
-def find_model_folder(settings: DoctorSettings, cache_folder: Path) -> tuple[str, Finding | None]:
+def find_model_folder(launch: LaunchConfig, cache_folder: Path, quantize: str) -> tuple[str, Finding | None]:
     """Return the model's folder and None, or "" and the finding that explains why there is none."""
     try:
-        folder = find_model(settings.model_id, settings.revision, cache_folder).folder
+        folder = find_model(launch.model_id, launch.revision, cache_folder).folder
         if folder:
-            check_model_config(Path(folder), settings.num_shard)
+            check_model_config(Path(folder), launch.num_shard, quantize)
         return folder, None
     except ModelNotCachedError as error:
-        return "", Finding("model", "warning", str(error), f"weft download {settings.model_id} fetches it beforehand")
+        return "", Finding("model", "warning", str(error), f"weft download {launch.model_id} fetches it beforehand")
     except ValueError as error:
         return "", Finding("model", "problem", str(error))
 

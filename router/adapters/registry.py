@@ -291,8 +291,8 @@ class AdapterRegistry:
                    "own_token": reference in self._operator_references, "fresh": fresh}
         version = FetchedAdapter.from_store(await self._send_store_request(reference.name, **request))
         if is_other_base_model(version.base_model, self._served_model):
-            logger.warning("the adapter %s was trained on %s, and %s is served", reference.name, version.base_model,
-                           self._served_model)
+            logger.warning("the adapter %s names %s as its base model, and %s is served; unless that is the same "
+                           "model, answers are wrong", reference.name, version.base_model, self._served_model)
         entry = self._entries[reference] = AdapterEntry(version, now())
         while len(self._entries) > MAX_KNOWN_ADAPTERS:
             self._entries.popitem(last=False)

@@ -93,6 +93,8 @@ class QuantizedWeightReader:
                 return ""
             head = ", the head to int8," if self._has_int8_head else ""
             return f"{len(kept_names)} weights quantized to {self._quantize_on_load}{head} and kept so"
+        if not kept_names | self._dequantized_names:
+            return f"config.json names a quantization ({self._checkpoint_format.description}) that no weight has"
         four_bits = f"{len(self._int4_names)} weights kept in four bits, " if self._int4_names else ""
         return (f"quantized checkpoint ({self._checkpoint_format.description}): {four_bits}{len(self._int8_names)} "
                 f"weights kept as int8, {len(self._dequantized_names - kept_names)} made into "

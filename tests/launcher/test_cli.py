@@ -143,7 +143,8 @@ def test_flag_precedes_its_variable(get_serve_settings: Callable[..., Any], monk
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
     (("serve", "--model-id", "/no/model"), "weft: there is no folder /no/model"),
-    (("serve", "one", "two"), "weft: unexpected argument: two; `weft serve --help` shows what can be given"),
+    (("serve", "one", "two"), "weft: unexpected argument: two; `weft serve --help` shows what can be given. A flag "
+     "takes one value, and is repeated for several."),
     (("download", "/no/model"), "weft: a model at the Hub has a name such as org/name, got /no/model"),
     (("download", "org/name", "--revision", ".."),
      "weft: --revision must be a branch, a tag or a commit of at most 200 characters, got '..'"),
@@ -291,7 +292,8 @@ def test_doctor_examines_the_server_described_by_flags_and_variables(
                         as_json: calls.append((settings, as_json)) or 1)
     monkeypatch.setenv("PORT", "80")
     assert run_weft("doctor", "org/name", "--num-shard", "2", "--json") == (1, "", "")
-    assert calls == [(cli.doctor.DoctorSettings("org/name", num_shard=2, port=80), True)]
+    configs = cli.make_configs({"model_id": "org/name", "num_shard": 2, "port": 80})
+    assert calls == [(cli.doctor.DoctorSettings(*configs), True)]
 
 
 @pytest.mark.slow

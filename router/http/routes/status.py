@@ -58,7 +58,7 @@ MAX_NAMED_PROMPTS = 3  # prompts of other requests that an explanation names
 FRACTIONS_PER_MS = 8
 PHASE_DESCRIPTIONS = {
     VALIDATION_PHASE: "The body was read, checked and tokenized, and an adapter that was new here was fetched.",
-    RequestPhase.QUEUE: "It waited for the next step, and for requests before it in the queue.",
+    RequestPhase.QUEUE: "It waited until the step that ran was over, and for requests before it in the queue.",
     RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
     RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
                                "static).",
@@ -297,7 +297,8 @@ def explain_request(record: RequestRecord, others: list[RequestRecord], now: flo
     timelines = [other.timeline for other in others]
     overlaps = measure_overlaps(record.timeline, timelines, now)
     prompts: list[dict[str, Any]] = [
-        {"id": other.id, "prompt_tokens": other.num_prompt_tokens, "ms": ms} for other in others
+        {"id": other.id, "prompt_tokens": other.num_prompt_tokens,
+         "cached_tokens": other.timeline.num_prefix_hit_tokens, "ms": ms} for other in others
         if other.tenant_name == record.tenant_name
         and (ms := round_ms(sum_prefill_overlap_seconds(record.timeline, other.timeline, now)))]
     prompts.sort(key=lambda prompt: -prompt["ms"])

@@ -67,9 +67,9 @@ def test_adapters_are_listed_as_a_table() -> None:
     command = AdaptersCommand("ls", "http://loom")
     private_adapter = {**ADAPTER_JSON, "alias": "looms\x1b[2J", "state": "unloading", "private": True, "stays": True}
     assert format_answer(command, {"data": [ADAPTER_JSON, private_adapter]}, NOW).splitlines() == [
-        "adapter           source      state  requests  loads  on a shard  on disk  last used",
-        "org/a                hub     loaded         3      1        40 B   2.5 MB    5 s ago",
-        "looms[2J = org/a     hub  unloading         3      1        40 B   2.5 MB    5 s ago  private, stays"]
+        "adapter           source      state  running  loads  on a shard  on disk  last used",
+        "org/a                hub     loaded        3      1        40 B   2.5 MB    5 s ago",
+        "looms[2J = org/a     hub  unloading        3      1        40 B   2.5 MB    5 s ago  private, stays"]
     assert format_answer(command, {"data": []}, NOW) == (
         "no adapter has been used or loaded yet; /v1/models lists those that requests can name")
 

@@ -17,7 +17,8 @@ EXPLANATION: dict[str, Any] = {
     "causes": {"validation": "It was checked.", "queue": "Others were\x1b[2J before it.",
                "decode": "Tokens were made."},
     "meanwhile": {"queue": {"blocks": 11_000.0}}, "meanwhile_causes": {"blocks": "There was\u2028no room."},
-    "meanwhile_prompts": [{"id": "long-1", "prompt_tokens": 1700, "ms": 207.125}],
+    "meanwhile_prompts": [{"id": "long-1", "prompt_tokens": 1700, "cached_tokens": 1600, "ms": 207.125},
+                          {"id": "old-1", "prompt_tokens": 50, "ms": 7.0}],
     "meanwhile_generating": 12.5}
 
 
@@ -55,7 +56,8 @@ def test_longest_cause_is_listed_first_with_its_share() -> None:
         "               11.0 s  of it: There was no room.",
         "decode      7999.5 ms   40 %  Tokens were made.",
         "validation     0.5 ms    0 %  It was checked.",
-        "longest prompts of other requests in this time: long-1 (1700 tokens, 207.1 ms)",
+        "longest prompts of other requests in this time: long-1 (1700 tokens, 1600 of them cached, 207.1 ms), "
+        "old-1 (50 tokens, 7.0 ms)",
         "on average 12.5 other sequences were generated at the same time"]
 
 

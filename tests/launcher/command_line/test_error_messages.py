@@ -1,10 +1,14 @@
 """Tests of messages for mistakes on the command line."""
 
+import re
+
 import pytest
 from cyclopts import CycloptsError
 
 from launcher.cli import make_app
-from launcher.command_line.error_messages import describe_error
+from launcher.command_line.error_messages import HINTS_BY_FLAG, describe_error
+from launcher.settings import SETTINGS_BY_NAME
+from shard.lora.routing import MAX_PADDED_RANK
 
 
 def get_error_message(*arguments: str) -> str:
@@ -38,6 +42,48 @@ def test_formats_of_checkpoints_need_no_flag(format_name: str) -> None:
 def test_other_values_get_no_hint() -> None:
     assert "config.json" not in get_error_message("serve", "--quantize", "eetq")
     assert "config.json" not in get_error_message("serve", "--dtype", "fp8")
+
+
+@pytest.mark.parametrize("format_name", ["bitsandbytes-nf4", "gptq-int4"])
+def test_formats_made_while_loading_are_answered_by_those_of_weft(format_name: str) -> None:
+    message = get_error_message("serve", "--quantize", format_name)
+    assert 'Choose from: "int8", "int4".' in message
+    assert "its config.json says how a checkpoint is quantized" in message
+
+
+@pytest.mark.parametrize(("arguments", "hint"), [
+    (("serve", "--kv-cache-dtype", "fp8"), "Unknown option: --kv-cache-dtype. Leave it out: "),
+    (("serve", "org/name", "--gpu-memory-utilization=0.9"), "Unknown option: --gpu-memory-utilization. --memory-fr"),
+    (("run", "--max_lora_rank", "8"), "Unknown option: --max_lora_rank. Leave it out: adapters of ranks up to 1,024"),
+    (("doctor", "-ngl", "99"), "Unknown option: -ngl. Leave it out: with --device cuda"),
+    (("serve", "-m", "org/name"), "Unknown option: -m. Give the model without a flag"),
+    (("serve", "--unknown-flag"), "Unknown option: --unknown-flag."),
+    (("chat", "--tokenizer", "a"), "Unknown option: --tokenizer. Did you mean --max-tokens?"),
+])
+def test_flags_of_other_servers_are_answered_with_what_to_do(arguments: tuple[str, ...], hint: str) -> None:
+    assert get_error_message(*arguments).startswith(hint)
+
+
+@pytest.mark.parametrize(("arguments", "hint"), [
+    (("serve", "org/name", "--lora-modules", "a=1", "b=2"), ". A flag takes one value, and is repeated for several."),
+    (("serve", "org/name", "--adapters", "/tmp"), ". A folder that contains adapters is named by --adapter-root."),
+    (("models", "rm", "a", "b"), "")])
+def test_unexpected_arguments_are_answered_with_where_they_belong(arguments: tuple[str, ...], hint: str) -> None:
+    command = " ".join(arguments[:2 if arguments[0] == "models" else 1])
+    assert get_error_message(*arguments) == (
+        f"unexpected argument: {arguments[-1]}; `weft {command} --help` shows what can be given{hint}")
+
+
+def test_hints_name_flags_that_there_are() -> None:
+    known = {flag for setting in SETTINGS_BY_NAME.values() for flag in setting.flags}
+    known |= {"--replicas", "--no-cuda-graphs", "--no-request-log"}
+    for flag, hint in HINTS_BY_FLAG.items():
+        assert flag not in known
+        assert set(re.findall(r"--[a-z][a-z-]+", hint)) <= known
+
+
+def test_highest_rank_of_the_hint_is_that_of_the_shard() -> None:
+    assert f"up to {MAX_PADDED_RANK:,}" in HINTS_BY_FLAG["--max-lora-rank"]
 
 
 def test_other_errors_are_described_by_their_text() -> None:

@@ -1,5 +1,6 @@
 """Tests of launcher/command_line/start_checks.py."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +31,16 @@ def test_local_adapters_at_start_need_the_folder_that_contains_them(settings: di
 ])
 def test_other_adapters_need_no_folder(settings: dict[str, Any]) -> None:
     check_adapter_root(LaunchConfig(), RouterConfig(**settings))
+
+
+def test_adapter_itself_is_no_folder_of_adapters(tmp_path: Path) -> None:
+    folder = tmp_path / "my loras/one"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="one .* is an adapter itself; .*: --adapter-root "
+                                                 f"'{folder.parent}', and requests may name one$"):
+        check_adapter_root(LaunchConfig(adapter_root=str(folder)), RouterConfig())
+    check_adapter_root(LaunchConfig(adapter_root=str(folder.parent)), RouterConfig())
+    (folder / "two").mkdir()
+    (folder / "two/adapter_config.json").write_text("{}")
+    check_adapter_root(LaunchConfig(adapter_root=str(folder)), RouterConfig())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.compat.migrate import TABLES_BY_PROGRAM, translate_command_line
+from launcher.compat.migrate import TABLES_BY_PROGRAM, RefusedFlagsError, translate_command_line
 
 GUIDES_FOLDER = Path(__file__).parents[3] / "docs/guides"
 GUIDES_BY_PROGRAM = {"text-generation-launcher": "from-tgi.md", "lorax-launcher": "from-lorax.md"}
@@ -82,6 +82,22 @@ def test_download_only_line_becomes_a_download() -> None:
 def test_unsupported_flags_are_rejected() -> None:
     with pytest.raises(ValueError, match="--trust-remote-code is refused"):
         migrate_line("text-generation-launcher --model-id org/name --trust-remote-code")
+
+
+def test_rest_of_a_line_with_a_refused_flag_is_translated() -> None:
+    with pytest.raises(RefusedFlagsError, match="--trust-remote-code is refused: ") as caught:
+        migrate_line("lorax-launcher --model-id org/name --trust-remote-code --download-only")
+    note, line = caught.value.translated_line.splitlines()
+    assert note == f"# {caught.value}"
+    assert line == "weft download org/name"
+
+
+@pytest.mark.parametrize("line", ["sudo docker run -e HF_TOKEN=a lorax --model-id org/name --download-only",
+                                  "sudo -E HF_TOKEN=a lorax-launcher --model-id org/name --download-only",
+                                  "HF_TOKEN=a /usr/bin/sudo lorax-launcher --model-id org/name --download-only"])
+def test_line_may_begin_with_sudo_and_stand_in_quotes(line: str) -> None:
+    assert migrate_line(line) == "HF_TOKEN=a weft download org/name"
+    assert translate_command_line([line], {}) == migrate_line(line)
 
 
 @pytest.mark.parametrize(("line", "got"), [("", "nothing"), ("docker run tgi", "docker run tgi"), ("A=1", "nothing")])

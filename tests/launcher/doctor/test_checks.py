@@ -1,5 +1,7 @@
 """Tests of the checks that the doctor makes in its own process."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -117,3 +119,23 @@ def test_port_check_distinguishes_free_and_taken() -> None:
     assert finding == Finding("port", "problem", f"cannot listen on 127.0.0.1:{number} (Address already in use)",
                               "choose another port with --port or another address with --hostname")
     assert checks.check_port("127.0.0.1", number).state == "ok"
+
+
+@pytest.mark.parametrize(("answer", "state"), [(b'{"model_id": "org/name"}', "warning"), (b'{"a": 1}', "problem"),
+                                               (b"[]", "problem"), (b"no JSON", "problem")])
+def test_port_of_a_server_that_runs_is_only_a_warning(answer: bytes, state: str) -> None:
+    class InfoHandler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/info" else 404)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), InfoHandler) as server:
+        threading.Thread(target=server.handle_request).start()
+        finding = checks.check_port("127.0.0.1", server.server_port)
+    assert finding.state == state
+    if state == "warning":
+        assert finding.text == f"a server of org/name already answers at 127.0.0.1:{server.server_port}"

@@ -10,8 +10,10 @@ import pytest
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from launcher import cli
+from launcher.command_line import start_checks
 from launcher.doctor import command
 from launcher.doctor.command import DoctorSettings
+from launcher.settings import make_configs
 
 SURVEY_RESULT = {"machine": {"torch": "2.13", "cuda": "", "instructions": [], "packs_bfloat16": True,
                              "missing_kernels": "", "gpus": [], "cores": 2, "processors": 2, "memory": 2**33,
@@ -24,7 +26,7 @@ def get_states(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
     def run(survey_result: dict[str, Any], **settings: Any) -> dict[str, str]:
         monkeypatch.setattr(command, "run_survey", lambda _: survey_result)
         settings = {"port": 0, "model_id": "weft/simulated"} | settings
-        findings = command.run_checks(DoctorSettings(**settings), {"HF_HOME": str(tmp_path)})
+        findings = command.run_checks(DoctorSettings(*make_configs(settings)), {"HF_HOME": str(tmp_path)})
         return {finding.subject: finding.state for finding in findings}
     return run
 
@@ -53,6 +55,19 @@ def test_unsupported_architecture_is_a_problem(get_states: Callable[..., Any], t
 
 def test_model_not_downloaded_yet_is_only_a_warning(get_states: Callable[..., Any]) -> None:
     assert get_states(SURVEY_RESULT, model_id="org/name")["model"] == "warning"
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": "/no/file"}, {"adapter_root": "/no/folder"},
+                                      {"device": "cuda", "model_id": "org/a"}])
+def test_settings_that_a_server_would_refuse_are_a_problem(
+        get_states: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
+    monkeypatch.setattr(start_checks, "has_gpu", lambda: False)
+    states = get_states(SURVEY_RESULT, **settings)
+    assert (states["settings"], "adapters" in states) == ("problem", False)
+
+
+def test_adapters_are_examined(get_states: Callable[..., Any], tmp_path: Path) -> None:
+    assert get_states(SURVEY_RESULT, adapter_root=str(tmp_path))["adapters"] == "ok"
 
 
 @pytest.mark.parametrize(("program", "failed"), [

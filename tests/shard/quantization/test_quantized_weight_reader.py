@@ -1,4 +1,6 @@
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from shard.ops.native_int4_linear import can_keep_int4
 from shard.parallel.group import SingleRankGroup
 from shard.quantization.quantization_format import MatrixSlice
 from shard.quantization.quantized_weight_reader import read_and_quantize_to_int4, read_and_quantize_to_int8
+from shard.quantization.weight_quantization import RANGE_FRACTIONS
 
 SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
 needs_kernels = pytest.mark.skipif(load_library() is None, reason="there are no compiled kernels here")
@@ -158,9 +161,14 @@ def test_slices_without_whole_groups_of_four_bits_are_refused(tmp_path: Path) ->
         read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (5, 64), range(1, 4), range(3, 64)))
 
 
-@pytest.mark.parametrize("weight", [torch.zeros(2, 32), torch.full((2, 32), 3.0), -torch.rand(2, 32),
-                                    torch.randn(2, 32)], ids=["zeros", "equal", "negative", "random"])
-def test_weights_of_four_bits_are_off_by_half_a_level(tmp_path: Path, weight: Tensor) -> None:
+@pytest.mark.parametrize("make_weight", [torch.zeros, partial(torch.full, fill_value=3.0),
+                                         lambda size: -torch.rand(size), torch.randn],
+                         ids=["zeros", "equal", "negative", "random"])
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_of_four_bits_are_off_by_half_a_level(
+        tmp_path: Path, make_weight: Callable[..., Tensor], seed: int) -> None:
+    torch.manual_seed(seed)
+    weight = make_weight(size=(2, 32))
     save_file({"x.weight": weight}, tmp_path / "model.safetensors")
     with CheckpointReader(tmp_path, torch.float32, CPU, quantize_on_load="int4") as weights:
         coded = read_and_quantize_to_int4(weights, MatrixSlice("x.weight", (2, 32), range(2), range(32)))
@@ -168,8 +176,10 @@ def test_weights_of_four_bits_are_off_by_half_a_level(tmp_path: Path, weight: Te
     coded.dequantize_into(rounded)
     codes = coded.unpack_codes(0, 2)
     assert int((codes.amax(1) - codes.amin(1)).max()) <= 15
-    # The levels of both ends may be rounded away from zero, so that one end is off by a whole level.
-    assert ((rounded - weight).abs() <= coded.scales * 1.01).all()
+    # The levels of both ends may be rounded away from zero, so that one end is off by a whole level; and weights beyond
+    # the chosen fraction of a group's range become its end.
+    cut_off = weight.abs() * (1 - min(RANGE_FRACTIONS))
+    assert ((rounded - weight).abs() <= coded.scales * 1.01 + cut_off).all()
     assert ((rounded - weight).abs().mean(1) <= 0.5 * coded.scales[:, 0]).all()
 
 
@@ -200,6 +210,15 @@ def test_description_names_the_method_and_counts_weights(checkpoint: Path, tmp_p
     with disable_native_kernels():
         assert load_and_describe(folder) == (
             "quantized checkpoint (GPTQ, 4 bits, groups of 32): 0 weights kept as int8, 14 made into float32 at load")
+
+
+def test_quantization_that_only_the_config_names_is_described_as_such(checkpoint: Path, tmp_path: Path) -> None:
+    quantized_folder = write_quantized_checkpoint(checkpoint, GptqTool(), tmp_path / "quantized")
+    folder = tmp_path / "plain"
+    shutil.copytree(checkpoint, folder)
+    shutil.copy(quantized_folder / "config.json", folder / "config.json")
+    assert load_and_describe(folder) == (
+        "config.json names a quantization (GPTQ, 4 bits, groups of 32) that no weight has")
 
 
 @needs_kernels

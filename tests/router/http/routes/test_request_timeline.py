@@ -80,8 +80,9 @@ def test_longest_prompts_of_the_same_tenant_are_named():
               for number in range(6)]
     assert MAX_NAMED_PROMPTS == 3
     assert explain_request(record, others, 9.0)["meanwhile_prompts"] == [
-        {"id": "5", "prompt_tokens": 500, "ms": 1250.0}, {"id": "3", "prompt_tokens": 300, "ms": 750.0},
-        {"id": "2", "prompt_tokens": 200, "ms": 500.0}]
+        {"id": "5", "prompt_tokens": 500, "cached_tokens": 0, "ms": 1250.0},
+        {"id": "3", "prompt_tokens": 300, "cached_tokens": 0, "ms": 750.0},
+        {"id": "2", "prompt_tokens": 200, "cached_tokens": 0, "ms": 500.0}]
 
 
 def test_sequences_that_generate_at_the_same_time_are_counted():
