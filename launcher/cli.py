@@ -42,7 +42,9 @@ from launcher.command_line.error_messages import (
     RUN_COMMAND,
     SERVE_COMMAND,
     describe_error,
+    name_flags_as_given,
 )
+from launcher.command_line.lora_modules import convert_json_adapter_ids
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.command_line.setting_origins import describe_settings, record_setting_sources
 from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
@@ -167,7 +169,7 @@ def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> di
     """Return all settings by name, those without a flag too. `--config` is none: it is read before the command line is
     parsed."""
     named = {name: value for name, value in settings.items() if name != "config"}
-    return {**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named}
+    return convert_json_adapter_ids({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named})
 
 
 def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: ConsoleOutput,
@@ -404,7 +406,7 @@ def make_app(*, shows_all: bool = False, config_path: str | None = None) -> App:
 
 
 def exit_with_error(output: ConsoleOutput, message: str, exit_code: int) -> NoReturn:
-    output.log(" ".join(message.split()), logging.ERROR)
+    output.log(" ".join(name_flags_as_given(message, sys.argv[1:]).split()), logging.ERROR)
     raise SystemExit(exit_code)
 
 

@@ -1,9 +1,12 @@
 """Messages for mistakes on the command line, where that of the parser does not help."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+
+from launcher.settings import SETTINGS_BY_NAME
 
 SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND = "serve", "run", "deploy", "doctor"
 COMMANDS_WITH_SETTINGS = {SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND}  # with those of a server
@@ -64,6 +67,17 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, UnknownOptionError):
         return describe_unknown_flag(error)
     return str(error)
+
+
+def name_flags_as_given(message: str, arguments: Sequence[str]) -> str:
+    """Return a message with flags under the aliases by which a command line gives them."""
+    given_flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    for setting in SETTINGS_BY_NAME.values():
+        flag, *aliases = setting.flags
+        given_alias = next((alias for alias in aliases if alias in given_flags), None)
+        if given_alias is not None and flag not in given_flags:
+            message = re.sub(rf"{flag}(?![\w-])", given_alias, message)
+    return message
 
 
 def describe_missing_argument(error: MissingArgumentError) -> str:

@@ -6,7 +6,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from launcher.cli import make_app
-from launcher.command_line.error_messages import HINTS_BY_FLAG, describe_error
+from launcher.command_line.error_messages import HINTS_BY_FLAG, describe_error, name_flags_as_given
 from launcher.settings import SETTINGS_BY_NAME
 from shard.lora.routing import MAX_PADDED_RANK
 
@@ -84,6 +84,16 @@ def test_hints_name_flags_that_there_are() -> None:
 
 def test_highest_rank_of_the_hint_is_that_of_the_shard() -> None:
     assert f"up to {MAX_PADDED_RANK:,}" in HINTS_BY_FLAG["--max-lora-rank"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("serve", "--max-model-len", "9"), "--max-model-len is 9, --max-total-tokens-per-user is 3"),
+    (("serve", "--max-model-len=9"), "--max-model-len is 9, --max-total-tokens-per-user is 3"),
+    (("serve", "--max-total-tokens", "9", "--max-model-len", "8"),
+     "--max-total-tokens is 9, --max-total-tokens-per-user is 3"),
+    ((), "--max-total-tokens is 9, --max-total-tokens-per-user is 3")])
+def test_messages_name_flags_as_they_were_given(arguments: tuple[str, ...], message: str) -> None:
+    assert name_flags_as_given("--max-total-tokens is 9, --max-total-tokens-per-user is 3", arguments) == message
 
 
 def test_other_errors_are_described_by_their_text() -> None:
