@@ -233,6 +233,13 @@ def freeze_existing_objects() -> None:
 
 
 @pytest.fixture(autouse=True)
+def seed_torch() -> None:
+    """Give every test the same random numbers of torch, whatever ran before it, if the process has imported torch."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def check_no_leaks(request: pytest.FixtureRequest, asyncio_errors: list[str], process_wide_setup: None,
                    caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):  # CUDA opens files and starts threads at any time and keeps them
