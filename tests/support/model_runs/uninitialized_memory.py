@@ -9,6 +9,8 @@ from torch import Tensor
 
 
 def fill_uninitialized_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("cpu"):  # torch notes which functions obey this, for good, when it is first used
+        torch.empty(0)
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, make_nan_filling(getattr(torch, name)))
 
