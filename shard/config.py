@@ -21,7 +21,7 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8", "int4")
-CPU_ISA_CHOICES = ("auto", "none", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+CPU_ISA_CHOICES = ("auto", "none", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ATTENTION_CHOICES = ("auto", "reference", "cpu", "native", "triton")
 DIST_BACKENDS = ("auto", "memory", "gloo", "nccl")
 

@@ -36,7 +36,7 @@ static void gate_part(const Phase *phase, ptrdiff_t part) {
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_gating(const Gating *gating, int instruction_set, Phase *phases) {
     static const Gate gates[] = {gate_avx2, gate_avx512};
-    phases[0] = (Phase){gate_part, gating, gates + (instruction_set > 1),
+    phases[0] = (Phase){gate_part, gating, gates + (instruction_set > AVX2_VNNI),
                         gating->rows * divide_up(gating->width, COLUMNS_PER_PART)};
     return 1;
 }

@@ -12,7 +12,6 @@
 
 enum { TILE_INPUTS = 32, TILE_NUMBERS = 256, KEY_TILES = KEYS / TILE_ROWS, WEIGHT_TILES = KEYS / TILE_INPUTS };
 enum { MAX_ROW_TILES = MAX_ROWS / TILE_ROWS, MAX_DIM_TILES = MAX_HEAD_DIM / TILE_ROWS };
-enum { AMX = 5 }; /* as in products.c */
 #define ALL_NUMBERS 0xffffffffu
 
 int can_attend_by_amx(const Attention *a, int instruction_set) {

@@ -197,7 +197,7 @@ EXPORT int weft_prepare_amx_bf16_product(const Bf16Product *product, unsigned th
 
 #else
 
-/* Never called: weft_instruction_set says that there are no instructions for it. */
+/* Never called: weft_instruction_sets says that there are no instructions for it. */
 EXPORT int weft_prepare_amx_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     (void)product;
     (void)threads;

@@ -111,7 +111,7 @@ EXPORT int weft_prepare_amx_int4_product(const Int4Product *product, unsigned th
 
 #else
 
-/* Never called: weft_instruction_set says that there are no instructions for it. */
+/* Never called: weft_instruction_sets says that there are no instructions for it. */
 EXPORT int weft_prepare_amx_int4_product(const Int4Product *product, unsigned threads, Phase *phases) {
     (void)product;
     (void)threads;

@@ -59,7 +59,7 @@ static void attend_part(const Phase *phase, ptrdiff_t part) {
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_attention(const Attention *attention, int instruction_set, Phase *phases) {
     static const Attend attend[] = {attend_avx2, attend_avx512, attend_by_amx};
-    const int kernel = instruction_set <= 1 ? 0 : can_attend_by_amx(attention, instruction_set) ? 2 : 1;
+    const int kernel = instruction_set <= AVX2_VNNI ? 0 : can_attend_by_amx(attention, instruction_set) ? 2 : 1;
     phases[0] = (Phase){attend_part, attention, attend + kernel, attention->num_pieces * attention->kv_heads};
     return 1;
 }

@@ -115,7 +115,7 @@ EXPORT int weft_prepare_bf16_product(const Bf16Product *product, unsigned thread
 
 #else
 
-/* Never called: weft_instruction_set says that there are no instructions for it. */
+/* Never called: weft_instruction_sets says that there are no instructions for it. */
 EXPORT int weft_prepare_bf16_product(const Bf16Product *product, unsigned threads, Phase *phases) {
     (void)product;
     (void)threads;

@@ -46,6 +46,19 @@ typedef struct {
 #include "int4_tiles.h"
 #undef NAME
 #undef TARGET
+#undef MULTIPLY_ADD_PAIRS
+
+#if HAS_AVX_VNNI
+#define NAME(name) name##_avx2_vnni
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define MULTIPLY_ADD_PAIRS(sums, a, b) _mm256_dpwssd_avx_epi32(sums, a, b)
+#include "int4_tiles.h"
+#undef NAME
+#undef TARGET
+#undef MULTIPLY_ADD_PAIRS
+#else
+#define INT4_avx2_vnni INT4_avx2 /* never used: weft_instruction_sets says that there are no instructions for it */
+#endif
 #undef VECTOR
 #undef INTEGERS
 #undef PARTS
@@ -63,7 +76,6 @@ typedef struct {
 #undef HIGH_NIBBLES
 #undef ADD_INTEGERS
 #undef ORDER_OUTPUTS
-#undef MULTIPLY_ADD_PAIRS
 #undef MULTIPLY_ADD
 #undef MULTIPLY_INTEGERS
 #undef SUBTRACT_INTEGERS
@@ -125,9 +137,10 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
 
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_int4_product(const Int4Product *product, int instruction_set, unsigned threads, Phase *phases) {
-    static const Int4Tiles *const tiles[] = {&INT4_avx2, &INT4_avx512, &INT4_avx512_vnni, &INT4_avx512_vnni,
-                                             &INT4_avx512_vnni};
+    static const Int4Tiles *const tiles[NUM_INSTRUCTION_SETS] = {
+        [AVX2] = &INT4_avx2, [AVX2_VNNI] = &INT4_avx2_vnni, [AVX512] = &INT4_avx512,
+        [AVX512_VNNI] = &INT4_avx512_vnni, [AVX512_BF16] = &INT4_avx512_vnni, [AMX] = &INT4_avx512_vnni};
     phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
-    phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(product->panels, threads)};
+    phases[1] = (Phase){multiply_part, product, tiles[instruction_set], count_parts(product->panels, threads)};
     return 2;
 }

@@ -37,6 +37,19 @@ typedef struct {
 #include "int8_tiles.h"
 #undef NAME
 #undef TARGET
+#undef MULTIPLY_ADD_PAIRS
+
+#if HAS_AVX_VNNI
+#define NAME(name) name##_avx2_vnni
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define MULTIPLY_ADD_PAIRS(sums, a, b) _mm256_dpwssd_avx_epi32(sums, a, b)
+#include "int8_tiles.h"
+#undef NAME
+#undef TARGET
+#undef MULTIPLY_ADD_PAIRS
+#else
+#define INT8_avx2_vnni INT8_avx2 /* never used: weft_instruction_sets says that there are no instructions for it */
+#endif
 #undef VECTOR
 #undef INTEGERS
 #undef PARTS
@@ -49,7 +62,6 @@ typedef struct {
 #undef BROADCAST
 #undef BROADCAST_PAIR
 #undef WIDEN
-#undef MULTIPLY_ADD_PAIRS
 #undef MULTIPLY_ADD
 #undef TO_FLOAT
 
@@ -107,10 +119,11 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
 
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_int8_product(const Int8Product *product, int instruction_set, unsigned threads, Phase *phases) {
-    static const Int8Tiles *const tiles[] = {&INT8_avx2, &INT8_avx512, &INT8_avx512_vnni, &INT8_avx512_vnni,
-                                             &INT8_avx512_vnni};
+    static const Int8Tiles *const tiles[NUM_INSTRUCTION_SETS] = {
+        [AVX2] = &INT8_avx2, [AVX2_VNNI] = &INT8_avx2_vnni, [AVX512] = &INT8_avx512,
+        [AVX512_VNNI] = &INT8_avx512_vnni, [AVX512_BF16] = &INT8_avx512_vnni, [AMX] = &INT8_avx512_vnni};
     phases[0] = (Phase){quantize_row, product, NULL, product->rows.num_rows};
-    const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, tiles[instruction_set - 1]));
-    phases[1] = (Phase){multiply_part, product, tiles[instruction_set - 1], count_parts(units, threads)};
+    const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, tiles[instruction_set]));
+    phases[1] = (Phase){multiply_part, product, tiles[instruction_set], count_parts(units, threads)};
     return 2;
 }

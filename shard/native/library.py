@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,8 +28,8 @@ from shard.native.kernel_recording import ACTIVE_RECORDING, KernelPhase, PhaseAr
 
 PACKAGE_FOLDER = Path(__file__).parent  # where an installation leaves the library
 ISA_VARIABLE = "WEFT_CPU_ISA"  # that of the setting --cpu-isa
-# By the numbers that `weft_instruction_set` returns; the first has no kernels.
-INSTRUCTION_SETS = ("none", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+# By their numbers in phases.h; the first has no kernels.
+INSTRUCTION_SETS = ("none", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)  # in the order of rows.h
 AMX_TILE_ROWS = 16  # as in amx_tiles.h
 MAX_PHASES = 2  # of one kernel
@@ -54,7 +54,7 @@ class NativeLibrary:
     @property
     def lanes(self) -> int:
         """The number of float32 values in a vector."""
-        return 8 if self.instruction_set == "avx2" else 16
+        return 8 if self.instruction_set in {"avx2", "avx2_vnni"} else 16
 
     @property
     def has_amx(self) -> bool:
@@ -187,17 +187,24 @@ def load_library_or_reason() -> NativeLibrary | str:
     except (OSError, CompilationFailed) as error:
         return str(error)
     wanted = os.environ.get(ISA_VARIABLE, "").removeprefix("auto")
-    instruction_set = choose_instruction_set(functions.weft_instruction_set(), wanted)
+    instruction_set = choose_instruction_set(list_instruction_sets(functions), wanted)
     if instruction_set == "none":
         return "--cpu-isa is none" if wanted == "none" else "this processor has no AVX2"
     return NativeLibrary(functions, instruction_set, openmp_parallel)
 
 
-def choose_instruction_set(best: int, wanted: str) -> str:
-    """Return the wanted instruction set, by default the best one of this processor."""
+def list_instruction_sets(functions: ctypes.CDLL) -> tuple[str, ...]:
+    """Return the instruction sets of this processor, the best one last; "none" is always among them."""
+    bits = functions.weft_instruction_sets()
+    return tuple(name for number, name in enumerate(INSTRUCTION_SETS) if number == 0 or bits >> number & 1)
+
+
+def choose_instruction_set(available: Sequence[str], wanted: str) -> str:
+    """Return the wanted instruction set, or the best one below it if this processor lacks it; by default the best."""
     if wanted and wanted not in INSTRUCTION_SETS:
         raise ValueError(f"{ISA_VARIABLE} must be one of auto, {', '.join(INSTRUCTION_SETS)}, got {wanted!r}")
-    return INSTRUCTION_SETS[min(best, INSTRUCTION_SETS.index(wanted) if wanted else best)]
+    allowed = INSTRUCTION_SETS[:INSTRUCTION_SETS.index(wanted) + 1] if wanted else INSTRUCTION_SETS
+    return max(set(allowed) & set(available), key=INSTRUCTION_SETS.index)
 
 
 def find_openmp_parallel() -> ctypes.c_void_p | None:

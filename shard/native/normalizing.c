@@ -37,6 +37,6 @@ static void normalize_part(const Phase *phase, ptrdiff_t row) {
 /* As weft_prepare_product in products.c. */
 EXPORT int weft_prepare_normalizing(const Normalizing *normalizing, int instruction_set, Phase *phases) {
     static const NormalizeRow normalize[] = {normalize_row_avx2, normalize_row_avx512};
-    phases[0] = (Phase){normalize_part, normalizing, normalize + (instruction_set > 1), normalizing->rows};
+    phases[0] = (Phase){normalize_part, normalizing, normalize + (instruction_set > AVX2_VNNI), normalizing->rows};
     return 1;
 }

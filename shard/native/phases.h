@@ -19,7 +19,8 @@
 #endif
 #endif
 
-/* Whether the compiler knows the instructions of AMX; compiler.py says no where the assembler is too old for them. */
+/* Whether the compiler knows the instructions of AMX and of AVX-VNNI; compiler.py says no where the assembler is too old for
+ * them. */
 #ifndef HAS_AMX
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define HAS_AMX 1
@@ -27,8 +28,14 @@
 #define HAS_AMX 0
 #endif
 #endif
+#ifndef HAS_AVX_VNNI
+#define HAS_AVX_VNNI HAS_AMX
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
+
+/* Instruction sets by their numbers in library.py. AVX2 includes FMA and F16C. */
+enum { AVX2 = 1, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, AMX, NUM_INSTRUCTION_SETS };
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
 

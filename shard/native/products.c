@@ -155,7 +155,7 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
                     STOREU(y + row * y_stride + (panel * 2 + part) * LANES, sums[row][panel][part]);                      \
     }
 
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define LOAD_BF16_AVX2(ADDRESS, LOW, HIGH)                                                        \
     do {                                                                                          \
         const __m256i words = _mm256_loadu_si256((const __m256i *)(ADDRESS));                     \
@@ -168,14 +168,14 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
         HIGH = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((ADDRESS) + 8)));         \
     } while (0)
 #define TILE_AVX2(FORMAT, ROWS)                                                                                      \
-    DEFINE_TILE(avx2_##FORMAT##_##ROWS, AVX2, __m256, 8, ROWS, _mm256_set1_ps, _mm256_loadu_ps,                      \
+    DEFINE_TILE(avx2_##FORMAT##_##ROWS, TARGET_AVX2, __m256, 8, ROWS, _mm256_set1_ps, _mm256_loadu_ps,                      \
                 _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
 
 #define WIDE_TILE_AVX2(FORMAT, ROWS, PANELS)                                                                         \
-    DEFINE_WIDE_TILE(avx2_##FORMAT##_wide_##ROWS, AVX2, __m256, 8, ROWS, PANELS, _mm256_set1_ps, _mm256_loadu_ps,    \
+    DEFINE_WIDE_TILE(avx2_##FORMAT##_wide_##ROWS, TARGET_AVX2, __m256, 8, ROWS, PANELS, _mm256_set1_ps, _mm256_loadu_ps,    \
                      _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_setzero_ps, LOAD_##FORMAT##_AVX2)
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 #define LOAD_BF16_AVX512(ADDRESS, LOW, HIGH)                                                      \
     do {                                                                                          \
         const __m512i words = _mm512_loadu_si512((const void *)(ADDRESS));                        \
@@ -188,7 +188,7 @@ static void multiply_panels(const Product *p, const Kernels *kernels, ptrdiff_t 
         HIGH = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((ADDRESS) + 16)));      \
     } while (0)
 #define TILE_AVX512(FORMAT, ROWS)                                                                                         \
-    DEFINE_TILE(avx512_##FORMAT##_##ROWS, AVX512, __m512, 16, ROWS, _mm512_set1_ps, _mm512_loadu_ps,                      \
+    DEFINE_TILE(avx512_##FORMAT##_##ROWS, TARGET_AVX512, __m512, 16, ROWS, _mm512_set1_ps, _mm512_loadu_ps,                      \
                 _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_setzero_ps, LOAD_##FORMAT##_AVX512)
 
 #define DEFINE_KERNELS_AVX2(FORMAT)                                                                                  \
@@ -215,11 +215,11 @@ DEFINE_KERNELS_AVX2(FP16)
 DEFINE_KERNELS_AVX512(BF16)
 DEFINE_KERNELS_AVX512(FP16)
 
-static const Kernels *const KERNELS[][2] = {{&avx2_BF16_kernels, &avx2_FP16_kernels},
-                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
-                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
-                                            {&avx512_BF16_kernels, &avx512_FP16_kernels},
-                                            {&avx512_BF16_kernels, &avx512_FP16_kernels}};
+static const Kernels *find_kernels(int instruction_set, int is_fp16) {
+    static const Kernels *const kernels[2][2] = {{&avx2_BF16_kernels, &avx2_FP16_kernels},
+                                                 {&avx512_BF16_kernels, &avx512_FP16_kernels}};
+    return kernels[instruction_set > AVX2_VNNI][is_fp16];
+}
 
 /* Returns whether the system lets this process use the tiles of AMX; Linux must be asked. */
 static int may_use_tiles(unsigned saved_by_system) {
@@ -228,25 +228,30 @@ static int may_use_tiles(unsigned saved_by_system) {
     return (saved_by_system & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
-/* Returns which kernels processor and system allow. 5: AMX with BF16 and INT8, 4: AVX-512 with BF16 and VNNI, 3: with VNNI,
- * 2: AVX-512, 1: AVX2 with FMA and F16C, 0: none.
+/* Returns which instruction sets processor and system allow: a bit for each, by its number.
  * __builtin_cpu_supports would do, but not with every compiler in a shared library. */
-EXPORT int weft_instruction_set(void) {
-    unsigned eax, ebx, ecx, edx, saved_by_system;
+EXPORT unsigned weft_instruction_sets(void) {
+    unsigned eax, ebx, ecx, edx, more_eax = 0, saved_by_system;
     const unsigned fma = 1u << 12, xsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (~ecx & (fma | xsave | avx | f16c))) return 0;
     __asm__("xgetbv" : "=a"(saved_by_system), "=d"(edx) : "c"(0));
-    if ((saved_by_system & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    if ((saved_by_system & 0x06) != 0x06) return 0;
+    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) more_eax = eax;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     const unsigned avx2 = 1u << 5, avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30, avx512vl = 1u << 31;
     const unsigned avx512vnni = 1u << 11; /* of ecx */
     const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25; /* of edx: BF16, tiles, INT8 */
+    const unsigned avx_vnni = 1u << 4, avx512bf16 = 1u << 5; /* of more_eax */
     if (!(ebx & avx2)) return 0;
-    if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return 1;
-    if (!(ecx & avx512vnni)) return 2;
-    const int has_amx = HAS_AMX && !(~edx & amx);
-    const unsigned avx512bf16 = 1u << 5; /* of eax */
-    if (!HAS_BFLOAT16 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & avx512bf16)) return 3;
-    return has_amx && may_use_tiles(saved_by_system) ? 5 : 4;
+    unsigned sets = 1u << AVX2;
+    if (HAS_AVX_VNNI && (more_eax & avx_vnni)) sets |= 1u << AVX2_VNNI;
+    if ((saved_by_system & 0xe6) != 0xe6 || (~ebx & (avx512f | avx512dq | avx512bw | avx512vl))) return sets;
+    sets |= 1u << AVX512;
+    if (!(ecx & avx512vnni)) return sets;
+    sets |= 1u << AVX512_VNNI;
+    if (!HAS_BFLOAT16 || !(more_eax & avx512bf16)) return sets;
+    sets |= 1u << AVX512_BF16;
+    return HAS_AMX && !(~edx & amx) && may_use_tiles(saved_by_system) ? sets | 1u << AMX : sets;
 }
 
 /* Returns how many panels are computed at once, of which parts should be multiples. */
@@ -264,7 +269,7 @@ static void multiply_part(const Phase *phase, ptrdiff_t part) {
  * long as the phases. */
 EXPORT int weft_prepare_product(const Product *product, int instruction_set, int is_fp16, unsigned threads,
                                 Phase *phases) {
-    const Kernels *kernels = KERNELS[instruction_set - 1][is_fp16];
+    const Kernels *kernels = find_kernels(instruction_set, is_fp16);
     const ptrdiff_t units = divide_up(product->panels, count_panels_at_once(product, kernels));
     phases[0] = (Phase){multiply_part, product, kernels, count_parts(units, threads)};
     return 1;

@@ -32,7 +32,7 @@ from shard.workers.model_loading import check_quantization_on_load
 CPUINFO_PATH = Path("/proc/cpuinfo")
 BYTES_BY_QUANTIZATION = {"int8": 1.0, "int4": 0.75}  # of a weight by --quantize, with its scales
 # used by products if available
-CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CPU_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def survey_machine() -> dict[str, Any]:

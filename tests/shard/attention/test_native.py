@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_runs.attention_inputs import AttentionHarness, AttentionSequence, ChunkRange
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from torch import Tensor
 
 from shard.attention.backend import DEFAULT_ATTENTION_OPTIONS, AttentionOptions
 from shard.attention.native import MAX_HEAD_DIM, MAX_PIECE_ROWS, NativeAttention, can_use_native_attention
-from shard.native.library import INSTRUCTION_SETS, load_library
+from shard.native.library import load_library
 from shard.ops import native_linear
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 VARIANTS = [DEFAULT_ATTENTION_OPTIONS, AttentionOptions(sliding_windows=(0, 40)),
             AttentionOptions(sliding_windows=(0, 300)), AttentionOptions(scale=0.3, softcap=2.0),
             AttentionOptions(softcap=1.5, sliding_windows=(0, 100))]

@@ -28,16 +28,23 @@ def test_every_instruction_set_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize(("best", "wanted", "chosen"), [
-    (5, "", "amx"), (4, "", "avx512_bf16"), (3, "", "avx512_vnni"), (1, "", "avx2"), (0, "", "none"),
-    (2, "avx2", "avx2"),
-    (5, "avx512_bf16", "avx512_bf16"), (1, "avx512", "avx2"), (2, "none", "none")])
-def test_best_instruction_set_is_chosen_up_to_the_wanted_one(best: int, wanted: str, chosen: str) -> None:
-    assert choose_instruction_set(best, wanted) == chosen
+    ("amx", "", "amx"), ("avx512_bf16", "", "avx512_bf16"), ("avx512_vnni", "", "avx512_vnni"), ("avx2", "", "avx2"),
+    ("avx2_vnni", "", "avx2_vnni"), ("none", "", "none"), ("avx512", "avx2", "avx2"), ("amx", "avx2_vnni", "avx2_vnni"),
+    ("amx", "avx512_bf16", "avx512_bf16"), ("avx2", "avx512", "avx2"), ("avx512", "none", "none")])
+def test_best_instruction_set_is_chosen_up_to_the_wanted_one(best: str, wanted: str, chosen: str) -> None:
+    available = INSTRUCTION_SETS[:INSTRUCTION_SETS.index(best) + 1]
+    assert choose_instruction_set(available, wanted) == chosen
+
+
+def test_processor_with_avx512_may_lack_vnni_of_avx2() -> None:
+    available = [name for name in INSTRUCTION_SETS if name != "avx2_vnni"]
+    assert choose_instruction_set(available, "avx2_vnni") == "avx2"
+    assert choose_instruction_set(available, "") == "amx"
 
 
 def test_unknown_instruction_set_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"WEFT_CPU_ISA must be one of auto, none, avx2, .*, got 'sse'"):
-        choose_instruction_set(2, "sse")
+        choose_instruction_set(("none", "avx2"), "sse")
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from torch import Tensor
 from torch.nn import functional
 
-from shard.native.library import INSTRUCTION_SETS, load_library
+from shard.native.library import load_library
 from shard.ops.activated_linear import GATED_ACTIVATIONS, NativeGatedLinear
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 TORCH_ACTIVATIONS = {"silu": functional.silu, "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh")}
 
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from torch import Tensor
 
-from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
+from shard.native.library import NativeLibrary, load_library
 from shard.ops import native_int4_linear
 from shard.ops.native_int4_linear import NativeInt4Linear, can_keep_int4
 from shard.quantization.quantization_format import QuantizedSlice
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 # outputs, inputs, inputs of a group; the last is 0 for one scale per output
 SHAPES = [(1, 8, 8), (16, 64, 32), (33, 96, 32), (40, 120, 24), (96, 256, 128), (20, 512, 256), (30, 7, 0),
           (17, 300, 0)]

@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from torch import Tensor
 
-from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
+from shard.native.library import NativeLibrary, load_library
 from shard.ops import native_int8_linear
 from shard.ops.native_int8_linear import AmxInt8Linear, NativeInt8Linear, make_int8_linear
 from shard.quantization.quantization_format import QuantizedSlice
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 SHAPES = [(1, 1), (16, 7), (33, 128), (96, 130), (130, 520), (40, 1100)]
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from torch import Tensor
 
-from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
+from shard.native.library import NativeLibrary, load_library
 from shard.ops import native_linear
 from shard.ops.native_linear import (
     STORED_DTYPES,
@@ -21,7 +22,6 @@ from shard.ops.native_linear import (
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels here")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 
 
 def get_library(instruction_set: str) -> NativeLibrary:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.model_runs.instruction_sets import AVAILABLE_SETS
 from support.model_runs.sampling_sequences import make_random_logits, make_rounded_logits
 
-from shard.native.library import INSTRUCTION_SETS, NativeLibrary, load_library
+from shard.native.library import NativeLibrary, load_library
 from shard.sampling.logits_with_normalizers import (
     LogitsWithNormalizers,
     compute_normalizers_with_kernels,
@@ -18,7 +19,6 @@ from shard.sampling.logits_with_normalizers import (
 
 library = load_library()
 pytestmark = pytest.mark.skipif(library is None, reason="there are no compiled kernels")
-AVAILABLE_SETS = INSTRUCTION_SETS[1:INSTRUCTION_SETS.index(library.instruction_set) + 1] if library is not None else ()
 
 # No whole block, one, many, and with a remainder.
 VOCABULARY_SIZES = [1, 7, 128, 300, 128 * 70, 128 * 70 + 40]
