@@ -96,7 +96,7 @@ define INSTALL
 @$(SETUP)
 make_venv .venv "python3.14 python3.13 python3.12 python3.11 python3"
 forget_half_installed .venv
-build="the build that pip chooses" index=
+build="the build that pip chooses, since $(CPU_TORCH_INDEX) does not answer" index=
 if [ -n "$(strip $(PIP_ARGS))" ]; then build="the build that PIP_ARGS selects"
 elif [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; then build="with CUDA, about 3 GB, for the GPU of this machine"
 elif .venv/bin/python -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3)' $(CPU_TORCH_INDEX)/torch/ 2>/dev/null

@@ -15,22 +15,21 @@ POOLING_BODY = """'{"inputs": "Ada Lovelace was born in London"}'"""
 EXAMPLE_REQUESTS = {"text": ("-N ", "/generate_stream", GENERATE_BODY), "vector": ("", "/embed", POOLING_BODY),
                     "labels": ("", "/classify", POOLING_BODY)}
 MAX_NAMED_ADAPTERS = 8
-API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
-                needs_key: bool, adapters: str = "", quantize: str = "", has_page: bool = False) -> str:
-    """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
-    key; `adapters`: which ones requests may name; `quantize`: the value of --quantize; `has_page`: whether browsers
-    get a page."""
+                key_example: str, adapters: str = "", quantize: str = "", has_page: bool = False) -> str:
+    """Return the banner. `ready_message` is the router's ready message; `key_example`: what stands for an API key in a
+    command, or "" if clients need none; `adapters`: which ones requests may name; `quantize`: the value of --quantize;
+    `has_page`: whether browsers get a page."""
     url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
+    header = f' -H "Authorization: Bearer {key_example}"' if key_example else ""
     flags, path, body = EXAMPLE_REQUESTS[ready_message.get("instead_of_text", "text")]
-    example_command = (
-        f"curl {flags}{url}{path} -H 'content-type: application/json'{API_KEY_HEADER if needs_key else ''} -d {body}")
+    example_command = f"curl {flags}{url}{path} -H 'content-type: application/json'{header} -d {body}"
     weights = f", weights quantized to {quantize}" if quantize else ""
     rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}{weights}",
             "cache": describe_kv_cache(ready_message), "adapters": adapters,
-            "clients": describe_allowed_clients(listener, needs_key=needs_key),
+            "clients": describe_allowed_clients(listener, needs_key=bool(key_example)),
             "page": f"open {url} in a browser" if has_page else "", "try": example_command,
             "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",
@@ -51,7 +50,8 @@ def describe_kv_cache(ready_message: Mapping[str, Any]) -> str:
 
 def describe_allowed_clients(listener: socket.socket, *, needs_key: bool) -> str:
     if ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-        return "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"
+        return "on this machine only; --hostname 0.0.0.0 " + (
+            "lets others in who have a key" if needs_key else "and the variable WEFT_API_KEY let others in")
     return "whoever reaches this machine and has a key" if needs_key else (
         "whoever reaches this machine, without a key; --api-key KEY asks for one")
 

@@ -47,7 +47,7 @@ from launcher.command_line.error_messages import (
 from launcher.command_line.lora_modules import convert_json_adapter_ids
 from launcher.command_line.run_command import FIXED_SETTINGS, run_model
 from launcher.command_line.setting_origins import describe_settings, record_setting_sources
-from launcher.command_line.start_checks import check_server_settings, check_socket_path_length
+from launcher.command_line.start_checks import check_server_settings, check_socket_path_length, list_start_warnings
 from launcher.compat.migrate import RefusedFlagsError, translate_command_line
 from launcher.console_output import PLAIN_OUTPUT, ConsoleOutput
 from launcher.doctor import command as doctor
@@ -177,6 +177,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     """Run a server until it is stopped. `described_settings` are all settings with their sources, to be shown."""
     needed_download = find_needed_download(launch.model_id, launch.revision, os.environ, make_user_agent())
     check_server_settings(launch, router, shard.device)
+    for warning in list_start_warnings(launch, router):
+        output.warn(warning)
     shard = replace(shard, memory=str(get_machine_probes_path(os.environ, version("weft"))))
     group = make_group_plan(launch, os.environ)
     if group is None and (variable := find_group_variable(launch, os.environ)):
@@ -195,8 +197,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
         model = find_or_download_model(launch, needed_download, shard.quantize)
 
         def print_banner(ready_message: dict[str, Any]) -> None:
-            needs_key = bool(router.api_key or router.api_keys)
-            output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, needs_key=needs_key,
+            key_example = "$WEFT_API_KEY" if router.api_key else "KEY" if router.api_keys else ""
+            output.print_banner(make_banner(listener, launch.num_shard, model, ready_message, key_example=key_example,
                                             adapters=describe_adapters(launch, router), quantize=shard.quantize,
                                             has_page=router.ui))
 
@@ -419,6 +421,9 @@ def report_errors_in_one_line(output: ConsoleOutput = PLAIN_OUTPUT) -> Iterator[
         exit_with_error(output, describe_error(error), 2)
     except LaunchError as error:
         exit_with_error(output, str(error), error.exit_code)
+    except BrokenPipeError:  # who read the output, such as head, has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        raise SystemExit(1) from None
     except OSError as error:  # such as no space left for the folder of the sockets
         exit_with_error(output, str(error), 1)
     except KeyboardInterrupt:  # outside a command; children are stopped in order by signal handlers

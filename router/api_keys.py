@@ -4,7 +4,7 @@ messages show at most the beginning of a key."""
 import hmac
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,8 @@ from router.request import DEFAULT_TENANT, Tenant
 MAX_SHOWN_KEY_CHARACTERS = 4  # characters of a key in messages, and never more than half of it
 MAX_NAME_LENGTH = 64
 EXAMPLE_KEY_FILE = '{"sk-one": {"tenant": "a", "weight": 3, "max_queue_requests": 8}}'
+
+EXAMPLE_ENTRY_RULE = 'an object such as {"tenant": "a"}'
 
 PositiveLimit = Annotated[int, Field(ge=1)]
 
@@ -87,7 +89,8 @@ def load_key_file(file: Path) -> dict[str, ApiKeyEntry]:
     try:
         entries = KEY_FILE_SCHEMA.validate_python(content)
     except ValidationError as error:
-        raise ValueError(f"{file}: {describe_validation_error(error)}") from None
+        raise ValueError(f"{file}: {describe_validation_error(error, [*content] if isinstance(content, dict) else [])}"
+                         ) from None
     if not entries:
         raise ValueError(f"{file} holds no key; it should look like {EXAMPLE_KEY_FILE}")
     check_key_characters(str(file), entries)
@@ -140,21 +143,24 @@ def check_tenant_consistency(file: Path, tenant_by_key: Mapping[str, Tenant]) ->
                     f"{item.name}` is {describe_value(one)} for the one and {describe_value(two)} for the other")
 
 
-def describe_validation_error(error: ValidationError) -> str:
-    """Describe the first error, without values that might be keys."""
+def describe_validation_error(error: ValidationError, keys: Sequence[str]) -> str:
+    """Describe the first error, without values that might be keys. `keys`: all of the file, since many of them may
+    begin alike."""
     first_error: Any = error.errors(include_url=False)[0]
     match first_error["loc"]:
-        case (key, field, *_):
-            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_broken_rule(first_error)}"
-        case (key,):
-            return f"key {mask_key(key)}: what it stands for {describe_broken_rule(first_error)}"
+        case (key, *rest):
+            position = f", number {keys.index(key) + 1} of {len(keys)}" if len(keys) > 1 else ""
+            what, rule = "its value", describe_broken_rule(first_error)
+            if rest:
+                what = f"`{str(rest[0])[:MAX_NAME_LENGTH]}`"
+            return f"key {mask_key(key)}{position}: {what} {rule.replace('an object', EXAMPLE_ENTRY_RULE)}"
     return f"what it holds {describe_broken_rule(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
 
 
 def describe_broken_rule(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"is no setting; there are {', '.join(ApiKeyEntry.model_fields)}"
-    return describe_first_error([error], shows_strings=False)[1]
+    return describe_first_error([error], shows_strings=error["type"] == "literal_error")[1]
 
 
 def mask_key(key: str) -> str:

@@ -145,7 +145,8 @@ def translate_connection_errors(url: str) -> Iterator[None]:
         raise ChatRequestFailed(f"{url} is no address of a server, such as http://127.0.0.1:3000") from error
     except aiohttp.ClientConnectorError as error:
         raise ChatRequestFailed(
-            f"cannot reach {url}: {error.os_error.strerror or error}; does the server run?") from error
+            f"cannot reach {url}: {error.os_error.strerror or error}; does the server run? Another port is named by "
+            "--port, another server by --url") from error
     except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
         raise ChatRequestFailed(f"{url} ended the connection before the answer was complete; does the server still "
                                 "run?") from error

@@ -34,7 +34,8 @@ CommandArgument = Annotated[str, Parameter(allow_leading_hyphen=True, show=False
 
 def chat_command(
         url: UrlFlag = DEFAULT_SERVER_URL, *,
-        model: Annotated[str, Parameter(help="Model or adapter that answers, if the server has several.")] = "",
+        model: Annotated[str, Parameter(name=("--model", "--adapter"),
+                                        help="Model or adapter that answers, if the server has several.")] = "",
         system: Annotated[str, Parameter(help="System prompt.")] = "",
         max_tokens: Annotated[int | None, Parameter(help="Maximum number of tokens in an answer.")] = None,
         temperature: Annotated[float | None, Parameter(help="Sampling temperature; 0 is greedy decoding.")] = None,

@@ -15,11 +15,11 @@ QUANTIZE_FLAG = "--quantize"
 CHECKPOINT_FORMATS = {"awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin"}
 # Values of theirs for weights that are quantized as they are loaded, by their beginnings.
 LOAD_TIME_FORMATS = ("bitsandbytes", "gptq-int", "awq-int")
-FORMATS_IN_CONFIG = "its config.json says how a checkpoint is quantized (AWQ, GPTQ, fp8, compressed-tensors)"
 # What to do instead of giving flags of vLLM, text-generation-inference and llama.cpp that have no counterpart, or one
 # that is not known by a similar name.
 HINTS_BY_FLAG: Mapping[str, str] = {
-    "--quantization": f"Leave it out: {FORMATS_IN_CONFIG}. --quantize int8 or int4 quantizes the weights of others.",
+    "--quantization": "Leave it out: the config.json of a quantized checkpoint names its format. --quantize int8 or "
+                      "int4 quantizes the weights of others.",
     "--load-format": "Leave it out: weft reads *.safetensors, and weights of any other format not at all.",
     "--kv-cache-dtype": "Leave it out: the KV cache keeps the number type that the model computes with (--dtype).",
     "--gpu-memory-utilization": "--memory-fraction is weft's.",
@@ -121,6 +121,6 @@ def format_quantize_hint(value: str) -> str:
     if value in CHECKPOINT_FORMATS:
         return " A checkpoint in AWQ, GPTQ, fp8 or compressed-tensors needs no flag: its config.json names the format."
     if value.startswith(LOAD_TIME_FORMATS):
-        return f" Checkpoints that are quantized already need no flag: {FORMATS_IN_CONFIG}."
+        return " Checkpoints that are quantized already (AWQ, GPTQ, fp8, compressed-tensors) need no flag."
     return ""
 

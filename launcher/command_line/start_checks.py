@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from launcher.adapters.adapter_files import CONFIG_FILE
@@ -20,7 +21,7 @@ MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 
 def check_server_settings(launch: LaunchConfig, router: RouterConfig, device: str) -> None:
     """Raise ConfigurationError for settings that cannot be used, such as files that cannot be read."""
-    check_readable(router.api_keys, "--api-keys")
+    check_api_keys(router)
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_adapter_root(launch, router)
     if launch.allowed_adapters or serves_adapters(launch, router):
@@ -36,6 +37,22 @@ def check_readable(path: str, flag: str) -> None:
             os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path} ({flag}): {error.strerror}") from error
+
+
+def check_api_keys(router: RouterConfig) -> None:
+    """Raise ConfigurationError for an unusable file of keys. The router would only report it after the download."""
+    if router.api_keys:
+        try:
+            import_module("router.api_keys").ApiKeys.from_config(router)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+
+
+def list_start_warnings(launch: LaunchConfig, router: RouterConfig) -> list[str]:
+    """Return messages about settings without effect."""
+    if router.adapter_source == LOCAL_SOURCE and not launch.adapter_root:
+        return ["--adapter-source local has no effect without --adapter-root FOLDER: there is no folder of adapters"]
+    return []
 
 
 def check_allowed_adapters(launch: LaunchConfig) -> None:
@@ -67,13 +84,13 @@ def is_adapter_without_others(folder: Path) -> bool:
 
 
 def list_preloaded_local_adapters(router: RouterConfig) -> list[str]:
-    """Return the adapters that are loaded at start from folders: those of the source `local`, and paths, which the
-    default source, the Hub, does not have."""
+    """Return the adapters that are loaded at start from folders: those of the source `local`, and paths and names
+    without an owner, which the default source, the Hub, does not have."""
     preloaded_source = router.preloaded_adapter_source or router.adapter_source
     adapters = [(adapter_id.rpartition("=")[2], preloaded_source) for adapter_id in router.preloaded_adapter_ids]
     adapters += [(router.adapter_id, router.adapter_source)] * bool(router.adapter_id)
     return [name for name, source in adapters
-            if source == LOCAL_SOURCE or (source == "hub" and name.startswith(("/", ".")))]
+            if source == LOCAL_SOURCE or (source == "hub" and (name.startswith(("/", ".")) or "/" not in name))]
 
 
 def suggest_adapter_root(folders: Sequence[str]) -> str:

@@ -8,13 +8,15 @@ import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launcher.banner import join_names
 from launcher.command_line.start_checks import check_server_settings
 from launcher.doctor import checks, diagnosis
 from launcher.doctor.adapter_checks import check_adapters
-from launcher.doctor.findings import Finding, compute_exit_code
+from launcher.doctor.findings import Finding, compute_exit_code, make_ok_finding
 from launcher.environment_variables import hub_cache_folder, python_module_command
 from launcher.hub.config_check import check_model_config
 from launcher.hub.resolve import ModelNotCachedError, find_model
@@ -56,12 +58,21 @@ def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iter
     except ConfigurationError as error:
         yield Finding("settings", "problem", str(error))
     else:
+        yield from check_keys(router)
         yield from check_adapters(launch, router)
     yield checks.check_port(router.hostname, router.port)
     if model_finding:
         yield model_finding
     elif folder and "failed" not in survey_result:
         yield from diagnosis.diagnose_model(survey_result, launch.model_id)
+
+
+def check_keys(router: RouterConfig) -> Iterator[Finding]:
+    """Yield whose keys a file has, if there is one."""
+    if router.api_keys:
+        entries = import_module("router.api_keys").load_key_file(Path(router.api_keys)).values()
+        owners = sorted({entry.tenant + " (admin)" * (entry.role == "admin") for entry in entries})
+        yield make_ok_finding("keys", f"{len(entries)}, of {join_names(owners)}")
 
 
 def find_model_folder(launch: LaunchConfig, cache_folder: Path, quantize: str) -> tuple[str, Finding | None]:

@@ -18,7 +18,7 @@ READY_INFO = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 
 def get_banner_lines(model: ResolvedModel = MODEL, host: str = "127.0.0.1", num_shard: int = 2,
                      **options: Any) -> list[str]:
     with bind_listener(host, 0) as listener:
-        text = make_banner(listener, num_shard, model, READY_INFO, **{"needs_key": False} | options)
+        text = make_banner(listener, num_shard, model, READY_INFO, **{"key_example": ""} | options)
         return text.replace(str(listener.getsockname()[1]), "PORT").split("\n")
 
 
@@ -53,28 +53,29 @@ def test_banner_names_the_page_if_there_is_one() -> None:
 
 
 def test_command_includes_a_key_if_needed() -> None:
-    assert '-H "Authorization: Bearer $WEFT_API_KEY"' in get_banner_lines(needs_key=True)[4]
+    assert '-H "Authorization: Bearer $WEFT_API_KEY"' in get_banner_lines(key_example="$WEFT_API_KEY")[4]
 
 
 def test_ipv6_address_is_written_as_in_urls() -> None:
     assert get_banner_lines(host="::1")[0].endswith("http://[::1]:PORT")
 
 
-@pytest.mark.parametrize(("host", "needs_key", "expected"), [
-    ("127.0.0.1", False, "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
-    ("::1", False, "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
-    ("0.0.0.0", False, "whoever reaches this machine, without a key; --api-key KEY asks for one"),
-    ("0.0.0.0", True, "whoever reaches this machine and has a key"),
+@pytest.mark.parametrize(("host", "key_example", "expected"), [
+    ("127.0.0.1", "", "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
+    ("::1", "", "on this machine only; --hostname 0.0.0.0 and the variable WEFT_API_KEY let others in"),
+    ("0.0.0.0", "", "whoever reaches this machine, without a key; --api-key KEY asks for one"),
+    ("0.0.0.0", "KEY", "whoever reaches this machine and has a key"),
+    ("127.0.0.1", "KEY", "on this machine only; --hostname 0.0.0.0 lets others in who have a key"),
 ])
-def test_banner_says_who_can_connect(host: str, needs_key: bool, expected: str) -> None:
-    assert get_banner_lines(host=host, needs_key=needs_key)[3] == f"  clients  {expected}"
+def test_banner_says_who_can_connect(host: str, key_example: str, expected: str) -> None:
+    assert get_banner_lines(host=host, key_example=key_example)[3] == f"  clients  {expected}"
 
 
 @pytest.mark.parametrize(("instead_of_text", "path"), [("vector", "/embed"), ("labels", "/classify")])
 def test_encoder_banner_shows_its_route_and_no_cache(instead_of_text: str, path: str) -> None:
     with bind_listener("127.0.0.1", 0) as listener:
         lines = make_banner(listener, 1, MODEL, READY_INFO | {"instead_of_text": instead_of_text},
-                            needs_key=False).split("\n")
+                            key_example="").split("\n")
     assert [line.split()[0] for line in lines[1:]] == ["runs", "clients", "try", "stop"]
     assert f"{path} " in lines[3]
 

@@ -48,7 +48,7 @@ def test_several_keys_may_belong_to_one_tenant(write_key_file):
     ({"weight": 1}, "`tenant` is missing"),
     ({"tenant": "a", "wieght": 3}, "`wieght` is no setting; there are tenant, weight, max_concurrent_requests, "
      "max_queue_requests, max_queue_tokens, role"),
-    ({"tenant": "a", "role": "operator"}, "`role` must be 'user' or 'admin', got a string"),
+    ({"tenant": "a", "role": "operator"}, "`role` must be 'user' or 'admin', got 'operator'"),
     ({"tenant": "a", "role": None}, "`role` must be 'user' or 'admin', got null"),
     ({"tenant": "a", "weight": 0}, "`weight` must be at least 0.001, got 0"),
     ({"tenant": "a", "weight": "3"}, "`weight` must be a number, got a string"),
@@ -60,11 +60,16 @@ def test_several_keys_may_belong_to_one_tenant(write_key_file):
     ({"tenant": ""}, "`tenant` must have at least 1 character, got 0"),
     ({"tenant": "x" * 65}, "`tenant` must have at most 64 characters, got 65"),
     ({"tenant": 5}, "`tenant` must be a string, got 5"),
-    ("a", "what it stands for must be an object, got a string"),
+    ("a", 'its value must be an object such as {"tenant": "a"}, got a string'),
 ])
 def test_invalid_entry_error_names_file_key_field_limit_and_value(get_key_file_error, entry, fault):
     message = get_key_file_error({"sk-secret": entry})
     assert message.split("keys.json: ", 1)[1] == f"key sk-s…: {fault}"
+
+
+def test_key_among_others_is_named_by_its_position(get_key_file_error):
+    message = get_key_file_error({"sk-one": {"tenant": "a"}, "sk-two": {}})
+    assert message.split("keys.json: ", 1)[1] == "key sk-…, number 2 of 2: `tenant` is missing"
 
 
 @pytest.mark.parametrize(("content", "fault"), [

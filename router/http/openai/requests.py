@@ -1,7 +1,8 @@
 """Bodies of OpenAI's chats, which those of other dialects become, too, and fields that chats and completions have in
 common. Which fields of OpenAI's and vLLM's APIs are refused or ignored."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -60,7 +61,7 @@ REFUSED_FIELDS: RefusedFields = {
                      "vllm_xargs", "watermarking", "web_search_options"), NOT_GIVEN),
     **dict.fromkeys(("prompt_logprobs", "thinking_token_budget", "truncate_prompt_tokens"), (None,)),
     **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (None, True)),
-    "length_penalty": (None, 1), "modalities": (None, ["text"])}
+    "adapter_id": (None, ""), "length_penalty": (None, 1), "modalities": (None, ["text"])}
 # What clients of these APIs say about themselves and about OpenAI's accounts and caches, and what only counts beside a
 # field that is refused.
 IGNORED_FIELDS = frozenset({
@@ -377,16 +378,23 @@ async def validate_with_model_adapter(services: Services, openai_request: OpenAI
     `/v1/models` lists."""
     if openai_request.model_extra and not services.is_tgi:
         openai_request.check_refused_fields()
-    try:
+    async with name_known_models(services, openai_request.model):
         return await services.validator.validate(
             replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
+
+
+@asynccontextmanager
+async def name_known_models(services: Services, model: str | None) -> AsyncIterator[None]:
+    """Add the names that `/v1/models` lists to AdapterNotFound, which is raised for an unknown `model`."""
+    try:
+        yield
     except AdapterNotFound as error:
         registry = services.validator.adapter_registry
         aliases = {} if registry is None else registry.aliases
         names = sorted(await services.list_adapter_names(), key=lambda name: name not in aliases)
         model_names = ", ".join([*services.served_model.names, *names][:MAX_NAMED_MODELS])
-        raise AdapterNotFound(f"this server has no model {openai_request.model!r}: `model` may be {model_names} or the "
-                              f"name of an adapter ({error})", param="model") from error
+        raise AdapterNotFound(f"this server has no model {model!r}: `model` may be {model_names} or the name of an "
+                              f"adapter ({error}); `base` is the model without one", param="model") from error
 
 
 def get_echoed_model(services: Services, openai_request: OpenAIBaseRequest) -> str:

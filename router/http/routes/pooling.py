@@ -19,9 +19,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from aiohttp import web
 from pydantic import FailFast, Field
 
+from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.engine.output_stream import FailedEvent, PoolingEvent, RequestStream
 from router.errors import InvalidRequest
+from router.http.openai.requests import OpenAIBaseRequest, name_known_models
 from router.http.tgi.rendering import float32_json
 from router.http.transport.body import (
     NOT_GIVEN,
@@ -143,9 +145,17 @@ class EmbeddingsRequest(LenientBodyModel):
     dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     parameters: EmbedParameters | None = None
 
-    def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
+    def find_model_adapter(self, services: Services, source_token: str) -> AdapterReference | None:
+        """Return the adapter that `model` names, which LoRAX ignores, unless `parameters` name one."""
+        if services.is_lorax or (self.parameters is not None and self.parameters.adapter_reference("") is not None):
+            return None
+        return OpenAIBaseRequest(model=self.model).adapter_reference(services, source_token)
+
+    def to_pooling_inputs(self, context: RequestContext,
+                          model_adapter: AdapterReference | None = None) -> list[GenerationInput]:
         self.check_refused_fields()
-        return create_embedding_inputs(self.input, self.dimensions, INPUT_PARAMETER_NAMES, context, self.parameters)
+        inputs = create_embedding_inputs(self.input, self.dimensions, INPUT_PARAMETER_NAMES, context, self.parameters)
+        return inputs if model_adapter is None else [replace(each, adapter=model_adapter) for each in inputs]
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
         vector = get_output_vector(output)
@@ -230,11 +240,14 @@ class PoolingRoutes(ServiceRoutes):
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
-        results, headers, num_tokens = await run_pooling_requests(self._services, request, context,
-                                                                  embeddings_request.to_pooling_inputs(context),
-                                                                  embeddings_request.embedding_row_json)
+        model_adapter = embeddings_request.find_model_adapter(self._services, context.source_token)
+        async with name_known_models(self._services, embeddings_request.model):
+            results, headers, num_tokens = await run_pooling_requests(
+                self._services, request, context, embeddings_request.to_pooling_inputs(context, model_adapter),
+                embeddings_request.embedding_row_json)
+        model_name = self._services.served_model.name if model_adapter is None else model_adapter.name
         answer = (ListJson('{"embeddings":[', results, "]}") if self._services.is_lorax else ListJson(
-            '{"object":"list","data":[', results, f'],"model":{quoted(self._services.served_model.name)},'
+            '{"object":"list","data":[', results, f'],"model":{quoted(model_name)},'
             f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}'))
         return await json_list_response(request, answer, headers, self._services.config.slow_client_timeout)
 

@@ -120,7 +120,8 @@ class LenientBodyModel(BodyModel):
         Raises InvalidRequest."""
         for name in sorted(self.refused_fields.keys() & (self.model_extra or {}).keys()):
             if self._refuses(name):
-                raise InvalidRequest(f"`{prefix}{name}` is given, but this server does not support it; leave it out")
+                advice = "name the adapter in `model`" if name == "adapter_id" else "leave it out"
+                raise InvalidRequest(f"`{prefix}{name}` is given, but this server does not support it; {advice}")
 
     def _refuses(self, name: str) -> bool:
         accepted, given_fields = self.refused_fields.get(name), self.model_extra or {}

@@ -71,7 +71,7 @@ def test_embeddings_match_transformers(folder: Path, weft: WeftProcess) -> None:
     assert weft.get_info()["max_input_tokens"] == 160
     alone = [post_json(weft, "/embed", {"inputs": text})[1]["embeddings"] for text in TEXTS]
     assert alone == expected
-    batched = post_json(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "x"})[1]["data"]
+    batched = post_json(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "base"})[1]["data"]
     assert [row["embedding"] for row in batched] == alone * 5
     many = post_json(weft, "/v1/embeddings", {"input": TEXTS * 100})[1]
     assert [row["embedding"] for row in many["data"]] == alone * 100
@@ -99,6 +99,11 @@ def test_embeddings_with_an_adapter_match_peft(
     status, answer = post_json(weft, "/embed", adapter_body)
     assert status == 200, answer
     assert answer["embeddings"] == pytest.approx(expected, abs=1e-4)
+    by_model = post_json(weft, "/v1/embeddings", {"input": TEXTS[0], "model": "looms"})[1]
+    assert (by_model["model"], by_model["data"][0]["embedding"]) == ("looms", answer["embeddings"])
+    status, error = post_json(weft, "/v1/embeddings", {"input": TEXTS[0], "model": "nope"})
+    assert (status, error["error"]["code"]) == (404, "model_not_found")
+    assert "`model` may be " in error["error"]["message"]
     plain = post_json(weft, "/embed", {"inputs": TEXTS[0]})[1]["embeddings"]
     assert plain == pytest.approx(compute_mean_hidden_state(folder, TEXTS[0]), abs=1e-5)
     assert plain != answer["embeddings"]

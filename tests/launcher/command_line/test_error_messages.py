@@ -48,7 +48,7 @@ def test_other_values_get_no_hint() -> None:
 def test_formats_made_while_loading_are_answered_by_those_of_weft(format_name: str) -> None:
     message = get_error_message("serve", "--quantize", format_name)
     assert 'Choose from: "int8", "int4".' in message
-    assert "its config.json says how a checkpoint is quantized" in message
+    assert "quantized already (AWQ, GPTQ, fp8, compressed-tensors) need no flag." in message
 
 
 @pytest.mark.parametrize(("arguments", "hint"), [

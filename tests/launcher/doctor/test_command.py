@@ -66,6 +66,14 @@ def test_settings_that_a_server_would_refuse_are_a_problem(
     assert (states["settings"], "adapters" in states) == ("problem", False)
 
 
+def test_keys_are_examined(get_states: Callable[..., Any], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"sk-one": {"tenant": "a"}}')
+    assert get_states(SURVEY_RESULT, api_keys=str(keys))["keys"] == "ok"
+    keys.write_text('{"sk-one": "a"}')
+    assert get_states(SURVEY_RESULT, api_keys=str(keys))["settings"] == "problem"
+
+
 def test_adapters_are_examined(get_states: Callable[..., Any], tmp_path: Path) -> None:
     assert get_states(SURVEY_RESULT, adapter_root=str(tmp_path))["adapters"] == "ok"
 
