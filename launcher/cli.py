@@ -117,9 +117,12 @@ def make_flag_parameter(setting: Setting, group: Group, *, read_variables: bool 
     value_type = Literal[metadata["choices"]] if metadata["choices"] else setting.type
     bounds = None if metadata["low"] is metadata["high"] is None else Number(gte=metadata["low"], lte=metadata["high"])
     description = f"{metadata['help'].split('. ')[0].removesuffix('.')}." if is_short else metadata["help"]
-    annotation = Parameter(name=setting.flags, help=description, env_var=setting.environment_variables
-                           if read_variables else (), validator=bounds, group=group, show=is_shown,
-                           show_env_var=not is_short)
+    has_empty_choice = "" in (metadata["choices"] or ())  # a default, which nobody types
+    if has_empty_choice:
+        description += f" [choices: {', '.join(filter(None, metadata['choices']))}]"
+    annotation = Parameter(
+        name=setting.flags, help=description, show_choices=not has_empty_choice, validator=bounds, group=group,
+        env_var=setting.environment_variables if read_variables else (), show=is_shown, show_env_var=not is_short)
     parameter_kind = (inspect.Parameter.POSITIONAL_OR_KEYWORD if setting.name in POSITIONAL_SETTINGS
                       else inspect.Parameter.KEYWORD_ONLY)
     return inspect.Parameter(
@@ -168,8 +171,11 @@ def deploy_ray_command(*positional: str, address: str = "auto", app_name: str = 
 def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings by name, those without a flag too. `--config` is none: it is read before the command line is
     parsed."""
-    named = {name: value for name, value in settings.items() if name != "config"}
-    return convert_json_adapter_ids({**dict(zip(POSITIONAL_SETTINGS, positional, strict=False)), **named})
+    named = dict(zip(POSITIONAL_SETTINGS, positional, strict=False))
+    named |= {name: value for name, value in settings.items() if name != "config"}
+    if len(model_id := named.get("model_id", "")) > 1:
+        named["model_id"] = model_id.rstrip("/")  # which a shell writes behind a folder, and no client behind a name
+    return convert_json_adapter_ids(named)
 
 
 def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, output: ConsoleOutput,

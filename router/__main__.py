@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +36,8 @@ from router.recording.recording_file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import ProgressByPhase
-from router.text.chat_template import ChatTemplate, simulated_model_template
-from router.text.chat_template_client import isolate_template
+from router.text.chat_template import simulated_model_template
+from router.text.chat_template_client import IsolatedChatTemplate
 from router.text.model_files import load_chat_template, load_tokenizer
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
@@ -49,6 +49,7 @@ from shard.tls_credentials import load_credentials
 
 # seconds that new connections wait unanswered while a restarted router connects to warm shards
 WARM_START_GRACE_SECONDS = 10.0
+MAX_WARM_UP_SECONDS = 10.0  # for which a server that is ready otherwise waits
 # seconds after which a thread that computes lets the event loop go on; 5 ms by default, at each of the loop's turns
 SWITCH_INTERVAL_SECONDS = 0.0005
 
@@ -94,27 +95,54 @@ class RouterProcess:
 
 async def start_router(args: RouterProcessArgs) -> RouterProcess:
     stand_in_server = StandInServer.from_config(args.config, args.listen_fd)
+    isolated_template: IsolatedChatTemplate | None = None
     try:
         folder = Path(args.folder)
         # Read before anything else is started, so that invalid files are reported at once.
         tokenizer = load_tokenizer(folder) if args.folder else create_byte_tokenizer()
         template = (load_chat_template(folder, args.config.tokenizer_config_path) if args.folder
                     else simulated_model_template())
+        if template is not None:
+            isolated_template = IsolatedChatTemplate(template, args.config.validation_workers)
+        startup_progress = ProgressByPhase(args.progress)
+        # While the shards load the model. Connections wait for a restarted router, which therefore does not.
+        warm_up = WarmUp(isolated_template, is_awaited=not startup_progress.is_warm())
         shards = ShardGroup(args.shards, args.config.shard_transport, args.config.shard_response_timeout,
                             load_credentials(args.shard_credentials) if args.shard_credentials else None)
         recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
         engine = Engine(args.config, shards, tokenizer, lambda why: send_to_parent(args.ready_fd, f"broken {why}"),
                         recording_folder,
                         on_culprit_found=lambda num_deaths: send_to_parent(args.ready_fd, f"excused {num_deaths}"))
-        await start_engine(engine, stand_in_server, ProgressByPhase(args.progress))
-        process = await start_server(args, engine, stand_in_server, tokenizer, template=template,
-                                     recording_folder=recording_folder)
+        await start_engine(engine, stand_in_server, startup_progress)
+        process = await start_server(args, engine, stand_in_server, tokenizer, template=isolated_template,
+                                     warm_up=warm_up, recording_folder=recording_folder)
     except BaseException:
         await stand_in_server.close()
+        if isolated_template is not None:
+            isolated_template.close()
         raise
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
     return process
+
+
+class WarmUp:
+    """Work in threads that would make the first chats wait: the start of the processes that render chats, and
+    imports."""
+
+    def __init__(self, template: IsolatedChatTemplate | None, *, is_awaited: bool) -> None:
+        """`is_awaited`: whether the start of the server waits for it, at most MAX_WARM_UP_SECONDS."""
+        self._is_awaited = is_awaited
+        self._futures: list[asyncio.Future[None]] = []
+        if template is not None:
+            self.start(template.warm_up)
+
+    def start(self, work: Callable[[], None]) -> None:
+        self._futures.append(asyncio.get_running_loop().run_in_executor(None, work))
+
+    async def wait(self) -> None:
+        if self._is_awaited and self._futures:
+            await asyncio.wait(self._futures, timeout=MAX_WARM_UP_SECONDS)
 
 
 async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: ProgressByPhase) -> None:
@@ -134,21 +162,21 @@ async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_p
 
 
 async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server: StandInServer, tokenizer: Tokenizer,
-                       *, template: ChatTemplate | None, recording_folder: RecordingFolder | None) -> RouterProcess:
+                       *, template: IsolatedChatTemplate | None, warm_up: "WarmUp",
+                       recording_folder: RecordingFolder | None) -> RouterProcess:
     adapters, loader = None, engine.adapter_grammar_controller.loader
     try:
         span_sender = make_span_sender(args.traces, "router", logger.warning)
         adapters = create_adapter_registry(args, engine)
         if adapters is not None:
             await adapters.preload(loader.load_permanently)
-        isolated_template = isolate_template(
-            template, args.config, TokenLimits.from_config(args.config, engine.model_info).max_input_tokens)
-        validator = RequestValidator(args.config, engine.model_info, tokenizer, isolated_template,
+        if template is not None:
+            template.limit_prompts(
+                args.config, TokenLimits.from_config(args.config, engine.model_info).max_input_tokens)
+        validator = RequestValidator(args.config, engine.model_info, tokenizer, template,
                                      loader.get_or_register, adapter_registry=adapters)
-        if isolated_template is not None:
-            asyncio.get_running_loop().run_in_executor(None, isolated_template.warm_up)
-        if validator.reasoning_format is not None:  # which every chat needs, also the first one
-            asyncio.get_running_loop().run_in_executor(None, preload_chat_parsing)
+        if validator.reasoning_format is not None:
+            warm_up.start(preload_chat_parsing)
     except (ValueError, ShardsLost):
         if adapters is not None:
             await adapters.close()
@@ -160,6 +188,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
                                    settings=args.settings),
                         stand_in_server.connections)
     process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
+    await warm_up.wait()
     try:
         port = await server.start(stand_in_server.listening_socket)
     except OSError:

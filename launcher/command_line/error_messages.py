@@ -4,13 +4,26 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from launcher.settings import SETTINGS_BY_NAME
 
 SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND = "serve", "run", "deploy", "doctor"
 COMMANDS_WITH_SETTINGS = {SERVE_COMMAND, RUN_COMMAND, DEPLOY_COMMAND, DOCTOR_COMMAND}  # with those of a server
 QUANTIZE_FLAG = "--quantize"
+COMMANDS_INSTEAD_OF_OLLAMAS: Mapping[str, str] = {
+    "pull": "`weft download org/name` downloads a model.", "list": "`weft models` lists the models that are there.",
+    "ls": "`weft models` lists the models that are there.", "rm": "`weft models rm org/name` removes a model.",
+    "ps": "`weft top` shows what a server does.", "show": "`weft doctor MODEL` tells about a model.",
+    "stop": "Ctrl-C, or SIGTERM, stops a server.", "create": "`weft serve FOLDER` serves a folder as it is."}
+PORT_FLAGS = ("--port", "-p")
 # Values of --quantize that vLLM and text-generation-inference have for formats that weft finds in the checkpoint.
 CHECKPOINT_FORMATS = {"awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin"}
 # Values of theirs for weights that are quantized as they are loaded, by their beginnings.
@@ -48,7 +61,9 @@ HINTS_BY_FLAG: Mapping[str, str] = {
     "--n-gpu-layers": "Leave it out: with --device cuda the whole model is on the GPU.",
     "--sharded": "--num-shard N is weft's.",
     "-m": "Give the model without a flag: weft serve MODEL.",
-    "-c": "--max-total-tokens is weft's.",
+    "-c": "--max-total-tokens, or --ctx-size, is weft's.",
+    "--parallel": "--max-batch-size is weft's.",
+    "--swap-space": "Leave it out: a cache that is full recomputes prompts instead of copying them.",
     "-ngl": "Leave it out: with --device cuda the whole model is on the GPU.",
     "-tp": "--num-shard N is weft's.",
     "-np": "--max-batch-size is weft's.",
@@ -66,6 +81,8 @@ def describe_error(error: Exception) -> str:
         return describe_invalid_value(error)
     if isinstance(error, UnknownOptionError):
         return describe_unknown_flag(error)
+    if isinstance(error, UnknownCommandError):
+        return describe_unknown_command(error)
     return str(error)
 
 
@@ -98,6 +115,12 @@ def format_argument_hint(error: UnusedCliTokensError) -> str:
     return ". A flag takes one value, and is repeated for several."
 
 
+def describe_unknown_command(error: UnknownCommandError) -> str:
+    command = (error.unused_tokens or ("",))[0]
+    hint = COMMANDS_INSTEAD_OF_OLLAMAS.get(command)
+    return f'Unknown command "{command}". {hint}' if hint else str(error)
+
+
 def takes_settings(error: CycloptsError) -> bool:
     """Whether the command takes the settings of a server."""
     return (error.command_chain or ("",))[0] in COMMANDS_WITH_SETTINGS
@@ -105,16 +128,16 @@ def takes_settings(error: CycloptsError) -> bool:
 
 def describe_unknown_flag(error: UnknownOptionError) -> str:
     flag = (error.token.keyword or error.token.value).partition("=")[0]
+    if (error.command_chain or ("",))[0] == RUN_COMMAND and flag in PORT_FLAGS:
+        return f"Unknown option: {flag}. `weft run` takes a free port; `weft serve` takes a given one."
     hint = HINTS_BY_FLAG.get(flag.replace("_", "-")) if takes_settings(error) else None
     return f"Unknown option: {flag}. {hint}" if hint else str(error)
 
 
 def describe_invalid_value(error: CoercionError) -> str:
-    message, token = str(error), error.token
-    if token is None or token.keyword != QUANTIZE_FLAG:
-        return message
-    # The empty default is no choice that anyone would type.
-    return message.replace('Choose from: "", ', "Choose from: ") + format_quantize_hint(token.value.lower())
+    token = error.token
+    hint = "" if token is None or token.keyword != QUANTIZE_FLAG else format_quantize_hint(token.value.lower())
+    return str(error).replace('Choose from: "", ', "Choose from: ") + hint  # "" is a default, which nobody types
 
 
 def format_quantize_hint(value: str) -> str:

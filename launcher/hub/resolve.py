@@ -75,7 +75,8 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
         gguf = "; GGUF files are not supported" if name.lower().endswith(".gguf") else ""
         raise ValueError(f"{name} is a file, and a model is a folder with config.json and *.safetensors{gguf}")
     if not HUB_NAME_PATTERN.fullmatch(name):
-        raise ValueError(f"there is no folder {name}")
+        raise ValueError(f"there is no folder {name}"
+                         + ("; a model at the Hub has a name such as org/name" if is_like_ollama_name(name) else ""))
     check_not_builtin(name)
     check_revision(revision)
     cached_repository = CachedRepository(cache_folder, name)
@@ -89,6 +90,11 @@ def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
     except ValueError as error:
         raise ModelNotCachedError(str(error)) from error
     return folder
+
+
+def is_like_ollama_name(name: str) -> bool:
+    """Whether a name is like `llama3.2:3b`."""
+    return "/" not in name and ":" in name
 
 
 def check_not_builtin(name: str) -> None:

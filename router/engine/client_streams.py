@@ -37,6 +37,25 @@ logger = logging.getLogger(__name__)
 now = time.monotonic
 
 
+class ArrivingRequests:
+    """Ids of requests that have come and are not submitted yet, such as those that are being validated. A shutdown
+    waits for them."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self.none_left = asyncio.Event()
+        self.none_left.set()
+
+    def add(self, request_id: str) -> None:
+        self._ids.add(request_id)
+        self.none_left.clear()
+
+    def discard(self, request_id: str) -> None:
+        self._ids.discard(request_id)
+        if not self._ids:
+            self.none_left.set()
+
+
 class ClientStreams:
     """Output builders of the unfinished requests, each with its stream, by sequence id."""
 
@@ -49,6 +68,7 @@ class ClientStreams:
         self._wake_engine = wake_engine
         self._metrics = metrics
         self.request_records = RequestRecordStore()
+        self.arriving_requests = ArrivingRequests()
         self._builders: dict[int, OutputBuilder] = {}
         self._slow_client_timers: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
         self.all_finished = asyncio.Event()
@@ -74,6 +94,7 @@ class ClientStreams:
         self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record, resumed_text)
         self.request_records.add_unfinished(record)
         self.all_finished.clear()
+        self.arriving_requests.discard(request.id)
         self._metrics.requests.count_accepted(request)
         return stream
 

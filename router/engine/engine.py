@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.engine.adapter_grammar_controller import AdapterGrammarController
-from router.engine.client_streams import ClientStreams
+from router.engine.client_streams import ArrivingRequests, ClientStreams
 from router.engine.crashing_prompts import CrashingPrompts
 from router.engine.health import Health
 from router.engine.output_stream import RequestStream
@@ -214,7 +214,15 @@ class Engine:
             logger.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
     async def wait_until_drained(self) -> None:
-        await self._client_streams.all_finished.wait()
+        """Wait until all requests have finished, those included that are not submitted yet."""
+        streams = self._client_streams
+        while not streams.arriving_requests.none_left.is_set() or not streams.all_finished.is_set():
+            await streams.arriving_requests.none_left.wait()
+            await streams.all_finished.wait()
+
+    @property
+    def arriving_requests(self) -> ArrivingRequests:
+        return self._client_streams.arriving_requests
 
     async def wait_until_crashed(self) -> None:
         """Wait until the loop ends by itself, which only a bug can cause."""

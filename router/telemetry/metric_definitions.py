@@ -21,7 +21,7 @@ NUM_LENGTH_BUCKETS = 20
 METHOD_LABEL, KV_CACHE_METHODS = ("method",), ("prefill", "decode")
 STEP_METHODS = (*KV_CACHE_METHODS, "embed")
 REQUEST_ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout",
-                  "download_adapter", "embedding_failure", "classification_failure")
+                  "download_adapter", "embedding_failure", "classification_failure", "shutting_down")
 PHASE_NAMES = tuple(map(str, RequestPhase))
 ADAPTER_STATES = tuple(dict.fromkeys(STATE_NAMES.values()))
 MAX_NAMED_ADAPTERS = 100  # adapters that are counted by name

@@ -3,7 +3,6 @@ sandbox bounds what a template does, not the work inside one filter or method.""
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -35,8 +34,9 @@ class IsolatedChatTemplate(ChatTemplate):
                  command: Sequence[str] = RENDERER_COMMAND) -> None:
         """At most `num_processes` chats are rendered at once. Prompts of more than `max_characters` are refused."""
         super().__init__(template.source, template.special_tokens, template.given_output_format)
+        self.max_characters = max_characters
         self._first_request = {"source": self.source, "special_tokens": dict(self.special_tokens),
-                               "output_format": self.given_output_format, "max_characters": max_characters}
+                               "output_format": self.given_output_format}
         self._workers = [RestartingWorker(RENDER_TASK, command, lambda: self._first_request)
                          for _ in range(num_processes)]
         self._idle_workers = IdleWorkers(self._workers)
@@ -48,12 +48,21 @@ class IsolatedChatTemplate(ChatTemplate):
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt up to the beginning of the answer. Blocks. Raises ChatTemplateFailed or Overloaded."""
-        return str(self._send_request({name: getattr(conversation, name) for name in CONVERSATION_FIELDS})["prompt"])
+        request = {name: getattr(conversation, name) for name in CONVERSATION_FIELDS}
+        return str(self._send_request(request | {"max_characters": self.max_characters})["prompt"])
 
     def warm_up(self) -> None:
-        """Start a process and let it parse the template, before the first chat needs it. Blocks."""
-        with suppress(ChatTemplateFailed, Overloaded):  # the first chat gets the error
-            _ = self.takes_tools
+        """Start all processes and let them parse the template, before chats need them. Blocks."""
+        workers = [self._idle_workers.take() for _ in self._workers]
+        for worker in workers:
+            worker.send_request({}, MAX_RENDER_SECONDS, MAX_STALLED_SECONDS)  # the first chat gets what fails
+            self._idle_workers.put(worker)
+
+    def limit_prompts(self, config: RouterConfig, max_input_tokens: int) -> None:
+        """Refuse prompts that are more than twice as long as the longest body, and longer than a prompt of
+        `max_input_tokens` can be."""
+        self.max_characters = min(MAX_CHARACTERS, max(2 * config.payload_limit,
+                                                      MIN_CHARACTERS_PER_TOKEN * max_input_tokens))
 
     def close(self) -> None:
         for worker in self._workers:
@@ -77,13 +86,3 @@ class IsolatedChatTemplate(ChatTemplate):
                 raise Overloaded(f"the chat is not rendered: {answer['refused']}")
             raise ChatTemplateFailed(f"this model's chat template was stopped: {answer['refused']}; send less")
         return answer
-
-
-def isolate_template(template: ChatTemplate | None, config: RouterConfig,
-                     max_input_tokens: int) -> IsolatedChatTemplate | None:
-    """Return the template of a server. A prompt may be twice as long as the longest body, or as long as a prompt of
-    `max_input_tokens` can be."""
-    if template is None:
-        return None
-    max_characters = max(2 * config.payload_limit, MIN_CHARACTERS_PER_TOKEN * max_input_tokens)
-    return IsolatedChatTemplate(template, config.validation_workers, min(max_characters, MAX_CHARACTERS))

@@ -1,9 +1,9 @@
 """Process that renders chats, `python -P -m router.text.chat_template_process`; restarted if it hangs or dies.
 
-The first line of its input holds the template, `{"source": ..., "special_tokens": ..., "output_format": ...,
-"max_characters": ...}`, answered with `{}`. Every other line holds the fields of a `Conversation`, answered with
-`{"prompt": ...}`, or none, answered with `{"takes_tools": ...}`. Errors of the template are answered with
-`{"failed": WHY}`.
+The first line of its input holds the template, `{"source": ..., "special_tokens": ..., "output_format": ...}`,
+answered with `{}`. Every other line holds the fields of a `Conversation` and `max_characters`, which the prompt may
+have, answered with `{"prompt": ...}`, or nothing, answered with `{"takes_tools": ...}`. Errors of the template are
+answered with `{"failed": WHY}`.
 """
 
 import json
@@ -17,10 +17,11 @@ from router.text.chat_template import ChatTemplate, Conversation
 from router.text.jinja_sandbox import MAX_MEMORY_BYTES, TOO_MUCH_MEMORY
 
 
-def answer_request(template: ChatTemplate, max_characters: int, request: dict[str, Any]) -> WorkerAnswer:
+def answer_request(template: ChatTemplate, request: dict[str, Any]) -> WorkerAnswer:
     try:
         if not request:
             return {"takes_tools": template.takes_tools}
+        max_characters = request.pop("max_characters")
         prompt = template.render(Conversation(**request))
     except ChatTemplateFailed as failed:
         return {"failed": str(failed)}
@@ -42,7 +43,7 @@ def main() -> None:
         template = make_template(first_request)
         limit_memory(MAX_MEMORY_BYTES)
         parent.sendall(b"{}\n")
-        answer_requests(parent, lines, partial(answer_request, template, first_request["max_characters"]))
+        answer_requests(parent, lines, partial(answer_request, template))
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ NUM_GENERATED_TOKENS = MAX_NEW_TOKENS * len(ANSWERED_PROMPTS)
 ACCEPTED_PROMPTS = [*ANSWERED_PROMPTS, "x", "x"]  # including those whose clients disconnect
 NUM_FAILURES_BY_REASON = {"overloaded": 2, "validation": len(INVALID_REQUESTS), "template": 0, "generation": 0,
                           "incomplete": 0, "dropped": 2, "timeout": 2, "download_adapter": 0, "embedding_failure": 0,
-                          "classification_failure": 0}
+                          "classification_failure": 0, "shutting_down": 0}
 EXPECTED_COUNTERS: dict[str, float] = {
     "tgi_request_count": len(VALID_REQUESTS) + sum(NUM_FAILURES_BY_REASON.values()),
     "tgi_request_success": len(VALID_REQUESTS),

@@ -1,13 +1,17 @@
 """Tests of `weft serve` as a user runs it: real processes, sockets and signals, and a simulated model."""
 
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 from support.servers.weft_process import (
@@ -75,7 +79,7 @@ def test_invalid_keys_file_is_a_one_line_error(tmp_path: Path) -> None:
     ended = subprocess.run([WEFT_EXECUTABLE, "serve", SIMULATED_MODEL, "--port", "0", "--api-keys", "keys.json"],
                            cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("weft: router: keys.json: key sk-s…: `wieght` is no setting; ")
+    assert ended.stderr.startswith("weft: keys.json: key sk-s…: `wieght` is no setting; ")
     assert ended.stderr.count("\n") == 1
 
 
@@ -130,6 +134,20 @@ def test_requests_in_flight_finish_before_shutdown(tmp_path: Path) -> None:
         assert errors.count("weft: stopping: running requests may finish within 30 seconds; ") == 1
 
 
+def test_chat_that_is_being_validated_finishes_before_shutdown(tmp_path: Path) -> None:
+    """The first chat waits for the process that renders it."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
+    with (run_weft_process(tmp_path, SIMULATED_MODEL) as weft,
+          socket.create_connection(("127.0.0.1", urlsplit(weft.url).port or 0)) as connection):
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        while b"\ntgi_request_count 1" not in urlopen(f"{weft.url}/metrics").read():
+            sleep(0.01)
+        weft.send_signal(signal.SIGTERM)
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert weft.wait_for_exit()[0] == 0
+
+
 def test_requests_unfinished_at_the_shutdown_timeout_get_an_error(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL, "--shutdown-timeout", "0.1") as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 1000))
@@ -177,7 +195,7 @@ def test_second_signal_ends_requests_with_an_error_and_a_line_in_the_log(tmp_pat
         code, errors = weft.wait_for_exit()
         assert code == 0
         assert errors.count("weft: the second signal ends requests that still run, ") == 1
-        assert "POST /generate_stream 200 overloaded: " in errors
+        assert "POST /generate_stream 200 shutting_down: " in errors
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

@@ -152,8 +152,7 @@ class AdapterRoutes(ServiceRoutes):
     def _unload_by_name(self, name: str) -> None:
         references = self._find_adapters(name)
         if not references:
-            raise web.HTTPNotFound(text=f"The lora adapter '{name[:MAX_NAME_CHARS_IN_ERROR]}' cannot be found. GET "
-                                        "/v1/adapters lists those that are known.")
+            raise web.HTTPNotFound(text=f"The lora adapter '{name[:MAX_NAME_CHARS_IN_ERROR]}' cannot be found.")
         if any(map(self._registry.is_pinned, references)):
             raise web.HTTPConflict(text=f"the adapter {name} was loaded at start and stays")
         for reference in references:

@@ -66,7 +66,7 @@ ERROR_FORMATS: dict[type[BaseException], ErrorReplyFormats] = {
                              (429, "rate_limit_error", "rate_limit_exceeded"), is_client_error=True),
     Overloaded: ErrorReplyFormats("overloaded", (429, "overloaded", "Model is overloaded: "),
                             (429, "rate_limit_error", "rate_limit_exceeded"), is_client_error=True),
-    ShuttingDown: ErrorReplyFormats("overloaded", (503, SHUTTING_DOWN, "Model is not ready: "),
+    ShuttingDown: ErrorReplyFormats(SHUTTING_DOWN, (503, SHUTTING_DOWN, "Model is not ready: "),
                               (503, SERVER_ERROR, SHUTTING_DOWN)),
     NotReady: ErrorReplyFormats("overloaded", (503, "overloaded", "Model is not ready: "), (503, SERVER_ERROR, "")),
     AdapterNotFound: ErrorReplyFormats("download_adapter", (424, "generation", GENERATION_PREFIX),

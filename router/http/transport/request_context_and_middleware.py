@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.api_keys import ApiKeys
+from router.engine.client_streams import ArrivingRequests
 from router.engine.engine import Engine
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host
@@ -31,6 +32,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 # has chosen that, which may be long or used twice.
 ANSWER_ID = web.RequestKey("answer_id", str)
 ARRIVED_AT = web.RequestKey("arrived_at", float)  # of time.monotonic
+ARRIVING_REQUESTS = web.RequestKey("arriving_requests", ArrivingRequests)  # those that a shutdown waits for
 REQUEST_COUNTER = web.RequestKey("request_counter", Counter)  # counter of requests; removed once this one is counted
 SPAN_FACTORY = web.RequestKey("span_factory", RequestSpanFactory)  # absent without tracing
 REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
@@ -75,6 +77,8 @@ class RequestContext:
         request[REQUEST_ID], request[ANSWER_ID], request[ARRIVED_AT] = request_id, new_id, arrived_at
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
+        if ARRIVING_REQUESTS in request:
+            request[ARRIVING_REQUESTS].add(request_id)
         if SPAN_FACTORY in request:
             # W3C's headers of the trace context; none unless there is exactly one `traceparent`
             parents, states = request.headers.getall("traceparent", []), request.headers.getall("tracestate", [])
@@ -181,8 +185,9 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
                 authenticate(request, api_keys)
             else:
                 request[CLIENT] = KEYLESS_CLIENT
-            if request_metrics is not None:
+            if engine is not None and request_metrics is not None:
                 request[REQUEST_COUNTER] = request_metrics.num_received
+                request[ARRIVING_REQUESTS] = engine.arriving_requests
             response = await handler(request)
             return response
         except BaseException as error:
@@ -193,6 +198,7 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
             return response
         finally:
             if engine is not None and REQUEST_ID in request:
+                engine.arriving_requests.discard(request[REQUEST_ID])
                 record_request_end(request, response, engine,
                                    logs_request=logs_requests and logger.isEnabledFor(logging.INFO))
 

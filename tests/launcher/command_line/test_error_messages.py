@@ -57,6 +57,9 @@ def test_formats_made_while_loading_are_answered_by_those_of_weft(format_name: s
     (("run", "--max_lora_rank", "8"), "Unknown option: --max_lora_rank. Leave it out: adapters of ranks up to 1,024"),
     (("doctor", "-ngl", "99"), "Unknown option: -ngl. Leave it out: with --device cuda"),
     (("serve", "-m", "org/name"), "Unknown option: -m. Give the model without a flag"),
+    (("run", "--port", "80"), "Unknown option: --port. `weft run` takes a free port"),
+    (("pull", "llama3.2"), 'Unknown command "pull". `weft download org/name` downloads a model.'),
+    (("serv",), 'Unknown command "serv". Did you mean "serve"?'),
     (("serve", "--unknown-flag"), "Unknown option: --unknown-flag."),
     (("chat", "--tokenizer", "a"), "Unknown option: --tokenizer. Did you mean --max-tokens?"),
 ])

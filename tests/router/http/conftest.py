@@ -16,6 +16,7 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
+from router.engine.client_streams import ArrivingRequests
 from router.engine.output_stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.server import PROTOCOL_OPTIONS, create_app
 from router.http.transport.services import ServedModel
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.disconnected_requests: list[Request] = []
         self.request_received = asyncio.Event()  # set by the first request
         self.client_disconnected = asyncio.Event()  # set when a client disconnects
+        self.arriving_requests = ArrivingRequests()
 
     @property
     def requests(self) -> list[Request]:

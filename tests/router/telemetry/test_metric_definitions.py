@@ -67,7 +67,7 @@ TGI_LABEL_VALUES = {
     "tgi_batch_concat": {"backpressure", "wait_exceeded", "chunking"},
 }
 LORAX_ERRORS = {"download_adapter", "embedding_failure", "classification_failure"}  # features that only LoRAX has
-EXTRA_LABEL_VALUES = {"timeout", "embed", *LORAX_ERRORS}
+EXTRA_LABEL_VALUES = {"timeout", "embed", "shutting_down", *LORAX_ERRORS}
 
 
 @pytest.mark.parametrize("name", TGI_METRICS)

@@ -18,7 +18,7 @@ from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, Overloaded
 from router.text import chat_template_client
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
-from router.text.chat_template_client import IsolatedChatTemplate, isolate_template
+from router.text.chat_template_client import IsolatedChatTemplate
 from router.text.output_formats import FORMAT_BY_TEMPLATE_MARKER
 
 pytestmark = pytest.mark.slow
@@ -97,10 +97,27 @@ def test_length_of_a_prompt_is_bounded() -> None:
 def test_longest_prompt_is_that_of_the_longest_body_or_of_all_tokens() -> None:
     config = RouterConfig(payload_limit=1000)
     for tokens, characters in ((10, 2000), (100, 6400), (10**9, 10_000_000)):
-        template = isolate_template(simulated_model_template(), config, tokens)
-        assert template is not None
-        assert template._first_request["max_characters"] == characters
-    assert isolate_template(None, config, 10) is None
+        with isolate("ok") as template:
+            template.limit_prompts(config, tokens)
+            assert template.max_characters == characters
+
+
+def test_limit_holds_for_a_process_that_runs_already() -> None:
+    with isolate("{{ 'x' * 2001 }}") as template:
+        template.warm_up()
+        template.limit_prompts(RouterConfig(payload_limit=1000), 10)
+        assert get_error(template).endswith("it makes 2001 characters of these messages, and at most 2000 could fit; "
+                                            "send less")
+
+
+def test_all_processes_are_there_after_the_warm_up() -> None:
+    template = IsolatedChatTemplate(ChatTemplate("ok", {}), 2)
+    try:
+        template.warm_up()
+        assert all(worker.process is not None for worker in template._workers)
+        assert template.render(CHAT) == "ok"
+    finally:
+        template.close()
 
 
 def test_process_that_was_killed_is_replaced_unnoticed() -> None:
