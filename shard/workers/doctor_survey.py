@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
-from shard.checkpoint.reader import CheckpointReader, count_quantizable_weight_bytes, count_weight_bytes
+from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.cache_budget import (
     AvailableMemory,
     CacheBudget,
@@ -25,12 +25,11 @@ from shard.hardware.device_setup import choose_device
 from shard.hardware.dtype import choose_dtype, dtype_name
 from shard.models.registry import load_model_config
 from shard.native.library import load_library_or_reason
-from shard.ops.native_linear import bytes_per_stored_weight
 from shard.ops.unquantized_linear import can_pack
 from shard.workers.model_loading import check_quantization_on_load
+from shard.workers.weight_size import estimate_weight_bytes
 
 CPUINFO_PATH = Path("/proc/cpuinfo")
-BYTES_BY_QUANTIZATION = {"int8": 1.0, "int4": 0.75}  # of a weight by --quantize, with its scales
 # used by products if available
 CPU_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -66,13 +65,9 @@ def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_sh
     # the faster number type by the processor's features; a shard measures it
     dtype = choose_dtype(requested_dtype, model_config.dtype, device,
                          lambda: torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32).dtype
-    num_stored_bytes = bytes_per_stored_weight(model_config.dtype, dtype, torch.device(device))  # of a number
     with CheckpointReader(folder, dtype, torch.device("cpu"), getattr(model_config, "quantization", None), quantize):
-        needed_bytes = count_weight_bytes(folder) * num_stored_bytes // model_config.dtype.itemsize
-    if quantize:
         check_quantization_on_load(quantize, device)
-        num_values = count_quantizable_weight_bytes(folder) // model_config.dtype.itemsize
-        needed_bytes -= int(num_values * (num_stored_bytes - BYTES_BY_QUANTIZATION[quantize]))
+    needed_bytes = estimate_weight_bytes(folder, model_config, dtype, torch.device(device), quantize)
     block_bytes = KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
                                           block_size, dtype)  # of all shards together
     free, total = read_device_memory(device, num_shards)

@@ -73,6 +73,7 @@ from shard.sampling.sampler import Sampler
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress, ignore_progress
 from shard.tls_credentials import load_credentials
+from shard.workers.weight_size import estimate_weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,11 @@ class LoadContext:
         log_use_of_kernels()
         if weights.quantization_summary:
             logger.info("%s", weights.quantization_summary)
+        if self.settings.quantize:
+            quantized, unquantized = (
+                estimate_weight_bytes(folder, model_config, self.dtype, self.device, quantize) / 2**20
+                for quantize in (self.settings.quantize, ""))
+            logger.info("all weights take about %.1f MiB, without --quantize %.1f MiB", quantized, unquantized)
         return model
 
     def explain_inexactness(self, model_config: ModelConfig, on_progress: OnProgress,

@@ -1,6 +1,7 @@
 """Findings of the doctor's child process."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_quantized_weights_take_less_than_the_checkpoint(checkpoint: Path, quant
         doctor_survey.estimate_model_needs(checkpoint, "bfloat16", "cpu", 1, 16, quantize=name)["weights"]
         for name in ("", quantize))
     assert low * unquantized < quantized < high * unquantized
+
+
+def test_head_that_is_the_embedding_is_counted_twice_if_it_is_quantized(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tied"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    separate, tied = (doctor_survey.estimate_model_needs(each, "bfloat16", "cpu", 1, 16, quantize="int8")["weights"]
+                      for each in (checkpoint, folder))
+    assert tied - separate == config["vocab_size"] * config["hidden_size"]
 
 
 def test_checkpoint_that_is_quantized_already_is_not_quantized_again(checkpoint: Path, tmp_path: Path) -> None:
