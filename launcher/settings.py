@@ -32,7 +32,8 @@ FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_batch_prefill_tokens": ("--max-num-batched-tokens",),
     "max_batch_size": ("--max-num-seqs",), "max_total_tokens": ("--max-model-len", "--ctx-size"),
     "model_id": ("--model",), "preloaded_adapter_ids": ("--lora-modules",),
-    "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",)}
+    "num_shard": ("--num-shards", "--tensor-parallel-size"), "port": ("-p",),
+    "tokenizer_config_path": ("--chat-template",)}
 FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
                                     "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable",
                                     "host_address", "credentials", "local_rank", "local_world_size", "model_label"})

@@ -129,7 +129,8 @@ class RouterConfig:
     payload_limit: int = setting(
         2_000_000, "Maximum size of a request's body in bytes, compressed and decompressed.", low=1)
     tokenizer_config_path: str = setting(
-        "", "File like tokenizer_config.json whose `chat_template` replaces that of the model.")
+        "", "File like tokenizer_config.json whose `chat_template` replaces that of the model, or a template in a file "
+        "whose name ends with .jinja.")
     slow_client_buffer: int = setting(
         262_144, "Bytes that are buffered for a client that reads too slowly. Beyond that its request is paused.",
         low=4096)

@@ -36,7 +36,7 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     total_ms = explanation["total_ms"]
     lines = [f"{explanation['id']} ({format_state(explanation)}): {format_duration_ms(total_ms)}, "
              f"{explanation['prompt_tokens']} prompt tokens, {explanation['cached_tokens']} of them cached, "
-             f"{explanation['generated_tokens']} generated"]
+             f"{explanation['generated_tokens']} generated{format_time_per_token(explanation)}"]
     width = max(map(len, explanation["by_cause"]), default=0)
     for cause, ms in sorted(explanation["by_cause"].items(), key=lambda item: -item[1]):
         share = 100 * ms / total_ms if total_ms else 0.0
@@ -50,6 +50,13 @@ def format_explanation(explanation: dict[str, Any]) -> str:
     if num_generating := explanation.get("meanwhile_generating"):  # older servers do not say
         lines.append(f"on average {num_generating} other sequences were generated at the same time")
     return "\n".join(" ".join(line.translate(REMOVED_CONTROL_CHARACTERS).splitlines()) for line in lines)
+
+
+def format_time_per_token(explanation: dict[str, Any]) -> str:
+    """Return the mean time in decodes for each token after the first, if there are such tokens."""
+    if explanation["generated_tokens"] < 2 or not (ms := explanation["by_cause"].get("decode")):
+        return ""
+    return f" (one every {format_duration_ms(ms / (explanation['generated_tokens'] - 1))})"
 
 
 def format_requests(requests: list[dict[str, Any]]) -> str:

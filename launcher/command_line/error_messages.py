@@ -48,7 +48,6 @@ HINTS_BY_FLAG: Mapping[str, str] = {
     "--enable-chunked-prefill": "Leave it out: prompts are computed in chunks, see --prefill-policy.",
     "--trust-remote-code": "Leave it out: weft runs no code from a model's folder.",
     "--tokenizer": "Leave it out: the tokenizer is read from the model's folder.",
-    "--chat-template": "Write the template into a JSON file, as `chat_template`: --tokenizer-config-path FILE.",
     "--enable-auto-tool-choice": "Leave it out: tools need no flag.",
     "--tool-call-parser": "Leave it out: tools need no flag.",
     "--reasoning-parser": "Leave it out: reasoning needs no flag.",

@@ -65,8 +65,8 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     if container_options and not translation.is_download_only:
         container_options = use_published_address(weft_arguments, container_options)
         if container_options:
-            notes.append(f"options of the container are left out: {shlex.join(container_options)}. Paths in the "
-                         "container, such as /data, are others here")
+            notes.append(f"options of the container are left out: {shlex.join(container_options)}. A path in "
+                         "the container, such as /data, is another one here")
         if get_argument(weft_arguments, "--hostname") in ALL_ADDRESSES:
             notes.append("--hostname 127.0.0.1 would keep the server on this machine")
     weft_command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
@@ -158,6 +158,9 @@ def find_flag_table(command_line: Sequence[str]) -> tuple[ForeignFlagTable, Sequ
     """Return the program's table and its arguments. Raises ValueError for an unknown program."""
     name = os.path.basename(command_line[0]) if command_line else ""
     if name not in TABLES_BY_PROGRAM:
+        if name in CONTAINER_PROGRAMS:
+            raise ValueError(f"no image of text-generation-inference or lorax is named in {shlex.join(command_line)}; "
+                             "give the command line that the container runs")
         example = f"weft migrate -- {next(iter(TABLES_BY_PROGRAM))} --model-id org/name"
         raise ValueError(f"a command line of {' or '.join(TABLES_BY_PROGRAM)} is needed, as in `{example}`, got "
                          f"{shlex.join(command_line) or 'nothing'}")

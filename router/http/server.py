@@ -71,6 +71,7 @@ from shard.telemetry.span_export_interface import SpanSender
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
 # Paths of OpenAI's clients whose base URL lacks /v1.
 OPENAI_PATHS_WITHOUT_VERSION = frozenset({"/chat/completions", "/completions", "/embeddings", "/models", "/responses"})
+LLAMA_CPP_COMPLETION_PATH = "/completion"
 ALLOWED_METHODS = "GET, POST, DELETE"
 PREFLIGHT_MAX_AGE = "600"  # seconds for which a browser may cache a preflight response
 REQUESTED_METHOD_HEADER = "Access-Control-Request-Method"
@@ -201,6 +202,10 @@ def describe_missing_route(request: web.Request, error: web.HTTPException) -> st
         return f"{message}, only {' and '.join(sorted(error.allowed_methods))}"
     if request.path in OPENAI_PATHS_WITHOUT_VERSION:
         return f"{message}, but /v1{request.path}; the base URL of OpenAI's clients must end with /v1"
+    if request.path.startswith("/v1/v1/"):
+        return f"{message}, but {request.path.removeprefix('/v1')}; /v1 stands in the client's base URL already"
+    if request.path == LLAMA_CPP_COMPLETION_PATH:
+        return f"{message}; completions are at /v1/completions"
     return f"{message}; GET /docs lists the routes"
 
 

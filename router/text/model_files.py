@@ -64,13 +64,19 @@ def token_text_from_json(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
+TEMPLATE_SUFFIX = ".jinja"
+
+
 def load_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:
     """Return the template of the first of three files that has one, or None: the model is not made for chats. The files
     are those of current and former versions of transformers. `override_file` (--tokenizer-config-path) replaces all
-    three; special tokens that it lacks come from the folder."""
+    three: JSON, or the template itself if its name ends with .jinja; special tokens that it lacks come from the
+    folder."""
     # Older folders have the special tokens in a separate file. A later file overrides an earlier one.
     token_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
-    if override_file:
+    if override_file.endswith(TEMPLATE_SUFFIX):
+        source = load_template_file(Path(override_file))
+    elif override_file:
         token_files.append(path := Path(override_file))
         source = load_template_from_json(path)
         if not source:

@@ -51,7 +51,7 @@ def test_unknown_request_raises_with_the_reason_of_the_server() -> None:
 
 def test_longest_cause_is_listed_first_with_its_share() -> None:
     assert format_explanation(EXPLANATION).splitlines() == [
-        "slow-1 (over): 20.0 s, 4 prompt tokens, 0 of them cached, 30 generated",
+        "slow-1 (over): 20.0 s, 4 prompt tokens, 0 of them cached, 30 generated (one every 275.8 ms)",
         "queue          12.0 s   60 %  Others were[2J before it.",
         "               11.0 s  of it: There was no room.",
         "decode      7999.5 ms   40 %  Tokens were made.",

@@ -56,7 +56,7 @@ def test_lorax_line_is_migrated_and_known_variables_are_kept() -> None:
 @pytest.mark.parametrize(("line", "expected"), [
     ("docker run --gpus all --shm-size 1g -p 8080:80 -e HF_TOKEN=a -v /d:/data ghcr.io/huggingface/"
      "text-generation-inference:3.3.4 --model-id org/name --max-total-tokens 512",
-     r"# options of the container are left out: --gpus all --shm-size 1g -v /d:/data\. Paths .*\n# --hostname .*\n"
+     r"# options of the container are left out: --gpus all --shm-size 1g -v /d:/data\. A path .*\n# --hostname .*\n"
      r"HF_TOKEN=a weft serve --model-id org/name .*--max-total-tokens 512.*--hostname 0\.0\.0\.0 .*--port 8080"),
     ("docker run -p 127.0.0.1:8080:80 -p 9000:9000 lorax --model-id org/name",
      r"# (.*\n# )*options of the container are left out: -p 9000:9000\. (.*\n)+"
@@ -100,7 +100,12 @@ def test_line_may_begin_with_sudo_and_stand_in_quotes(line: str) -> None:
     assert translate_command_line([line], {}) == migrate_line(line)
 
 
-@pytest.mark.parametrize(("line", "got"), [("", "nothing"), ("docker run tgi", "docker run tgi"), ("A=1", "nothing")])
+def test_container_of_another_image_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^no image of text-generation-inference or lorax is named in docker run tgi"):
+        migrate_line("docker run tgi")
+
+
+@pytest.mark.parametrize(("line", "got"), [("", "nothing"), ("vllm serve a", "vllm serve a"), ("A=1", "nothing")])
 def test_unknown_command_line_is_rejected(line: str, got: str) -> None:
     with pytest.raises(ValueError, match=f"{' or '.join(TABLES_BY_PROGRAM)} is needed, as in .*, got {got}$"):
         migrate_line(line)

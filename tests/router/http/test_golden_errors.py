@@ -199,6 +199,9 @@ EARLY_ERROR_CASES = {
     "no version": ("POST", "/chat/completions", {}, 404, openai_error(
         "there is no POST /chat/completions here, but /v1/chat/completions; the base URL of OpenAI's clients must end "
         "with /v1", None, "unknown_url")),
+    "version twice": ("POST", "/v1/v1/chat/completions", {}, 404, openai_error(
+        "there is no POST /v1/v1/chat/completions here, but /v1/chat/completions; /v1 stands in the client's base URL "
+        "already", None, "unknown_url")),
     "no such method below /v1": ("GET", CHAT_PATH, {}, 405, openai_error(
         f"there is no GET {CHAT_PATH} here, only POST", None, "method_not_supported")),
 }

@@ -142,6 +142,12 @@ def test_configured_file_replaces_the_chat_template_of_the_model(write_model_fol
     assert load_chat_template(path, str(instead)).render(Conversation(())) == "<s><end>"
 
 
+def test_configured_file_may_be_the_template_itself(write_model_folder, tmp_path):
+    path = write_model_folder(tokenizer_config={"chat_template": "old", "bos_token": "<s>"})
+    (tmp_path / "new.jinja").write_text("{{ bos_token }}new")
+    assert load_chat_template(path, str(tmp_path / "new.jinja")).render(Conversation(())) == "<s>new"
+
+
 def test_configured_file_without_a_template_is_rejected(write_model_folder, tmp_path):
     (instead := tmp_path / "instead.json").write_text("{}")
     with pytest.raises(ValueError, match=r"instead.json \(--tokenizer-config-path\) has no `chat_template`"):
