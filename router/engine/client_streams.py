@@ -42,17 +42,17 @@ class ArrivingRequests:
     waits for them."""
 
     def __init__(self) -> None:
-        self._ids: set[str] = set()
+        self.ids: set[str] = set()
         self.none_left = asyncio.Event()
         self.none_left.set()
 
     def add(self, request_id: str) -> None:
-        self._ids.add(request_id)
+        self.ids.add(request_id)
         self.none_left.clear()
 
     def discard(self, request_id: str) -> None:
-        self._ids.discard(request_id)
-        if not self._ids:
+        self.ids.discard(request_id)
+        if not self.ids:
             self.none_left.set()
 
 

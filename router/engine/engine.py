@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.engine.adapter_grammar_controller import AdapterGrammarController
-from router.engine.client_streams import ArrivingRequests, ClientStreams
+from router.engine.client_streams import ClientStreams
 from router.engine.crashing_prompts import CrashingPrompts
 from router.engine.health import Health
 from router.engine.output_stream import RequestStream
@@ -113,6 +113,7 @@ class Engine:
                                             with_lorax_names=self.config.compat == "lorax")
         self._client_streams = ClientStreams(self.config, self._tokenizer, self._scheduler, self._wake_event.set,
                                              metrics=self.server_metrics)
+        self.arriving_requests = self._client_streams.arriving_requests
         self.monitor = EngineMonitor(self._scheduler, self.server_metrics,
                                      lambda: [sent.plan for sent in self._plans_in_flight],
                                      self._client_streams.get_text, self.get_readiness)
@@ -219,10 +220,6 @@ class Engine:
         while not streams.arriving_requests.none_left.is_set() or not streams.all_finished.is_set():
             await streams.arriving_requests.none_left.wait()
             await streams.all_finished.wait()
-
-    @property
-    def arriving_requests(self) -> ArrivingRequests:
-        return self._client_streams.arriving_requests
 
     async def wait_until_crashed(self) -> None:
         """Wait until the loop ends by itself, which only a bug can cause."""

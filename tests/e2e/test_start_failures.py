@@ -57,7 +57,7 @@ def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> 
     (("--hostname", "192.0.2.1"), 1, "weft: cannot listen on 192.0.2.1:0 (Cannot assign requested address); choose "
      "another port with --port or another address with --hostname"),
     (("--api-keys", "none.json"), 2, "weft: cannot read none.json (--api-keys): No such file or directory"),
-    ((SIMULATED_MODEL, "--api-keys", "."), 2, "weft: router: cannot read . (--api-keys): Is a directory"),
+    ((SIMULATED_MODEL, "--api-keys", "."), 2, "weft: cannot read . (--api-keys): Is a directory"),
     pytest.param(
         (SIMULATED_MODEL, "--max-total-tokens", "99999"), 2,
         "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999",

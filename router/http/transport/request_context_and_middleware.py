@@ -198,7 +198,6 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
             return response
         finally:
             if engine is not None and REQUEST_ID in request:
-                engine.arriving_requests.discard(request[REQUEST_ID])
                 record_request_end(request, response, engine,
                                    logs_request=logs_requests and logger.isEnabledFor(logging.INFO))
 
@@ -208,6 +207,8 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
 def record_request_end(request: web.Request, response: web.StreamResponse | None, engine: Engine, *,
                        logs_request: bool) -> None:
     """Count a request that is over, add to its record why it failed, and log it."""
+    if request[REQUEST_ID] in engine.arriving_requests.ids:  # it was not submitted
+        engine.arriving_requests.discard(request[REQUEST_ID])
     request_metrics, failure_type = engine.server_metrics.requests, request.get(FAILURE_TYPE)
     label = None if failure_type is None else error_label(failure_type)
     (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
