@@ -54,9 +54,13 @@ class IsolatedChatTemplate(ChatTemplate):
     def warm_up(self) -> None:
         """Start all processes and let them parse the template, before chats need them. Blocks."""
         workers = [self._idle_workers.take() for _ in self._workers]
-        for worker in workers:
-            worker.send_request({}, MAX_RENDER_SECONDS, MAX_STALLED_SECONDS)  # the first chat gets what fails
-            self._idle_workers.put(worker)
+        try:
+            while workers:
+                workers[-1].send_request({}, MAX_RENDER_SECONDS, MAX_STALLED_SECONDS)  # the first chat gets what fails
+                self._idle_workers.put(workers.pop())
+        finally:
+            for worker in workers:
+                self._idle_workers.put(worker)
 
     def limit_prompts(self, config: RouterConfig, max_input_tokens: int) -> None:
         """Refuse prompts that are more than twice as long as the longest body, and longer than a prompt of
