@@ -153,7 +153,7 @@ endef
 
 # Asked before minutes of installing instead of after them. A port in ARGS is left to weft.
 free-port:
-ifeq ($(findstring -p,$(ARGS)),)
+ifeq ($(filter -p --port --port=%,$(ARGS)),)
 	@port=$(or $(PORT),3000)
 	if [ ! -e .venv/serving ] && $(if $(PYTHON),"$(PYTHON)",python3) -c 'import socket, sys
 	sys.exit(socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))))' "$$port" 2>/dev/null; then

@@ -174,7 +174,7 @@ def merge_settings(positional: Sequence[str], settings: Mapping[str, Any]) -> di
     named = dict(zip(POSITIONAL_SETTINGS, positional, strict=False))
     named |= {name: value for name, value in settings.items() if name != "config"}
     if len(model_id := named.get("model_id", "")) > 1:
-        named["model_id"] = model_id.rstrip("/")  # which a shell writes behind a folder, and no client behind a name
+        named["model_id"] = model_id.rstrip("/") or "/"  # a shell writes it behind a folder, clients do not
     return convert_json_adapter_ids(named)
 
 
@@ -427,13 +427,24 @@ def report_errors_in_one_line(output: ConsoleOutput = PLAIN_OUTPUT) -> Iterator[
         exit_with_error(output, describe_error(error), 2)
     except LaunchError as error:
         exit_with_error(output, str(error), error.exit_code)
-    except BrokenPipeError:  # who read the output, such as head, has what it wants
+    except BrokenPipeError as error:
+        if not is_stdout_closed():
+            exit_with_error(output, str(error), 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         raise SystemExit(1) from None
     except OSError as error:  # such as no space left for the folder of the sockets
         exit_with_error(output, str(error), 1)
     except KeyboardInterrupt:  # outside a command; children are stopped in order by signal handlers
         raise SystemExit(130) from None
+
+
+def is_stdout_closed() -> bool:
+    """Whether who reads the output, such as head, has left."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def run_command_line(arguments: Sequence[str]) -> None:

@@ -117,9 +117,9 @@ async def start_router(args: RouterProcessArgs) -> RouterProcess:
         process = await start_server(args, engine, stand_in_server, tokenizer, template=isolated_template,
                                      warm_up=warm_up, recording_folder=recording_folder)
     except BaseException:
-        await stand_in_server.close()
         if isolated_template is not None:
             isolated_template.close()
+        await stand_in_server.close()
         raise
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
@@ -141,8 +141,14 @@ class WarmUp:
         self._futures.append(asyncio.get_running_loop().run_in_executor(None, work))
 
     async def wait(self) -> None:
-        if self._is_awaited and self._futures:
-            await asyncio.wait(self._futures, timeout=MAX_WARM_UP_SECONDS)
+        if not self._is_awaited or not self._futures:
+            return
+        done, pending = await asyncio.wait(self._futures, timeout=MAX_WARM_UP_SECONDS)
+        for error in filter(None, (future.exception() for future in done)):
+            logger.warning("the first chat may wait, since what it needs failed to start: %r", error)
+        if pending:
+            logger.warning("the first chat may wait: what it needs did not start within %g seconds",
+                           MAX_WARM_UP_SECONDS)
 
 
 async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: ProgressByPhase) -> None:

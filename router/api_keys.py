@@ -19,7 +19,7 @@ MAX_SHOWN_KEY_CHARACTERS = 4  # characters of a key in messages, and never more 
 MAX_NAME_LENGTH = 64
 EXAMPLE_KEY_FILE = '{"sk-one": {"tenant": "a", "weight": 3, "max_queue_requests": 8}}'
 
-EXAMPLE_ENTRY_RULE = 'an object such as {"tenant": "a"}'
+EXAMPLE_ENTRY_RULE = 'must be an object such as {"tenant": "a"}'
 
 PositiveLimit = Annotated[int, Field(ge=1)]
 
@@ -149,11 +149,11 @@ def describe_validation_error(error: ValidationError, keys: Sequence[str]) -> st
     first_error: Any = error.errors(include_url=False)[0]
     match first_error["loc"]:
         case (key, *rest):
-            position = f", number {keys.index(key) + 1} of {len(keys)}" if len(keys) > 1 else ""
-            what, rule = "its value", describe_broken_rule(first_error)
-            if rest:
-                what = f"`{str(rest[0])[:MAX_NAME_LENGTH]}`"
-            return f"key {mask_key(key)}{position}: {what} {rule.replace('an object', EXAMPLE_ENTRY_RULE)}"
+            position = f", number {keys.index(key) + 1} of {len(keys)}" if len(keys) > 1 and key in keys else ""
+            rule = describe_broken_rule(first_error)
+            what = (f"`{str(rest[0])[:MAX_NAME_LENGTH]}` {rule}" if rest
+                    else f"its value {rule.replace('must be an object', EXAMPLE_ENTRY_RULE)}")
+            return f"key {mask_key(key)}{position}: {what}"
     return f"what it holds {describe_broken_rule(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
 
 

@@ -8,7 +8,8 @@ ANSWER_TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 1.0, 2**16
 
 
 def fetch_served_model_name(hostname: str, port_number: int) -> str:
-    """Return the model of the server at an address, or "" if there is no server of weft."""
+    """Return the model of the server at an address, or "" if none like weft or text-generation-inference
+    answers."""
     host = "127.0.0.1" if hostname == "0.0.0.0" else f"[{hostname}]" if ":" in hostname else hostname  # noqa: S104 - compared
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

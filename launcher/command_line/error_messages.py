@@ -40,7 +40,7 @@ HINTS_BY_FLAG: Mapping[str, str] = {
     "--enforce-eager": "--no-cuda-graphs is weft's.",
     "--max-lora-rank": "Leave it out: adapters of ranks up to 1,024 are loaded.",
     "--max-loras": "--max-active-adapters is weft's.",
-    "--max-cpu-loras": "--adapter-disk-gb limits the adapters that are kept.",
+    "--max-cpu-loras": "Leave it out: adapters that are not loaded stay on disk (--adapter-disk-gb).",
     "--lora": "--adapter-root FOLDER serves all adapters in a folder, by their names.",
     "--lora-adapters": "--preloaded-adapter-ids NAME=ID is weft's, once for each adapter.",
     "--enable-prefix-caching": "Leave it out: prefixes are cached, see --cache-scope.",
@@ -87,6 +87,8 @@ def describe_error(error: Exception) -> str:
 
 def name_flags_as_given(message: str, arguments: Sequence[str]) -> str:
     """Return a message with flags under the aliases by which a command line gives them."""
+    if not arguments or arguments[0] not in COMMANDS_WITH_SETTINGS:
+        return message
     given_flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     for setting in SETTINGS_BY_NAME.values():
         flag, *aliases = setting.flags

@@ -34,4 +34,7 @@ def format_adapter_id(module: object) -> str:
                          f"{json.dumps(module):.100}")
     if unknown_keys := sorted(module.keys() - KNOWN_KEYS):
         raise ValueError(f"--preloaded-adapter-ids: {unknown_keys[0]} is none of {', '.join(sorted(KNOWN_KEYS))}")
+    for key in ("name", "path"):
+        if "=" in module[key]:
+            raise ValueError(f"--preloaded-adapter-ids: {key} must have no =, got {module[key]:.100}")
     return f"{module['name']}={module['path']}"

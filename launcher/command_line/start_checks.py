@@ -51,7 +51,7 @@ def check_api_keys(router: RouterConfig) -> None:
 def list_start_warnings(launch: LaunchConfig, router: RouterConfig) -> list[str]:
     """Return messages about settings without effect."""
     if router.adapter_source == LOCAL_SOURCE and not launch.adapter_root:
-        return ["--adapter-source local has no effect without --adapter-root FOLDER: there is no folder of adapters"]
+        return ["--adapter-source local needs --adapter-root FOLDER; without it requests for such adapters are refused"]
     return []
 
 
@@ -84,13 +84,13 @@ def is_adapter_without_others(folder: Path) -> bool:
 
 
 def list_preloaded_local_adapters(router: RouterConfig) -> list[str]:
-    """Return the adapters that are loaded at start from folders: those of the source `local`, and paths and names
-    without an owner, which the default source, the Hub, does not have."""
+    """Return the adapters that are loaded at start from folders: those of the source `local`, and paths, which the
+    default source, the Hub, does not have."""
     preloaded_source = router.preloaded_adapter_source or router.adapter_source
     adapters = [(adapter_id.rpartition("=")[2], preloaded_source) for adapter_id in router.preloaded_adapter_ids]
     adapters += [(router.adapter_id, router.adapter_source)] * bool(router.adapter_id)
     return [name for name, source in adapters
-            if source == LOCAL_SOURCE or (source == "hub" and (name.startswith(("/", ".")) or "/" not in name))]
+            if source == LOCAL_SOURCE or (source == "hub" and name.startswith(("/", ".")))]
 
 
 def suggest_adapter_root(folders: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Checks of `weft doctor` that need no torch: packages, folders, environment variables, the port."""
 
+import errno
 import os
 import platform
 import re
@@ -127,7 +128,9 @@ def check_port(hostname: str, port_number: int) -> Finding:
             return make_ok_finding("port", f"{hostname}:{port_number} is free")
     except LaunchError as error:
         problem, _, cure = str(error).partition("; ")
-        if model_name := import_module("launcher.client.served_model").fetch_served_model_name(hostname, port_number):
+        is_taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if is_taken and (model_name := import_module("launcher.client.served_model").fetch_served_model_name(
+                hostname, port_number)):
             return Finding("port", "warning", f"a server of {model_name} already answers at {hostname}:{port_number}",
                            "stop it, or choose another port with --port")
         return Finding("port", "problem", problem, cure)

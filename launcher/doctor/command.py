@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.banner import join_names
-from launcher.command_line.start_checks import check_server_settings
+from launcher.command_line.start_checks import check_server_settings, list_start_warnings
 from launcher.doctor import checks, diagnosis
 from launcher.doctor.adapter_checks import check_adapters
 from launcher.doctor.findings import Finding, compute_exit_code, make_ok_finding
@@ -58,6 +58,7 @@ def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iter
     except ConfigurationError as error:
         yield Finding("settings", "problem", str(error))
     else:
+        yield from (Finding("settings", "warning", warning) for warning in list_start_warnings(launch, router))
         yield from check_keys(router)
         yield from check_adapters(launch, router)
     yield checks.check_port(router.hostname, router.port)

@@ -38,21 +38,23 @@ now = time.monotonic
 
 
 class ArrivingRequests:
-    """Ids of requests that have come and are not submitted yet, such as those that are being validated. A shutdown
-    waits for them."""
+    """Requests whose bodies have come and that are not submitted yet, such as those that are being validated. A
+    shutdown waits for them."""
 
     def __init__(self) -> None:
-        self.ids: set[str] = set()
+        self._num_by_id: dict[str, int] = {}  # clients choose the ids, so several requests may have the same
         self.none_left = asyncio.Event()
         self.none_left.set()
 
     def add(self, request_id: str) -> None:
-        self.ids.add(request_id)
+        self._num_by_id[request_id] = self._num_by_id.get(request_id, 0) + 1
         self.none_left.clear()
 
     def discard(self, request_id: str) -> None:
-        self.ids.discard(request_id)
-        if not self.ids:
+        """Remove one request of this id, if there is one."""
+        if (num_left := self._num_by_id.pop(request_id, 0) - 1) > 0:
+            self._num_by_id[request_id] = num_left
+        if not self._num_by_id:
             self.none_left.set()
 
 

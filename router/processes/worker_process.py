@@ -248,13 +248,21 @@ class IdleWorkers:
             self._condition.wait_for(lambda: self._workers)
             return self._workers.pop()
 
+    def take_all(self, count: int) -> list[RestartingWorker]:
+        """Remove and return all `count` workers. Blocks until none of them works."""
+        with self._condition:
+            self._condition.wait_for(lambda: len(self._workers) == count)
+            workers = [*self._workers]
+            self._workers.clear()
+            return workers
+
     def put(self, worker: RestartingWorker) -> None:
         with self._condition:
             if worker.process is None:
                 self._workers.appendleft(worker)
             else:
                 self._workers.append(worker)
-            self._condition.notify()
+            self._condition.notify_all()
 
 
 def shorten_reason(reason: str) -> str:

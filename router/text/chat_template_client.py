@@ -53,7 +53,7 @@ class IsolatedChatTemplate(ChatTemplate):
 
     def warm_up(self) -> None:
         """Start all processes and let them parse the template, before chats need them. Blocks."""
-        workers = [self._idle_workers.take() for _ in self._workers]
+        workers = self._idle_workers.take_all(len(self._workers))
         try:
             while workers:
                 workers[-1].send_request({}, MAX_RENDER_SECONDS, MAX_STALLED_SECONDS)  # the first chat gets what fails
@@ -71,7 +71,7 @@ class IsolatedChatTemplate(ChatTemplate):
     def close(self) -> None:
         for worker in self._workers:
             worker.kill()
-        for worker in [self._idle_workers.take() for _ in self._workers]:
+        for worker in self._idle_workers.take_all(len(self._workers)):
             worker.close_process()
             self._idle_workers.put(worker)  # for threads that still want to render, and are told of the end
 

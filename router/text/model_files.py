@@ -79,12 +79,12 @@ def load_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | 
     elif override_file:
         token_files.append(path := Path(override_file))
         source = load_template_from_json(path)
-        if not source:
-            raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
     else:
         source = (load_template_file(folder / "chat_template.jinja")
                   or load_template_from_json(folder / "chat_template.json")
                   or load_template_from_json(folder / "tokenizer_config.json"))
+    if override_file and not source:
+        raise ValueError(f"{override_file} (--tokenizer-config-path) has no `chat_template`")
     return ChatTemplate(source, load_special_tokens(token_files), load_response_template(folder)) if source else None
 
 

@@ -62,8 +62,11 @@ def compile_library(folder: Path) -> Path:
             compiled_path = Path(temporary_folder, "kernels.so")
             try:
                 run_compiler(compiler, compiled_path)
-            except CompilationFailed:  # an assembler that is older than the compiler may not know AMX or AVX-VNNI
-                run_compiler((*compiler, "-DHAS_AMX=0", "-DHAS_AVX_VNNI=0"), compiled_path)
+            except CompilationFailed:  # an assembler that is older than the compiler may not know AVX-VNNI, or AMX
+                try:
+                    run_compiler((*compiler, "-DHAS_AVX_VNNI=0"), compiled_path)
+                except CompilationFailed:
+                    run_compiler((*compiler, "-DHAS_AVX_VNNI=0", "-DHAS_AMX=0"), compiled_path)
             compiled_path.replace(path)
     except OSError as error:
         raise CompilationFailed(f"cannot write {path}: {error}") from error

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from support.process_list import list_child_pids, read_command_line
 from support.servers.weft_process import (
     SIMULATED_MODEL,
     WEFT_EXECUTABLE,
@@ -135,15 +136,25 @@ def test_requests_in_flight_finish_before_shutdown(tmp_path: Path) -> None:
 
 
 def test_chat_that_is_being_validated_finishes_before_shutdown(tmp_path: Path) -> None:
-    """The first chat waits for the process that renders it."""
+    """The processes that render chats are stopped until the server has been told to stop."""
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
     with (run_weft_process(tmp_path, SIMULATED_MODEL) as weft,
           socket.create_connection(("127.0.0.1", urlsplit(weft.url).port or 0)) as connection):
+        [router] = weft.find_child_pids("router")
+        renderers = [pid for pid in list_child_pids(router)
+                     if "router.text.chat_template_process" in read_command_line(pid)]
+        for pid in renderers:
+            os.kill(pid, signal.SIGSTOP)
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                            b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         while b"\ntgi_request_count 1" not in urlopen(f"{weft.url}/metrics").read():
             sleep(0.01)
         weft.send_signal(signal.SIGTERM)
+        while weft.get_status("/ready") == 200:
+            sleep(0.01)
+        assert renderers
+        for pid in renderers:
+            os.kill(pid, signal.SIGCONT)
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
         assert weft.wait_for_exit()[0] == 0
 

@@ -8,7 +8,7 @@ at a time. The numbers of texts and `dimensions` are checked here, all other lim
 import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
@@ -146,10 +146,12 @@ class EmbeddingsRequest(LenientBodyModel):
     parameters: EmbedParameters | None = None
 
     def find_model_adapter(self, services: Services, source_token: str) -> AdapterReference | None:
-        """Return the adapter that `model` names, which LoRAX ignores, unless `parameters` name one."""
-        if services.is_lorax or (self.parameters is not None and self.parameters.adapter_reference("") is not None):
+        """Return the adapter that `model` names, which LoRAX ignores, unless `parameters` name one or the model."""
+        parameters = self.parameters or EmbedParameters()
+        if services.is_lorax or parameters.adapter_id is not None or parameters.merged_adapters is not None:
             return None
-        return OpenAIBaseRequest(model=self.model).adapter_reference(services, source_token)
+        return OpenAIBaseRequest(model=self.model, adapter_source=parameters.adapter_source,
+                                 api_token=parameters.api_token).adapter_reference(services, source_token)
 
     def to_pooling_inputs(self, context: RequestContext,
                           model_adapter: AdapterReference | None = None) -> list[GenerationInput]:
@@ -241,7 +243,8 @@ class PoolingRoutes(ServiceRoutes):
         context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
         model_adapter = embeddings_request.find_model_adapter(self._services, context.source_token)
-        async with name_known_models(self._services, embeddings_request.model):
+        async with (nullcontext() if model_adapter is None
+                    else name_known_models(self._services, embeddings_request.model)):
             results, headers, num_tokens = await run_pooling_requests(
                 self._services, request, context, embeddings_request.to_pooling_inputs(context, model_adapter),
                 embeddings_request.embedding_row_json)

@@ -34,6 +34,7 @@ WBITS_BY_ENCODING = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits: f
 RAW_DEFLATE_WBITS = -15  # wbits of deflate without zlib's header, as some clients send it
 SLICE_BYTES = 65_536  # bytes of input and of output in one call of zlib, a fraction of a millisecond
 IGNORED_FIELDS = web.RequestKey("ignored_fields", str)  # names of the body's unknown fields; absent without any
+ON_BODY_READ = web.RequestKey("on_body_read", partial)  # called when the body of a request has come
 UNUSUAL_NAME_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
 MAX_REPORTED_FIELDS, MAX_FIELD_NAME_LENGTH = 8, 60
 DECOMPRESSED_BODY = web.RequestKey("content", bytes)  # decompressed
@@ -159,6 +160,8 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
     if not has_json_media_type(request) and (not any_media_type or "Origin" in request.headers):
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_decompressed_body(request)
+    if ON_BODY_READ in request:
+        request[ON_BODY_READ]()
     try:
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
             body, unknown_fields = parse_body(content, body_model)

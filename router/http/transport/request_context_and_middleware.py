@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic as clock
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from router.engine.client_streams import ArrivingRequests
 from router.engine.engine import Engine
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate, check_host
-from router.http.transport.body import IGNORED_FIELDS, LONG_BODY_THREADS, MAX_INLINE_BYTES
+from router.http.transport.body import IGNORED_FIELDS, LONG_BODY_THREADS, MAX_INLINE_BYTES, ON_BODY_READ
 from router.http.transport.error_responses import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import FairThreadPool, Tenant
@@ -78,7 +79,7 @@ class RequestContext:
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if ARRIVING_REQUESTS in request:
-            request[ARRIVING_REQUESTS].add(request_id)
+            request[ON_BODY_READ] = partial(request[ARRIVING_REQUESTS].add, request_id)
         if SPAN_FACTORY in request:
             # W3C's headers of the trace context; none unless there is exactly one `traceparent`
             parents, states = request.headers.getall("traceparent", []), request.headers.getall("tracestate", [])
@@ -207,12 +208,12 @@ def create_request_middleware(api_keys: ApiKeys, render_failure: Callable[[web.R
 def record_request_end(request: web.Request, response: web.StreamResponse | None, engine: Engine, *,
                        logs_request: bool) -> None:
     """Count a request that is over, add to its record why it failed, and log it."""
-    if request[REQUEST_ID] in engine.arriving_requests.ids:  # it was not submitted
-        engine.arriving_requests.discard(request[REQUEST_ID])
     request_metrics, failure_type = engine.server_metrics.requests, request.get(FAILURE_TYPE)
     label = None if failure_type is None else error_label(failure_type)
     (request_metrics.num_succeeded if label is None else request_metrics.num_failed[label]).add()
     submitted_record = find_request_record(request, engine)
+    if submitted_record is None:
+        engine.arriving_requests.discard(request[REQUEST_ID])
     record = submitted_record if label is None else record_failure(request, engine, submitted_record, label)
     if record is not None:
         record.http_exchange = describe_http_exchange(request, response)

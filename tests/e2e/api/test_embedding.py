@@ -104,6 +104,11 @@ def test_embeddings_with_an_adapter_match_peft(
     status, error = post_json(weft, "/v1/embeddings", {"input": TEXTS[0], "model": "nope"})
     assert (status, error["error"]["code"]) == (404, "model_not_found")
     assert "`model` may be " in error["error"]["message"]
+    status, error = post_json(weft, "/v1/embeddings", {"input": TEXTS[0], "model": "base",
+                                                       "parameters": {"adapter_id": "nope"}})
+    assert (status, "`model` may be " in error["error"]["message"]) == (404, False)
+    base = {"input": TEXTS[0], "model": "looms", "parameters": {"adapter_id": "__base_model__"}}
+    assert post_json(weft, "/v1/embeddings", base)[1]["data"][0]["embedding"] != answer["embeddings"]
     plain = post_json(weft, "/embed", {"inputs": TEXTS[0]})[1]["embeddings"]
     assert plain == pytest.approx(compute_mean_hidden_state(folder, TEXTS[0]), abs=1e-5)
     assert plain != answer["embeddings"]

@@ -21,6 +21,7 @@ def test_settings_without_adapters_are_kept() -> None:
 @pytest.mark.parametrize(("text", "message"), [
     ("{", "is not JSON: Expecting"), ('{"name": "a"}', 'got {"name": "a"}$'), ('["a"]', 'got "a"$'),
     ('{"name": "a", "path": 1}', 'got {"name": "a", "path": 1}$'), ("[" * 100_000, "is not JSON: "),
+    ('{"name": "a=b", "path": "c"}', "name must have no =, got a=b$"),
     ('{"name": "a", "path": "b", "rank": 8}', "rank is none of base_model_name, name, path$")])
 def test_other_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^--preloaded-adapter-ids.* {message}"):

@@ -17,7 +17,6 @@ from router.config import RouterConfig
     ({"adapter_id": "/srv/one/", "preloaded_adapter_source": "hub"}, "/srv"),
     ({"adapter_source": "hub", "preloaded_adapter_ids": ("one=/srv/my loras/one",)}, "'/srv/my loras'"),
     ({"adapter_source": "hub", "preloaded_adapter_ids": ("one=./one",)}, "FOLDER"),
-    ({"adapter_source": "hub", "adapter_id": "pirate"}, "FOLDER"),
     ({"preloaded_adapter_ids": ("one=/adapters/one", "two=/data/two")}, "FOLDER"),
 ])
 def test_local_adapters_at_start_need_the_folder_that_contains_them(settings: dict[str, Any], root: str) -> None:
@@ -37,7 +36,7 @@ def test_other_adapters_need_no_folder(settings: dict[str, Any]) -> None:
 def test_source_without_its_folder_is_warned_of() -> None:
     config = RouterConfig(adapter_source="local")
     assert list_start_warnings(LaunchConfig(), config) == [
-        "--adapter-source local has no effect without --adapter-root FOLDER: there is no folder of adapters"]
+        "--adapter-source local needs --adapter-root FOLDER; without it requests for such adapters are refused"]
     assert list_start_warnings(LaunchConfig(adapter_root="/srv"), config) == []
     assert list_start_warnings(LaunchConfig(), RouterConfig()) == []
 

@@ -12,7 +12,7 @@ from support.servers.expected_streams import make_text_request
 
 from router.config import RouterConfig
 from router.engine import client_streams
-from router.engine.client_streams import ClientStreams
+from router.engine.client_streams import ArrivingRequests, ClientStreams
 from router.engine.output_stream import (
     FinishedEvent,
     OutputBuilder,
@@ -442,3 +442,16 @@ def test_timer_of_a_slow_client_stops_with_its_request(end: str) -> None:
         setup.streams[sequence_id].take_events()  # a late read
         assert not setup.client_streams._slow_client_timers
     run_scenario(scenario, slow_client_buffer=SMALLEST_BUFFER)
+
+
+def test_arriving_requests_of_one_id_are_counted() -> None:
+    arriving = ArrivingRequests()
+    arriving.discard("a")
+    assert arriving.none_left.is_set()
+    for request_id in ("a", "a", "b"):
+        arriving.add(request_id)
+    for request_id in ("a", "b", "b"):
+        arriving.discard(request_id)
+        assert not arriving.none_left.is_set()
+    arriving.discard("a")
+    assert arriving.none_left.is_set()

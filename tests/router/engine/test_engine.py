@@ -125,6 +125,19 @@ def test_engine_can_stop_while_the_shards_are_lost(tmp_path):
     play_scenario(scenario, tmp_path)
 
 
+def test_drained_waits_for_requests_that_are_not_submitted(tmp_path):
+    async def scenario(weft):
+        weft.engine.arriving_requests.add("r")
+        drained = asyncio.create_task(weft.engine.wait_until_drained())
+        await asyncio.sleep(0)
+        [received] = await weft.collect_streams(make_text_request("a loom", 3))
+        assert not drained.done()
+        weft.engine.arriving_requests.discard("r")
+        await drained
+        received.check_output(weft.model)
+    play_scenario(scenario, tmp_path)
+
+
 def test_drained_waits_until_no_request_is_unfinished(tmp_path):
     async def scenario(weft):
         await weft.engine.wait_until_drained()

@@ -148,6 +148,13 @@ def test_configured_file_may_be_the_template_itself(write_model_folder, tmp_path
     assert load_chat_template(path, str(tmp_path / "new.jinja")).render(Conversation(())) == "<s>new"
 
 
+@pytest.mark.parametrize("name", ["empty.jinja", "missing.jinja"])
+def test_configured_template_that_is_empty_is_rejected(write_model_folder, tmp_path, name):
+    (tmp_path / "empty.jinja").write_text("")
+    with pytest.raises(ValueError, match=r"jinja \(--tokenizer-config-path\) has no `chat_template`"):
+        load_chat_template(write_model_folder(tokenizer_config={"chat_template": "c"}), str(tmp_path / name))
+
+
 def test_configured_file_without_a_template_is_rejected(write_model_folder, tmp_path):
     (instead := tmp_path / "instead.json").write_text("{}")
     with pytest.raises(ValueError, match=r"instead.json \(--tokenizer-config-path\) has no `chat_template`"):
