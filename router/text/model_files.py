@@ -12,6 +12,8 @@ from router.text.chat_template import ChatTemplate
 from router.text.output_formats import OutputFormat
 from router.text.tokenizer import Tokenizer
 
+TEMPLATE_SUFFIX = ".jinja"  # of a file that is a chat template
+
 # Names by which templates may use special tokens.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -62,9 +64,6 @@ def load_named_eos_token(path: Path, tokenizer: tokenizers.Tokenizer) -> frozens
 
 def token_text_from_json(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
-
-
-TEMPLATE_SUFFIX = ".jinja"
 
 
 def load_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:

@@ -161,7 +161,7 @@ async def read_body(request: web.Request, body_model: type[BodyT], *, any_media_
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
     content = request.get(DECOMPRESSED_BODY) or await read_decompressed_body(request)
     if ON_BODY_READ in request:
-        request[ON_BODY_READ]()
+        request.pop(ON_BODY_READ)()
     try:
         if content.count(b",") + content.count(b"[") + content.count(b"{") <= MAX_INLINE_VALUES:
             body, unknown_fields = parse_body(content, body_model)
